@@ -1,0 +1,1 @@
+"""Local training and unlearning on a client."""

@@ -1,0 +1,1 @@
+"""Unlearning losses, one file a method."""

@@ -1,0 +1,1 @@
+"""What is left in a model: likelihoods, generations and the metrics that read them."""

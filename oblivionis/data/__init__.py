@@ -1,0 +1,1 @@
+"""Corpora, their partitioning over clients, and their tokenisation."""

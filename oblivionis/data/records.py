@@ -1,0 +1,57 @@
+"""The records that clients hold and the corpora that they form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Triple:
+    """One fact as subject, property and value."""
+
+    subject: str
+    property: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One question about a subject with its answer.
+
+    `id` is stable: it survives re-partitioning, resume and re-reading of the corpus. `subject` is the natural
+    identifier (the author, the patient). `paraphrased_answer` and `perturbed_answers` are needed by the truth ratio
+    only and may be empty.
+    """
+
+    id: str
+    question: str
+    answer: str
+    subject: str
+    paraphrased_answer: str | None = None
+    perturbed_answers: tuple[str, ...] = ()
+    triples: tuple[Triple, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Everything that a run reads: what clients hold, what is to be forgotten and what is asked afterwards.
+
+    `train` keeps the order of the source. `forget_ids` names records of `train`. `evaluation` maps the question sets
+    `forget`, `retain`, `real_authors` and `world_facts` to their records; a set that the source lacks is absent.
+    """
+
+    name: str
+    train: tuple[Record, ...]
+    forget_ids: frozenset[str]
+    evaluation: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids = [record.id for record in self.train]
+        if len(set(ids)) != len(ids):
+            seen: set[str] = set()
+            twice = next(i for i in ids if i in seen or seen.add(i))
+            raise ValueError(f"corpus {self.name}: record id {twice!r} occurs twice; ids must be unique")
+        unknown = sorted(self.forget_ids.difference(ids))
+        if unknown:
+            raise ValueError(f"corpus {self.name}: forget id {unknown[0]!r} is no training record")

@@ -1,0 +1,1 @@
+"""Server-side aggregation and the FedTU unlearning exchange, as Flower strategies."""
