@@ -1,0 +1,13 @@
+"""Gradient ascent."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def grad_ascent(forget_nll: Tensor, *, gamma: float = 1.0) -> Tensor:
+    """−γ E_forget ℓ(y_f|x): Oblivionis eq. 36. Unbounded below: it diverges when followed for long.
+
+    `forget_nll` (B,): mean negative log-likelihood over the answer tokens of each record, in nats.
+    """
+    return -gamma * forget_nll.mean()

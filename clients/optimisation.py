@@ -1,0 +1,193 @@
+"""What one parameter update is: settings, learning-rate schedule, proximal term, clipping, optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clients import llama
+from clients.flat import FlatParameters
+from clients.fused_lora import fused_lora
+from evaluation import packing
+from evaluation.packing import PackedBatch
+
+SCHEDULES = ("constant", "linear", "cosine")
+OPTIMISERS = ("adamw", "paged_adamw_32bit")
+
+
+class NonFiniteError(FloatingPointError):
+    """A loss or a parameter became infinite or NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How the parameters are updated.
+
+    `epochs`: passes over the records. `batch_size`: sequences in one forward pass; an update takes `batch_size` times
+    `gradient_accumulation` records. The learning rate rises over `warmup_epochs` passes (or over the fraction
+    `warmup_ratio` of all updates), then follows `schedule`: constant, linear or cosine down to zero. `max_grad_norm`:
+    clip the gradient to this norm, None for no clipping. `optimizer`: adamw, or paged_adamw_32bit (bitsandbytes, on
+    CUDA). Weight decay spares biases and norm weights. Raises ValueError for a value out of range.
+    """
+
+    epochs: int = 5
+    batch_size: int = 32
+    learning_rate: float = 8e-5
+    weight_decay: float = 0.01
+    warmup_epochs: float = 1.0
+    warmup_ratio: float = 0.0
+    schedule: str = "constant"
+    max_grad_norm: float | None = None
+    gradient_accumulation: int = 1
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    optimizer: str = "adamw"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "gradient_accumulation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "weight_decay", "warmup_epochs", "eps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+        if not 0 <= self.warmup_ratio <= 1:
+            raise ValueError(f"warmup_ratio must lie in [0, 1], got {self.warmup_ratio}")
+        if self.warmup_ratio and self.warmup_epochs:
+            raise ValueError("give warmup_epochs or warmup_ratio, not both")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be positive or None, got {self.max_grad_norm}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"unknown schedule {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
+        if self.optimizer not in OPTIMISERS:
+            raise ValueError(f"unknown optimizer {self.optimizer!r}, expected one of {', '.join(OPTIMISERS)}")
+
+    @property
+    def records_per_update(self) -> int:
+        """Records that one update takes, the last one of an epoch excepted."""
+        return self.batch_size * self.gradient_accumulation
+
+
+class Prox(NamedTuple):
+    """FedProx: (μ/2)‖φ − φ_global‖² is added to the loss (Oblivionis eq. 35). μ ≥ 0; `reference` φ_global (size,)."""
+
+    mu: float
+    reference: np.ndarray | Tensor
+
+
+def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> float:
+    """Factor in [0, 1] on the learning rate of update `step` (0-based) of `total`, `warmup` of them warm-up.
+
+    The decay is that of transformers' schedules. Its warm-up starts at 0 and wastes the first update, which is the only
+    one of a client with few records; this one starts at 1/(warmup + 1).
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(1, total - warmup)
+    if schedule == "linear":
+        return 1.0 - progress
+    return 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0
+
+
+class Updater:
+    """Turns gradients in `flat.grad` into updates of `flat`; lives for one exchange and leaves no state behind."""
+
+    def __init__(
+        self, flat: FlatParameters, settings: TrainSettings, updates_per_epoch: int, prox: Prox | None
+    ) -> None:
+        self._flat, self._settings = flat, settings
+        self._total = settings.epochs * updates_per_epoch
+        warmup = settings.warmup_epochs * updates_per_epoch or settings.warmup_ratio * self._total
+        self._warmup = min(math.ceil(warmup), self._total)
+        self._optimiser = _optimiser(flat, settings)
+        self._scaler = torch.amp.GradScaler(
+            flat.device.type, enabled=flat.device.type == "cuda" and flat.compute_dtype == torch.float16
+        )
+        self._mu = 0.0
+        if prox is not None:
+            self._mu, reference = prox
+            if not 0 <= self._mu < math.inf:
+                raise ValueError(f"mu must be finite and not negative, got {self._mu}")
+            self._reference = torch.as_tensor(reference, dtype=torch.float32, device=flat.device)
+            if self._reference.shape != (flat.size,):
+                raise ValueError(f"φ_global must have shape ({flat.size},), got {tuple(self._reference.shape)}")
+        self.steps = 0
+        flat.zero_grad()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss` to that of the update. Raises NonFiniteError if the loss is not finite."""
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"the loss is {loss.item()} at update {self.steps + 1}")
+        self._scaler.scale(loss).backward()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Apply the gradient gathered since the last update, then forget it."""
+        self._scaler.unscale_(self._optimiser)
+        grad = self._flat.grad
+        if self._mu > 0:
+            grad.add_(self._flat.vector, alpha=self._mu).sub_(self._reference, alpha=self._mu)
+        limit = self._settings.max_grad_norm
+        if limit is not None:
+            grad.mul_((limit / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
+        factor = learning_rate_factor(self.steps, self._total, self._warmup, self._settings.schedule)
+        for group in self._optimiser.param_groups:
+            group["lr"] = self._settings.learning_rate * factor
+        self._scaler.step(self._optimiser)
+        self._scaler.update()
+        self._flat.zero_grad()
+        self.steps += 1
+
+    def finish(self) -> None:
+        """Raises NonFiniteError if a parameter is not finite."""
+        if not bool(torch.isfinite(self._flat.vector).all()):
+            raise NonFiniteError(f"a parameter is not finite after {self.steps} updates")
+
+
+def _optimiser(flat: FlatParameters, settings: TrainSettings) -> torch.optim.Optimizer:
+    arguments: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+    groups = flat.parameter_groups(settings.weight_decay)
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, fused=flat.device.type in ("cpu", "cuda"), **arguments)
+    if flat.device.type != "cuda":
+        raise ValueError("paged_adamw_32bit needs CUDA; use optimizer adamw")
+    try:
+        from bitsandbytes.optim import PagedAdamW32bit  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError("paged_adamw_32bit needs the package bitsandbytes") from error
+    return PagedAdamW32bit(groups, **arguments)
+
+
+@contextmanager
+def local_work(model: nn.Module, flat: FlatParameters, seed: int) -> Iterator[None]:
+    """The surroundings of one exchange: training mode, own random state, autocast for half precision on CUDA.
+
+    The model's mode and the random state of the process are as before afterwards.
+    """
+    device = flat.device
+    half = device.type == "cuda" and flat.compute_dtype in (torch.bfloat16, torch.float16)
+    training = model.training
+    torch.set_flush_denormal(True)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        stack.enter_context(torch.autocast(device.type, flat.compute_dtype, enabled=half))
+        stack.callback(model.train, training)
+        torch.manual_seed(seed)
+        model.train()
+        stack.enter_context(fused_lora(model))
+        yield
+
+
+def token_log_probs(model: nn.Module, batch: PackedBatch) -> Tensor:
+    """log p of each answer token (M,) of the batch, float32, by the fastest way that the model allows."""
+    if llama.supports(model, batch):
+        return llama.token_log_probs(model, batch)
+    return packing.token_log_probs(model, batch)

@@ -1,0 +1,87 @@
+"""Local fine-tuning of a client: FedFT's inner loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from clients.flat import FlatParameters
+from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work, token_log_probs
+from evaluation.packing import PackedBatch, Sequence
+
+__all__ = ["NonFiniteError", "Prox", "TrainReport", "TrainSettings", "batches", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What a local training did: records, updates, loss of the first and of the last update (nats per answer token)."""
+
+    num_examples: int
+    steps: int
+    first_loss: float
+    last_loss: float
+    seconds: float
+
+
+def batches(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """One epoch: a random permutation of range(count) cut into pieces of `size`, the last one possibly smaller.
+
+    The same as a DataLoader whose RandomSampler has this generator.
+    """
+    order = torch.randperm(count, generator=generator).tolist()
+    for start in range(0, count, size):
+        yield order[start : start + size]
+
+
+def train(
+    model: nn.Module,
+    flat: FlatParameters,
+    sequences: Seq[Sequence],
+    settings: TrainSettings,
+    *,
+    prox: Prox | None = None,
+    seed: int,
+    on_step: Callable[[int, float], None] | None = None,
+) -> TrainReport:
+    """Train `flat`, the trainable parameters of `model`, on `sequences` for `settings.epochs` passes.
+
+    The loss is the mean cross-entropy over the answer tokens of the records of an update (Oblivionis eq. 3, normalised
+    by answer tokens). The optimiser is new in every call; the same seed gives the same result. `on_step` gets the
+    number of the update (from 1) and its loss. Raises ValueError without sequences and NonFiniteError when the loss or
+    a parameter is not finite.
+    """
+    if not sequences:
+        raise ValueError("no sequence to train on")
+    start = time.perf_counter()
+    generator = torch.Generator().manual_seed(seed)
+    size = settings.records_per_update
+    updater = Updater(flat, settings, -(-len(sequences) // size), prox)
+    losses: list[float] = []
+    with local_work(model, flat, seed):
+        for _ in range(settings.epochs):
+            for chosen in batches(len(sequences), size, generator):
+                records = [sequences[i] for i in chosen]
+                losses.append(_accumulate(model, flat, records, settings.batch_size, updater))
+                updater.step()
+                if on_step is not None:
+                    on_step(updater.steps, losses[-1])
+    updater.finish()
+    return TrainReport(len(sequences), updater.steps, losses[0], losses[-1], time.perf_counter() - start)
+
+
+def _accumulate(
+    model: nn.Module, flat: FlatParameters, records: list[Sequence], batch_size: int, updater: Updater
+) -> float:
+    """Gradient of the token-mean loss over all records, `batch_size` of them at a time; returns the loss."""
+    tokens = sum(len(record.answer) for record in records)
+    total = 0.0
+    for start in range(0, len(records), batch_size):
+        batch = PackedBatch.build(records[start : start + batch_size], flat.device)
+        loss = -token_log_probs(model, batch).sum() / tokens
+        updater.backward(loss)
+        total += loss.item()
+    return total

@@ -1,0 +1,239 @@
+"""What runs on a model after a round: evaluators that read from one shared table of likelihoods and generations."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import nn
+
+from evaluation.likelihood import Scores, score
+from evaluation.packing import Sequence, evaluation_mode
+from evaluation.sampling import greedy
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an evaluator found: finite metrics by name, and details (plain values) to keep beside them.
+
+    Raises ValueError for a metric that is not a finite number: a metric that is undefined is left out.
+    """
+
+    metrics: Mapping[str, float]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.metrics.items():
+            if not math.isfinite(value):
+                raise ValueError(f"metric {name} is {value}")
+
+
+class EvaluationSession:
+    """One model state under evaluation: each distinct sequence is scored once, each prompt continued once.
+
+    Announce what will be read with `request`; the first read then computes everything announced in one pass. The
+    model must not change during a session.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        stop_ids: Collection[int],
+        pad_id: int = 0,
+        token_budget: int | None = None,
+        mode: str = "auto",
+    ) -> None:
+        self.model = model
+        self.stop_ids = frozenset(stop_ids)
+        self.pad_id, self.token_budget, self.mode = pad_id, token_budget, mode
+        self._scored: dict[str | None, dict[Sequence, tuple[Scores, int]]] = {}
+        self._continued: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+        self._sequences: dict[str | None, dict[Sequence, None]] = {}
+        self._prompts: dict[tuple[int, ...], int] = {}
+
+    def request(
+        self,
+        *,
+        sequences: Seq[Sequence] = (),
+        hidden: str | None = None,
+        prompts: Seq[Seq[int]] = (),
+        max_new_tokens: int = 0,
+    ) -> None:
+        """Announce sequences whose `scores` and prompts whose `greedy` continuations will be read."""
+        if prompts and max_new_tokens < 1:
+            raise ValueError("a request for continuations needs max_new_tokens >= 1")
+        self._sequences.setdefault(hidden, {}).update(dict.fromkeys(sequences))
+        for prompt in prompts:
+            key = tuple(prompt)
+            self._prompts[key] = max(max_new_tokens, self._prompts.get(key, 0))
+
+    def forget_requests(self) -> None:
+        """Drop what was announced and not yet computed."""
+        self._sequences.clear()
+        self._prompts.clear()
+
+    def compute(self) -> None:
+        """Score and continue everything announced and not yet known."""
+        for hidden, sequences in list(self._sequences.items()):
+            known = self._scored.setdefault(hidden, {})
+            new = [s for s in sequences if s not in known]
+            if new:
+                scores = score(
+                    self.model, new, token_budget=self.token_budget, hidden=hidden, mode=self.mode
+                )
+                found = {s: (scores, i) for i, s in enumerate(new)}
+                known.update(found)
+                if hidden is not None:
+                    # States come on top of the plain scores: those are known now as well.
+                    self._scored.setdefault(None, {}).update(found)
+        self._sequences.clear()
+        limits: dict[int, list[tuple[int, ...]]] = {}
+        for prompt, limit in self._prompts.items():
+            if self._continued.get(prompt, (0, []))[0] < limit:
+                limits.setdefault(limit, []).append(prompt)
+        for limit, prompts in limits.items():
+            produced = greedy(
+                self.model,
+                prompts,
+                max_new_tokens=limit,
+                stop_ids=self.stop_ids,
+                pad_id=self.pad_id,
+                mode=self.mode,
+            )
+            self._continued.update({p: (limit, tokens) for p, tokens in zip(prompts, produced, strict=True)})
+        self._prompts.clear()
+
+    def scores(self, sequences: Seq[Sequence], hidden: str | None = None) -> Scores:
+        """`likelihood.score` of the sequences, in their order; each distinct one is computed once per session."""
+        self.request(sequences=sequences, hidden=hidden)
+        self.compute()
+        known = self._scored[hidden]
+        return _joined([known[s] for s in sequences], hidden is not None)
+
+    def greedy(self, prompts: Seq[Seq[int]], max_new_tokens: int) -> list[list[int]]:
+        """Greedy continuations without the stop token; a longer one known already is cut."""
+        self.request(prompts=prompts, max_new_tokens=max_new_tokens)
+        self.compute()
+        return [self._continued[tuple(prompt)][1][:max_new_tokens] for prompt in prompts]
+
+
+def _joined(found: Seq[tuple[Scores, int]], hidden: bool) -> Scores:
+    if not found:
+        raise ValueError("no sequences to score")
+    return Scores(
+        np.array([scores.sum_nll[i] for scores, i in found]),
+        np.array([scores.mean_nll[i] for scores, i in found]),
+        np.array([scores.num_tokens[i] for scores, i in found]),
+        tuple(scores.log_probs[i] for scores, i in found),
+        tuple(scores.correct[i] for scores, i in found),
+        tuple(scores.hidden[i] for scores, i in found if scores.hidden is not None) if hidden else None,
+    )
+
+
+class Evaluator(Protocol):
+    """Something that measures the model of a session."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the evaluators of a hook."""
+        ...
+
+    def evaluate(self, session: EvaluationSession) -> Result:
+        """Measure; raise if that is impossible."""
+        ...
+
+
+@runtime_checkable
+class Requesting(Protocol):
+    """An evaluator that announces what it will read, so that all evaluators share one pass."""
+
+    def request(self, session: EvaluationSession) -> None:
+        """Call `session.request`."""
+        ...
+
+
+class EvaluationError(RuntimeError):
+    """An evaluator failed in a strict hook."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results and seconds by evaluator name; failed: name -> what went wrong (such an evaluator has no result).
+
+    shared_seconds: the pass that evaluators share.
+    """
+
+    results: Mapping[str, Result]
+    seconds: Mapping[str, float]
+    shared_seconds: float
+    failed: Mapping[str, str]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics as "evaluator/metric"."""
+        return {f"{name}/{key}": value for name, r in self.results.items() for key, value in r.metrics.items()}
+
+
+class Hook:
+    """Runs evaluators on a model: eval mode, no gradients, the model's train and eval flags restored.
+
+    strict: raise EvaluationError at the first evaluator that fails instead of reporting it. Raises ValueError for two
+    evaluators of one name.
+    """
+
+    def __init__(self, evaluators: Seq[Evaluator], *, strict: bool = False) -> None:
+        names = [evaluator.name for evaluator in evaluators]
+        if len(set(names)) < len(names):
+            raise ValueError(f"evaluator names must differ, got {names}")
+        self.evaluators, self.strict = tuple(evaluators), strict
+
+    def run(self, session: EvaluationSession) -> Report:
+        """Evaluate the session's model with every evaluator."""
+        results: dict[str, Result] = {}
+        seconds: dict[str, float] = {}
+        failed: dict[str, str] = {}
+        with evaluation_mode(session.model), torch.inference_mode():
+            start = time.perf_counter()
+            self._share(session, failed)
+            shared = time.perf_counter() - start
+            for evaluator in self.evaluators:
+                if evaluator.name in failed:
+                    continue
+                start = time.perf_counter()
+                try:
+                    results[evaluator.name] = evaluator.evaluate(session)
+                except Exception as error:
+                    self._fail(evaluator.name, error, failed)
+                    session.forget_requests()
+                seconds[evaluator.name] = time.perf_counter() - start
+        return Report(results, seconds, shared, failed)
+
+    def _share(self, session: EvaluationSession, failed: dict[str, str]) -> None:
+        for evaluator in self.evaluators:
+            if isinstance(evaluator, Requesting):
+                try:
+                    evaluator.request(session)
+                except Exception as error:
+                    self._fail(evaluator.name, error, failed)
+        try:
+            session.compute()
+        except Exception as error:
+            # Each evaluator then computes what it needs, and only the one with the bad request fails.
+            logger.warning("the shared evaluation pass failed, evaluators run one by one: %s", error)
+            session.forget_requests()
+
+    def _fail(self, name: str, error: Exception, failed: dict[str, str]) -> None:
+        if self.strict:
+            raise EvaluationError(f"evaluator {name} failed: {error}") from error
+        logger.error("evaluator %s failed: %s: %s", name, type(error).__name__, error)
+        failed[name] = f"{type(error).__name__}: {error}"

@@ -1,0 +1,211 @@
+"""Likelihoods of (prompt, answer) sequences, each distinct sequence scored once, and the metrics that read them.
+
+All natural logarithms; every likelihood is over the answer tokens only (EOS included where the answer carries it),
+teacher-forced on the true prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evaluation.packing import (
+    PackedBatch,
+    Sequence,
+    evaluation_mode,
+    kept_logits,
+    kept_logits_and_states,
+    model_device,
+    vocabulary_size,
+)
+
+CONVENTIONS = ("geometric", "arithmetic")
+POOLINGS = ("all", "last", "mean")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Answer likelihoods of S sequences, in the order they were given.
+
+    sum_nll, mean_nll (S,) float64, nats, >= 0; num_tokens (S,) answer tokens; log_probs, correct: per sequence one
+    array (num_tokens,) of log-probabilities (float32) and of whether the teacher-forced argmax is the token;
+    hidden: what `score` was asked for, per sequence one float32 array, or None.
+    """
+
+    sum_nll: np.ndarray
+    mean_nll: np.ndarray
+    num_tokens: np.ndarray
+    log_probs: tuple[np.ndarray, ...]
+    correct: tuple[np.ndarray, ...]
+    hidden: tuple[np.ndarray, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.log_probs)
+
+    def take(self, indices: Seq[int]) -> Scores:
+        """The scores of the sequences at these indices."""
+        index = np.asarray(indices, dtype=np.int64)
+        return Scores(
+            self.sum_nll[index],
+            self.mean_nll[index],
+            self.num_tokens[index],
+            tuple(self.log_probs[i] for i in indices),
+            tuple(self.correct[i] for i in indices),
+            None if self.hidden is None else tuple(self.hidden[i] for i in indices),
+        )
+
+
+def batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
+    """Indices of the sequences in batches: sequences with one prompt side by side, similar lengths together.
+
+    A batch holds at most `token_budget` distinct tokens (a prompt counts once), or one sequence if that is longer.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, s in enumerate(sequences):
+        groups.setdefault(s.prompt, []).append(i)
+    for group in groups.values():
+        group.sort(key=lambda i: len(sequences[i].answer), reverse=True)
+
+    def longest(group: list[int]) -> int:
+        return len(sequences[group[0]].prompt) + len(sequences[group[0]].answer)
+
+    batch: list[int] = []
+    used = 0
+    for group in sorted(groups.values(), key=longest, reverse=True):
+        prompt: tuple[int, ...] | None = None
+        for i in group:
+            s = sequences[i]
+            cost = len(s.answer) + (len(s.prompt) if s.prompt != prompt else 0)
+            if batch and used + cost > token_budget:
+                yield batch
+                batch, used, cost = [], 0, len(s.answer) + len(s.prompt)
+            batch.append(i)
+            used += cost
+            prompt = s.prompt
+    if batch:
+        yield batch
+
+
+def default_token_budget(model: nn.Module) -> int:
+    """Tokens per batch such that the float32 logits take about 128 MiB on a CPU and 512 MiB elsewhere."""
+    logits = 2**25 if model_device(model).type == "cpu" else 2**27
+    return min(max(logits // vocabulary_size(model), 256), 4096 if logits == 2**25 else 32768)
+
+
+def score(
+    model: nn.Module,
+    sequences: Seq[Sequence],
+    *,
+    token_budget: int | None = None,
+    hidden: str | None = None,
+    mode: str = "auto",
+) -> Scores:
+    """Score every distinct sequence once; equal prefixes within a batch (above all the prompt) are computed once.
+
+    hidden: None; "all": states (num_tokens + 1, d) after the last norm at the last prompt token and at every answer
+    token (state j predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,)
+    over the answer tokens. token_budget bounds the memory of a batch (`default_token_budget`); mode as in `packing`.
+    Runs in eval mode without gradients and restores the mode. Raises ValueError for an empty list, an empty prompt
+    or answer, an unknown `hidden` or `mode`, a budget below 1.
+    """
+    if hidden is not None and hidden not in POOLINGS:
+        raise ValueError(f"unknown hidden {hidden!r}, expected None or one of {', '.join(POOLINGS)}")
+    budget = default_token_budget(model) if token_budget is None else token_budget
+    if budget < 1:
+        raise ValueError(f"token_budget must be at least 1, got {budget}")
+    sequences = [Sequence(tuple(s[0]), tuple(s[1])) for s in sequences]
+    if not sequences:
+        raise ValueError("no sequences to score")
+    numbers: dict[Sequence, int] = {}
+    which = [numbers.setdefault(s, len(numbers)) for s in sequences]
+    distinct = list(numbers)
+    log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
+    correct: list[np.ndarray] = [np.empty(0, bool)] * len(distinct)
+    states: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
+    with evaluation_mode(model), torch.inference_mode():
+        for indices in batches(distinct, budget):
+            batch = PackedBatch.build(
+                [distinct[i] for i in indices], model_device(model), share=True, last=hidden is not None
+            )
+            if hidden is None:
+                logits = kept_logits(model, batch, mode=mode)
+            else:
+                logits, state = kept_logits_and_states(model, batch, mode=mode)
+                for i, pooled in zip(indices, _pooled(state, batch, hidden), strict=True):
+                    states[i] = pooled
+            lengths = batch.answer_lengths.tolist()
+            parts = [x.cpu().split(lengths) for x in _read(logits, batch)]
+            for i, logp, hit in zip(indices, *parts, strict=True):
+                log_probs[i], correct[i] = logp.numpy(), hit.numpy()
+    total = np.array([-x.sum(dtype=np.float64) for x in log_probs])
+    count = np.array([x.size for x in log_probs], dtype=np.int64)
+    kept = None if hidden is None else tuple(states)
+    return Scores(total, total / count, count, tuple(log_probs), tuple(correct), kept).take(which)
+
+
+def _read(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Log-probability (M,) float32 of every answer token and whether it is the argmax, from logits (K, V)."""
+    logits = logits.float()
+    chosen = logits[batch.rows, batch.labels]
+    logp = chosen - logits.logsumexp(-1)[batch.rows]
+    return logp.clamp_max_(0.0), logits.argmax(-1)[batch.rows] == batch.labels
+
+
+def _pooled(state: Tensor, batch: PackedBatch, pooling: str) -> list[np.ndarray]:
+    """States (K, d) -> per sequence what `score` documents for `hidden`."""
+    sizes = (batch.answer_lengths + 1).tolist()
+    rows = [part.float() for part in state[batch.state_rows].split(sizes)]
+    if pooling == "all":
+        return [part.cpu().numpy() for part in rows]
+    if pooling == "last":
+        return list(torch.stack([part[-1] for part in rows]).cpu().numpy())
+    return list(torch.stack([part[1:].mean(0) for part in rows]).cpu().numpy())
+
+
+def probability(mean_nll: float | np.ndarray) -> np.ndarray:
+    """P(a|q)^{1/|a|} = exp(-mean answer-token NLL), in [0, 1] (Oblivionis eq. 10)."""
+    return np.exp(-np.asarray(mean_nll, dtype=np.float64))
+
+
+def truth_ratio(
+    right: float | np.ndarray, wrong: Seq[float] | np.ndarray, convention: str = "geometric"
+) -> np.ndarray:
+    """Wrong over right: how much likelier the wrong answers are, in [0, inf] (Oblivionis eq. 13).
+
+    right (...): mean NLL of the paraphrased answer; wrong (..., E): mean NLLs of E wrong answers. geometric:
+    exp(-mean of the wrong NLLs) in the numerator (the public TOFU code); arithmetic: mean of exp(-NLL) (the paper).
+    Raises ValueError for an unknown convention or no wrong answers.
+    """
+    if convention not in CONVENTIONS:
+        raise ValueError(f"unknown truth ratio convention {convention!r}, expected {' or '.join(CONVENTIONS)}")
+    right, wrong = np.asarray(right, dtype=np.float64), np.asarray(wrong, dtype=np.float64)
+    if wrong.ndim == 0 or wrong.shape[-1] == 0:
+        raise ValueError("the truth ratio needs at least one wrong answer")
+    if convention == "geometric":
+        return np.exp(right - wrong.mean(-1))
+    return np.exp(right[..., None] - wrong).mean(-1)
+
+
+def extraction_strength(correct: Seq[bool] | np.ndarray) -> float:
+    """1 - k/|y| for the smallest k from which on every teacher-forced argmax is right, in [0, 1].
+
+    Raises ValueError for an empty answer.
+    """
+    hits = np.asarray(correct, dtype=bool)
+    if hits.size == 0:
+        raise ValueError("extraction strength of an empty answer is undefined")
+    misses = np.flatnonzero(~hits)
+    return 1.0 - (int(misses[-1]) + 1 if misses.size else 0) / hits.size
+
+
+def exact_memorization(correct: Seq[bool] | np.ndarray) -> float:
+    """Share of teacher-forced argmax tokens that are right, in [0, 1]. Raises ValueError for an empty answer."""
+    hits = np.asarray(correct, dtype=bool)
+    if hits.size == 0:
+        raise ValueError("exact memorisation of an empty answer is undefined")
+    return float(hits.mean())

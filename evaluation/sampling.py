@@ -1,0 +1,333 @@
+"""Batched generation: prompts of any length side by side, finished sequences leave the batch, waiting ones take over.
+
+Two decoders share one loop. `PackedDecoder` puts one new token of every running sequence into one row and keeps keys
+and values left-aligned in a preallocated table, so nothing is padded, concatenated or moved as sequences grow.
+`PaddedDecoder` (for models without packing) left-pads a batch and uses the model's own cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evaluation.packing import (
+    CausalLayout,
+    attend_causal,
+    base_model,
+    evaluation_mode,
+    forward_row,
+    install,
+    model_device,
+    resolve_mode,
+    row_layout,
+    text_config,
+)
+
+Choose = Callable[[Tensor, list[int]], Tensor]
+"""Logits (B, V) of the next token and the index of the prompt of each row -> chosen token ids (B,)."""
+
+PREFILL_TOKENS = 4096
+MAX_ROWS = 512
+
+
+class Decoder(Protocol):
+    """Rows of running sequences. Rows are numbered 0..size-1; new ones are added at the end."""
+
+    size: int
+
+    @property
+    def open(self) -> bool:
+        """Whether prompts can be added now."""
+        ...
+
+    def add(self, prompts: Seq[Seq[int]]) -> Tensor:
+        """Append rows for the prompts -> logits (len(prompts), V) of their first new token."""
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token (size,) to each row -> logits (size, V) of the next."""
+        ...
+
+    def keep(self, rows: list[int]) -> list[int]:
+        """Drop all other rows; returns the kept old row numbers in their new order."""
+        ...
+
+
+class PackedDecoder:
+    """Left-aligned table of keys and values per attention layer, filled by the packing attention function."""
+
+    def __init__(self, model: nn.Module, rows: int, columns: int) -> None:
+        self.model, self.rows, self.columns = model, rows, columns
+        self.size = 0
+        self.lengths: list[int] = []
+        self.device = model_device(model)
+        self.tables: dict[nn.Module, list[Tensor]] = {}
+        install(model)
+
+    @property
+    def open(self) -> bool:
+        return self.size < self.rows
+
+    def table(self, module: nn.Module, key: Tensor, value: Tensor, columns: int) -> list[Tensor]:
+        """Keys and values (rows, H_kv, >= columns, D) of this layer; zeros where nothing was written."""
+        old = self.tables.get(module)
+        if old is None or old[0].shape[2] < columns:
+            width = max(columns, min(columns + columns // 2 + 16, self.columns))
+            new = [x.new_zeros(self.rows, x.shape[1], width, x.shape[-1]) for x in (key, value)]
+            for table, before in zip(new, old or (), strict=False):
+                table[: self.size, :, : before.shape[2]] = before[: self.size]
+            self.tables[module] = new
+        return self.tables[module]
+
+    def add(self, prompts: Seq[Seq[int]]) -> Tensor:
+        layout, ids, positions, places = row_layout(prompts, share=True, device=self.device)
+        keep = torch.tensor([row[-1] for row in places], device=self.device)
+        logits = forward_row(self.model, ids, positions, _Prefill(self, layout), keep)
+        self.size += len(prompts)
+        self.lengths += [len(prompt) for prompt in prompts]
+        return logits
+
+    def step(self, tokens: Tensor) -> Tensor:
+        lengths = torch.tensor(self.lengths, device=self.device)
+        layout = _Step(self, lengths, max(self.lengths) + 1)
+        keep = torch.arange(self.size, device=self.device)
+        logits = forward_row(self.model, tokens, lengths, layout, keep)
+        self.lengths = [length + 1 for length in self.lengths]
+        return logits
+
+    def keep(self, rows: list[int]) -> list[int]:
+        stay = {row for row in rows if row < len(rows)}
+        movers = [row for row in rows if row >= len(rows)]
+        holes = [row for row in range(len(rows)) if row not in stay]
+        if holes:
+            source, target = (torch.tensor(x, device=self.device) for x in (movers, holes))
+            width = max(self.lengths[row] for row in movers)
+            for table in self.tables.values():
+                for x in table:
+                    x[target, :, :width] = x[source, :, :width]
+        order = list(range(len(rows)))
+        for hole, mover in zip(holes, movers, strict=True):
+            order[hole] = mover
+        self.lengths = [self.lengths[row] for row in order]
+        self.size = len(order)
+        return order
+
+
+@dataclass(frozen=True)
+class _Prefill:
+    """Prompts attend causally; their keys and values go to the rows after the running ones."""
+
+    decoder: PackedDecoder
+    causal: CausalLayout
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        layout, start = self.causal, self.decoder.size
+        keys, values = layout.pad(key), layout.pad(value)
+        table = self.decoder.table(module, key, value, layout.max_length)
+        table[0][start : start + layout.size, :, : layout.max_length] = keys
+        table[1][start : start + layout.size, :, : layout.max_length] = values
+        return layout.unpad(attend_causal(layout.pad(query), keys, values, scale, dropout))
+
+
+class _Step:
+    """One new token per row attends to its row's keys and values, the new ones included."""
+
+    def __init__(self, decoder: PackedDecoder, lengths: Tensor, width: int) -> None:
+        self.decoder, self.lengths, self.width = decoder, lengths, width
+        self.rows = torch.arange(decoder.size, device=lengths.device)
+        self.beyond = torch.arange(width, device=lengths.device) > lengths[:, None]
+        self.mask: Tensor | None = None
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        keys, values = self.decoder.table(module, key, value, self.width)
+        keys[self.rows, :, self.lengths] = key
+        values[self.rows, :, self.lengths] = value
+        if self.mask is None:
+            mask = torch.zeros(self.beyond.shape, dtype=query.dtype, device=query.device)
+            self.mask = mask.masked_fill_(self.beyond, float("-inf"))[:, None, None]
+        size, heads, head_dim = query.shape
+        # Query heads that share a key head become queries of that head.
+        grouped = query.reshape(size, keys.shape[1], heads // keys.shape[1], head_dim)
+        attended = F.scaled_dot_product_attention(
+            grouped,
+            keys[:size, :, : self.width],
+            values[:size, :, : self.width],
+            attn_mask=self.mask,
+            dropout_p=dropout,
+            scale=scale,
+        )
+        return attended.reshape(size, heads, values.shape[-1])
+
+
+class PaddedDecoder:
+    """Left-padded batch and the model's own cache; without a cache the whole batch is computed at every step."""
+
+    def __init__(self, model: nn.Module, pad_id: int) -> None:
+        self.model, self.pad_id = model, pad_id
+        self.size = 0
+        self.cache: Any = None
+        parameters = inspect.signature(base_model(model).forward).parameters
+        self.positions = "position_ids" in parameters
+        self.ids = self.mask = torch.empty(0, 0, dtype=torch.long, device=model_device(model))
+
+    @property
+    def open(self) -> bool:
+        return self.size == 0
+
+    def add(self, prompts: Seq[Seq[int]]) -> Tensor:
+        longest, device = max(len(p) for p in prompts), model_device(self.model)
+        self.size, self.cache = len(prompts), None
+        self.ids = torch.tensor([[self.pad_id] * (longest - len(p)) + list(p) for p in prompts], device=device)
+        self.mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+        return self._forward()
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
+        self.mask = torch.cat([self.mask, self.mask.new_ones(self.size, 1)], dim=1)
+        return self._forward()
+
+    def _forward(self) -> Tensor:
+        new = slice(None) if self.cache is None else slice(-1, None)
+        extra: dict[str, Any] = {} if self.cache is None else {"past_key_values": self.cache}
+        if self.positions:
+            extra["position_ids"] = (self.mask.cumsum(1) - 1).clamp_min(0)[:, new]
+        output = self.model(input_ids=self.ids[:, new], attention_mask=self.mask, use_cache=True, **extra)
+        self.cache = getattr(output, "past_key_values", None)
+        return output.logits[:, -1]
+
+    def keep(self, rows: list[int]) -> list[int]:
+        index = torch.tensor(rows, dtype=torch.long, device=self.ids.device)
+        self.ids, self.mask, self.size = self.ids[index], self.mask[index], len(rows)
+        if self.cache is not None and rows:
+            self.cache.batch_select_indices(index)
+        return list(rows)
+
+
+def default_token_budget(model: nn.Module) -> int:
+    """Cached tokens that take about 1 GiB on a CPU and 8 GiB elsewhere."""
+    config = text_config(model)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    parameter = next(model.parameters())
+    size = 4 if not parameter.is_floating_point() else parameter.element_size()
+    memory = 2**30 if parameter.device.type == "cpu" else 2**33
+    return max(1, memory // (2 * config.num_hidden_layers * heads * head_dim * size))
+
+
+def decode(
+    model: nn.Module,
+    prompts: Seq[Seq[int]],
+    choose: Choose,
+    *,
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    pad_id: int = 0,
+    token_budget: int | None = None,
+    max_batch: int | None = None,
+    mode: str = "auto",
+) -> list[list[int]]:
+    """Continue every prompt until `choose` picks a stop id (not returned) or max_new_tokens are there.
+
+    token_budget: cached tokens at most, hence rows <= budget / (longest prompt + max_new_tokens), at least one;
+    max_batch: rows at most (512). mode as in `packing`. Equal prompts are continued separately. Runs in eval mode
+    without gradients and restores the mode. Raises ValueError for an empty prompt or a size below 1.
+    """
+    if any(not prompt for prompt in prompts):
+        raise ValueError("cannot continue an empty prompt")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if (max_batch is not None and max_batch < 1) or (token_budget is not None and token_budget < 1):
+        raise ValueError("max_batch and token_budget must be at least 1")
+    if not prompts:
+        return []
+    stops = frozenset(stop_ids)
+    columns = max(len(prompt) for prompt in prompts) + max_new_tokens
+    budget = default_token_budget(model) if token_budget is None else token_budget
+    rows = max(1, min(budget // columns, max_batch or MAX_ROWS, len(prompts)))
+    waiting = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    produced: list[list[int]] = [[] for _ in prompts]
+    running: list[int] = []
+    with evaluation_mode(model), torch.inference_mode():
+        packed = resolve_mode(model, mode, columns) == "packed"
+        decoder: Decoder = PackedDecoder(model, rows, columns) if packed else PaddedDecoder(model, pad_id)
+        logits: Tensor | None = None
+        while waiting or running:
+            free = rows - len(running)
+            if waiting and decoder.open and (free >= max(1, rows // 4) or not running):
+                fresh = [waiting.pop() for _ in range(min(free, len(waiting)))]
+                parts = [] if logits is None else [logits]
+                parts += [decoder.add([prompts[i] for i in part]) for part in _parts(fresh, prompts, packed)]
+                logits = torch.cat(parts)
+                running += fresh
+            assert logits is not None
+            tokens = choose(logits, running)
+            alive = []
+            for row, (prompt, token) in enumerate(zip(running, tokens.tolist(), strict=True)):
+                if token in stops:
+                    continue
+                produced[prompt].append(token)
+                if len(produced[prompt]) < max_new_tokens:
+                    alive.append(row)
+            if len(alive) < len(running):
+                order = decoder.keep(alive)
+                running = [running[row] for row in order]
+                tokens = tokens[torch.tensor(order, dtype=torch.long, device=tokens.device)]
+            logits = decoder.step(tokens) if running else None
+    return produced
+
+
+def _parts(indices: list[int], prompts: Seq[Seq[int]], packed: bool) -> list[list[int]]:
+    """The prompts to add, in groups of bounded prefill size (one group where rows cannot be added one after another)."""
+    if not packed:
+        return [indices]
+    parts: list[list[int]] = []
+    used = PREFILL_TOKENS
+    for i in indices:
+        if used + len(prompts[i]) > PREFILL_TOKENS:
+            parts.append([])
+            used = 0
+        parts[-1].append(i)
+        used += len(prompts[i])
+    return parts
+
+
+def greedy(
+    model: nn.Module,
+    prompts: Seq[Seq[int]],
+    *,
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    pad_id: int = 0,
+    token_budget: int | None = None,
+    max_batch: int | None = None,
+    mode: str = "auto",
+) -> list[list[int]]:
+    """Greedy continuation of every prompt, without the stop token; equal prompts are continued once.
+
+    The tokens are those of Hugging Face `generate(do_sample=False)` prompt by prompt. Arguments as in `decode`.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    which = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
+    produced = decode(
+        model,
+        list(numbers),
+        lambda logits, _: logits.argmax(-1),
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+        token_budget=token_budget,
+        max_batch=max_batch,
+        mode=mode,
+    )
+    return [list(produced[number]) for number in which]

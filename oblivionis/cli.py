@@ -1,0 +1,262 @@
+"""The `oblivionis` command."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from oblivionis import __version__
+from oblivionis import config as configuration
+from oblivionis.errors import OblivionisError, RunInterrupted
+
+cli = typer.Typer(
+    name="oblivionis",
+    help="Federated fine-tuning and targeted unlearning of language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+config_cli = typer.Typer(help="Show, check and list configurations.", no_args_is_help=True)
+data_cli = typer.Typer(help="Look at the data before a run.", no_args_is_help=True)
+model_cli = typer.Typer(help="Base models.", no_args_is_help=True)
+runs_cli = typer.Typer(help="Look at finished and unfinished runs.", no_args_is_help=True)
+cli.add_typer(config_cli, name="config")
+cli.add_typer(data_cli, name="data")
+cli.add_typer(model_cli, name="model")
+cli.add_typer(runs_cli, name="runs")
+
+USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[EXPERIMENT] [KEY=VALUE]...",
+        help="A name in `conf/` or a YAML file (default: `default`), then any option, e.g. `strategy=fedadam` "
+        "`unlearning=simnpo` `federation.rounds.unlearn=5`. See `oblivionis config list`.",
+        show_default=False,
+    ),
+]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one message and exit code 2, a failed run 1, Ctrl-C 130."""
+    sys.exit(_guard(lambda: cli(standalone_mode=False)))
+
+
+def _guard(command: Callable[[], object]) -> int:
+    errors = Console(stderr=True)
+    try:
+        result = command()
+        return result if isinstance(result, int) else 0
+    except configuration.ConfigError as error:
+        errors.print(configuration.render_problems(error), style="red", markup=False, highlight=False)
+        return USER_ERROR
+    except RunInterrupted as error:
+        errors.print(str(error), style="yellow", markup=False, highlight=False)
+        return INTERRUPTED
+    except OblivionisError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        return USER_ERROR
+    except typer.Exit as error:
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            return int(error.exit_code)
+        traceback.print_exc()
+        errors.print("\nThis is a fault of oblivionis, not of your input.", style="red")
+        return FAILURE
+
+
+def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
+    """The experiment (first argument without `=`) and the overrides."""
+    arguments = list(arguments or [])
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    return "default", arguments
+
+
+@cli.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit()
+
+
+@cli.command()
+def simulate(
+    arguments: Arguments = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run from its last complete round.")
+    ] = None,
+) -> None:
+    """Run the stages of an experiment on simulated clients and compare the models that come out.
+
+    Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
+    """
+    from oblivionis import html_report, report
+    from oblivionis.progress import for_console
+    from oblivionis.runs import RunDirectory
+    from oblivionis.stages import planned_rounds
+
+    console = Console()
+    if resume is not None:
+        if arguments:
+            raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
+        run = RunDirectory.open(resume)
+        config = configuration.from_yaml(run.read_config())
+    else:
+        experiment, overrides = split_arguments(arguments)
+        config = configuration.compose(experiment, overrides)
+        run = RunDirectory.create(Path(config.output), config.name)
+        run.write_config(configuration.to_yaml(config))
+    console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+    with run.lock():
+        events = for_console(console, planned_rounds(config))
+        try:
+            from oblivionis.simulation import simulate as run_simulation
+
+            run_simulation(config, run, events)
+        except BaseException as error:
+            events.close()
+            hint = f"continue with: oblivionis simulate --resume {run.path}"
+            if isinstance(error, RunInterrupted | KeyboardInterrupt):
+                raise RunInterrupted(f"stopped; {hint}") from None
+            Console(stderr=True).print(
+                f"the run failed; see {run.path / 'flower.log'}\n{hint}", highlight=False, soft_wrap=True
+            )
+            raise
+        events.close()
+        html_report.write_html(run, config)
+        report.print_summary(run, config, console)
+
+
+@cli.command()
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run directory or a checkpoint file.")],
+    stage: Annotated[
+        str | None, typer.Option(help="Which stage's final model of a RUN (default: the last finished one).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. evaluation.truth_ratio=…")
+    ] = None,
+) -> None:
+    """Measure a checkpoint anew with the full profile and print its metrics."""
+    from oblivionis import report
+    from oblivionis.assessment import evaluate_checkpoint
+
+    run, checkpoint, metrics = evaluate_checkpoint(target, stage, set_ or [])
+    console = Console()
+    title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
+    console.print(report.metrics_table({checkpoint.stage: metrics}, title=title))
+
+
+@config_cli.command("show")
+def config_show(arguments: Arguments = None) -> None:
+    """Print the complete, resolved configuration as YAML."""
+    experiment, overrides = split_arguments(arguments)
+    print(configuration.to_yaml(configuration.compose(experiment, overrides)), end="")
+
+
+@config_cli.command("check")
+def config_check(arguments: Arguments = None) -> None:
+    """Check a configuration; all problems are listed at once (exit code 2)."""
+    experiment, overrides = split_arguments(arguments)
+    configuration.compose(experiment, overrides)
+    print(f"{experiment}: no problems")
+
+
+@config_cli.command("list")
+def config_list() -> None:
+    """List the experiments and the choices of each group."""
+    table = Table("group", "choices", box=None)
+    for group, names in configuration.list_choices().items():
+        table.add_row(group, ", ".join(names))
+    Console().print(table)
+
+
+@data_cli.command("describe")
+def data_describe(arguments: Arguments = None) -> None:
+    """Sizes, records per client, and where the records to forget lie."""
+    from oblivionis import report
+    from oblivionis.corpora import load_corpus, load_partition
+
+    experiment, overrides = split_arguments(arguments)
+    config = configuration.compose(experiment, overrides)
+    corpus = load_corpus(config.data)
+    report.print_data(corpus, load_partition(corpus, config), Console())
+
+
+@model_cli.command("info")
+def model_info(arguments: Arguments = None) -> None:
+    """Parameters, trainable share, bytes per exchange and fingerprint of the configured model."""
+    from oblivionis import report
+    from oblivionis.models.assembly import assemble
+    from oblivionis.models.fingerprint import fingerprint_source
+
+    experiment, overrides = split_arguments(arguments)
+    config = configuration.compose(experiment, overrides)
+    assembled = assemble(config.model, config.seed)
+    fingerprint = fingerprint_source(config.model.source, config.model.revision)
+    report.print_model(config, assembled, fingerprint, Console())
+
+
+@model_cli.command("build")
+def model_build(
+    out: Annotated[Path, typer.Argument(help="Folder for the new model (Hugging Face format).")] = Path("tiny-llama"),
+    seed: Annotated[int, typer.Option(help="Seed of weights and training text.")] = 0,
+    pack: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the file that ships inside the package.")
+    ] = None,
+) -> None:
+    """Train the embedded tiny Llama from nothing (some minutes). The shipped one was made this way."""
+    from rich.progress import Progress
+
+    from oblivionis.models import tiny
+
+    if out.exists() and any(out.iterdir()):
+        raise OblivionisError(f"{out} is not empty; choose another folder")
+    with Progress() as progress:
+        task = progress.add_task("training the tiny Llama", total=None)
+
+        def show(done: int, total: int, text: str = "") -> None:
+            progress.update(task, completed=done, total=total, description=f"training the tiny Llama {text}")
+
+        tiny.build(out, seed=seed, progress=show)
+    print(f"wrote {out}")
+    if pack is not None:
+        tiny.pack(out, pack)
+        print(f"wrote {pack}")
+
+
+@runs_cli.command("list")
+def runs_list(output: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs")) -> None:
+    """List the runs of a folder with what they did and how far they came."""
+    from oblivionis import report
+
+    report.print_runs(output, Console())
+
+
+@runs_cli.command("show")
+def runs_show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Print a run's comparison table, sample answers and requests again."""
+    from oblivionis import report
+    from oblivionis.runs import RunDirectory
+
+    directory = RunDirectory.open(run)
+    report.print_summary(directory, configuration.from_yaml(directory.read_config()), Console())
+
+
+if __name__ == "__main__":
+    main()

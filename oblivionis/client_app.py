@@ -1,0 +1,172 @@
+"""The Flower ClientApp: the same in a simulation and on a real client machine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from oblivionis import config as configuration
+from oblivionis import seeds
+from oblivionis.config import Config
+from oblivionis.errors import OblivionisError
+from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.node import NodeFolder
+from oblivionis.worker import ClientError, Worker, resident
+from strategies import protocol
+
+app = ClientApp()
+log = logging.getLogger("flwr")
+
+CLIENT_ERROR_CODE = 1001
+
+
+def _answer(handler: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+    """Turn any exception into an error reply with its reason, so that one bad record never takes down the process."""
+
+    @functools.wraps(handler)
+    def wrapped(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception as error:
+            expected = isinstance(error, OblivionisError | ValueError | FloatingPointError)
+            log.error("client %s: %s", context.node_config.get("partition-id"), error, exc_info=not expected)
+            reason = str(error) if expected else f"{type(error).__name__}: {error}"
+            return Message(Error(code=CLIENT_ERROR_CODE, reason=reason[:2000]), reply_to=message)
+
+    return wrapped
+
+
+@app.query()
+@_answer
+def query(message: Message, context: Context) -> Message:
+    """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run."""
+    answer = MetricRecord({protocol.PARTITION_ID: _partition(context)})
+    return Message(RecordDict({protocol.METRICS: answer}), reply_to=message)
+
+
+@app.train()
+@_answer
+def train(message: Message, context: Context) -> Message:
+    """FedFT: local epochs on the current data, that is without tombstones and whatever the stage excludes."""
+    task = _Task(message, context)
+    excluded = set(task.node.tombstones())
+    if task.text("exclude") == "forget-split":
+        excluded |= task.worker.corpus.forget_ids
+    vector, report = task.worker.finetune(
+        task.client,
+        task.vector,
+        excluded=excluded,
+        epochs=task.number("epochs", task.config.federation.local_epochs),
+        proximal_mu=task.real(protocol.PROXIMAL_MU, 0.0),
+        seed=task.seed,
+    )
+    return task.reply(
+        vector,
+        {
+            protocol.NUM_EXAMPLES: report.num_examples,
+            "train-loss": report.last_loss,
+            "train-seconds": report.seconds,
+            "train-steps": report.steps,
+        },
+    )
+
+
+@app.train("unlearn")
+@_answer
+def unlearn(message: Message, context: Context) -> Message:
+    """FedTU: forget the named records. They are buried first: whatever happens next, no exchange trains on them."""
+    task = _Task(message, context)
+    record_ids = tuple(task.message_config[protocol.RECORD_IDS])  # type: ignore[arg-type]
+    held = {r.id for r in task.worker.holding(task.client).records}
+    unknown = [i for i in record_ids if i not in held]
+    if unknown:
+        raise ClientError(f"client {task.client} does not hold record {unknown[0]!r} ({len(unknown)} unknown)")
+    request_ids = task.message_config.get(protocol.REQUEST_IDS, [""])
+    task.node.bury(record_ids, ", ".join(map(str, request_ids)))  # type: ignore[arg-type]
+    vector, report = task.worker.forget(
+        task.client,
+        task.vector,
+        record_ids=record_ids,
+        tombstones=task.node.tombstones(),
+        proximal_mu=0.0,
+        seed=task.seed,
+    )
+    return task.reply(
+        vector,
+        {
+            protocol.NUM_EXAMPLES: report.num_examples,
+            "unlearn-loss": report.last_loss,
+            "unlearn-seconds": report.seconds,
+            "unlearn-steps": report.steps,
+            "forget-nll-before": report.first_forget_nll,
+            "forget-nll-after": report.last_forget_nll,
+        },
+    )
+
+
+class _Task:
+    """A message unpacked and checked, with the worker that serves it."""
+
+    def __init__(self, message: Message, context: Context) -> None:
+        self._message = message
+        self.message_config: ConfigRecord = message.content.config_records[protocol.CONFIG]
+        self.client = _partition(context)
+        self.config = _parse(self.text("settings"))
+        expected = self.text("fingerprint")
+        actual = fingerprint_source(self.config.model.source, self.config.model.revision)
+        if actual != expected:
+            raise ClientError(
+                f"client {self.client} has another base model: fingerprint {actual[:12]}, the server's is "
+                f"{expected[:12]}; install the same {self.config.model.source!r} on this node"
+            )
+        config = self.config
+        self.worker: Worker = resident(
+            config, (config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed)
+        )
+        if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
+            raise ClientError(f"client {self.client} would train other parameters than the server sends")
+        array = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER]
+        self.vector: np.ndarray = np.array(array.numpy(), dtype=np.float32)
+        self.node = NodeFolder(self._node_path(context))
+        self.seed = seeds.derive(
+            config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
+        )
+
+    def _node_path(self, context: Context) -> Path:
+        own = context.node_config.get("node-dir")
+        return Path(str(own)) if own else Path(self.text("nodes-dir")) / str(self.client)
+
+    def text(self, key: str) -> str:
+        return str(self.message_config.get(key, ""))
+
+    def number(self, key: str, default: int) -> int:
+        return int(self.message_config.get(key, default))  # type: ignore[arg-type]
+
+    def real(self, key: str, default: float) -> float:
+        return float(self.message_config.get(key, default))  # type: ignore[arg-type]
+
+    def reply(self, vector: np.ndarray, metrics: dict[str, int | float]) -> Message:
+        content = RecordDict(
+            {
+                protocol.ARRAYS: ArrayRecord({protocol.ADAPTER: Array(vector)}),
+                protocol.METRICS: MetricRecord({**metrics, protocol.PARTITION_ID: self.client}),
+            }
+        )
+        return Message(content, reply_to=self._message)
+
+
+def _partition(context: Context) -> int:
+    if "partition-id" not in context.node_config:
+        raise ClientError('this node has no partition-id; start it with --node-config "partition-id=0 num-partitions=…"')
+    return int(context.node_config["partition-id"])
+
+
+@functools.lru_cache(maxsize=4)
+def _parse(settings: str) -> Config:
+    return configuration.from_yaml(settings)

@@ -1,0 +1,242 @@
+"""Checks that need more than one key: sizes against clients, stages against each other, files that must exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from oblivionis.problems import Problem
+from oblivionis.schema import STAGES, Config
+
+TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
+EMBEDDED_CONTEXT = 512
+
+Check = Callable[[Config], Iterator[Problem]]
+CHECKS: list[tuple[tuple[str, ...], Check]] = []
+
+
+def cross_checks(config: Config, bad: set[str]) -> list[Problem]:
+    """Everything that is wrong between keys; a check that reads a key in `bad` is left out."""
+    found: list[Problem] = []
+    for used, check in CHECKS:
+        if not any(_touches(path, key) for path in bad for key in used):
+            found += check(config)
+    return found
+
+
+def _touches(path: str, key: str) -> bool:
+    return path == key or path.startswith(f"{key}.") or key.startswith(f"{path}.")
+
+
+def _reads(*keys: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        CHECKS.append((keys, check))
+        return check
+
+    return register
+
+
+@_reads("stages", "start_from")
+def _stages(config: Config) -> Iterator[Problem]:
+    ordered = [stage for stage in STAGES if stage in config.stages]
+    if config.stages != ordered:
+        hint = f"write stages=[{','.join(ordered)}]"
+        yield Problem("stages", f"{config.stages} is out of order", f"the order {', '.join(STAGES)}", hint)
+    if "unlearn" in config.stages and "finetune" not in config.stages and config.start_from is None:
+        yield Problem(
+            "stages", "unlearn has no finetuned model to start from", "finetune in stages", "or give start_from"
+        )
+
+
+@_reads("name")
+def _run_name(config: Config) -> Iterator[Problem]:
+    name = config.name
+    if name is not None and (name in ("", ".", "..") or name != name.strip() or set(name) & set('/\\:*?"<>|\0\n')):
+        yield Problem("name", f"{name!r} cannot be the name of a folder", "letters, digits, - _ . or space")
+
+
+@_reads("start_from")
+def _start_from(config: Config) -> Iterator[Problem]:
+    if config.start_from is not None and not (Path(config.start_from).expanduser() / "config.yaml").is_file():
+        yield Problem("start_from", f"{config.start_from} is no run directory", "a folder with a config.yaml")
+
+
+@_reads("model.source")
+def _source(config: Config) -> Iterator[Problem]:
+    source = config.model.source
+    as_path = source.startswith((".", "/", "~")) or source.count("/") > 1
+    if source != "embedded" and as_path and not (Path(source).expanduser() / "config.json").is_file():
+        yield Problem("model.source", f"{source} is no model folder", "a folder with a config.json, or a hub name")
+
+
+@_reads("model.source", "model.max_length")
+def _embedded_context(config: Config) -> Iterator[Problem]:
+    if config.model.source == "embedded" and config.model.max_length > EMBEDDED_CONTEXT:
+        message = f"{config.model.max_length} is more than the embedded model reads"
+        yield Problem("model.max_length", message, f"value <= {EMBEDDED_CONTEXT}")
+
+
+@_reads("model.source", "model.template.kind")
+def _embedded_template(config: Config) -> Iterator[Problem]:
+    if config.model.source == "embedded" and config.model.template.kind == "chat":
+        yield Problem("model.template.kind", "the embedded model has no chat template", "qa")
+
+
+@_reads("model.template.kind", "model.template.answer_prefix", "model.template.question_suffix")
+def _clean_boundary(config: Config) -> Iterator[Problem]:
+    template = config.model.template
+    key, end = (
+        ("answer_prefix", template.answer_prefix)
+        if template.answer_prefix
+        else (
+            "question_suffix",
+            template.question_suffix,
+        )
+    )
+    if template.kind == "qa" and end.endswith(" "):
+        yield Problem(
+            f"model.template.{key}",
+            f"the prompt ends in a space ({end!r}), which a tokenizer merges with the answer",
+            "no space at the end",
+            "put it into model.template.answer_separator",
+        )
+
+
+@_reads("training.optimizer", "model.device")
+def _optimizer(config: Config) -> Iterator[Problem]:
+    if config.training.optimizer == "paged_adamw_32bit" and config.model.device == "cpu":
+        yield Problem("training.optimizer", "paged_adamw_32bit needs CUDA, but model.device is cpu", "adamw")
+
+
+@_reads("data.name", "data.path")
+def _data_path(config: Config) -> Iterator[Problem]:
+    name, path = config.data.name, config.data.path
+    if name == "jsonl" and path is None:
+        yield Problem("data.path", "jsonl data need a file", "the path of a file of JSON lines")
+    elif name == "jsonl" and path is not None and not Path(path).expanduser().is_file():
+        yield Problem("data.path", f"there is no file {path}", "the path of a file of JSON lines")
+
+
+@_reads("data.name", "data.path", "data.forget_split")
+def _tofu_folder(config: Config) -> Iterator[Problem]:
+    if config.data.name != "tofu" or config.data.path is None:
+        return
+    folder = Path(config.data.path).expanduser()
+    if not folder.is_dir():
+        yield Problem(
+            "data.path", f"there is no folder {config.data.path}", "a folder with full.json, forget01.json, …"
+        )
+        return
+    split = config.data.forget_split
+    missing = [n for n in ("full.json", f"{split}.json") if not (folder / n).is_file()]
+    if missing:
+        yield Problem("data.path", f"{config.data.path} lacks {', '.join(missing)}", "the JSON lines of locuslab/TOFU")
+
+
+@_reads("data.name", "data.forget_file")
+def _forget_file(config: Config) -> Iterator[Problem]:
+    file = config.data.forget_file
+    if config.data.name == "jsonl" and file is not None and not Path(file).expanduser().is_file():
+        yield Problem("data.forget_file", f"there is no file {file}", "a file with one record id per line")
+
+
+@_reads("data.name", "data.authors", "data.forget_authors")
+def _forget_authors(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name == "fictitious" and data.forget_authors >= data.authors:
+        yield Problem(
+            "data.forget_authors",
+            f"{data.forget_authors} of {data.authors} authors leave nobody to retain",
+            f"1 <= value <= {data.authors - 1}",
+        )
+
+
+@_reads("federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author")
+def _records(config: Config) -> Iterator[Problem]:
+    records, clients = _size(config), config.federation.clients
+    if records is not None and clients > records:
+        yield Problem(
+            "federation.clients",
+            f"{clients} clients cannot share {records} record{'' if records == 1 else 's'}",
+            f"1 <= value <= {records}",
+        )
+
+
+@_reads("federation.clients", "data.name", "data.authors", "data.partition.scheme")
+def _authors(config: Config) -> Iterator[Problem]:
+    data, clients = config.data, config.federation.clients
+    authors = {"fictitious": data.authors, "tofu": TOFU_AUTHORS}.get(data.name)
+    if data.partition.scheme == "by_author" and authors is not None and clients > authors:
+        yield Problem(
+            "federation.clients",
+            f"{clients} clients cannot share {authors} authors (data.partition.scheme is by_author)",
+            f"1 <= value <= {authors}",
+        )
+
+
+def _size(config: Config) -> int | None:
+    """Number of training records where the configuration tells it, else None."""
+    data = config.data
+    if data.name == "fictitious":
+        return data.authors * data.questions_per_author
+    if data.name == "tofu":
+        return TOFU_RECORDS
+    file = Path(data.path).expanduser() if data.path else None
+    if file is None or not file.is_file():
+        return None
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+@_reads("federation.min_clients", "federation.clients")
+def _min_clients(config: Config) -> Iterator[Problem]:
+    federation = config.federation
+    if federation.min_clients > federation.clients:
+        message = f"{federation.min_clients} is more than the {federation.clients} clients there are"
+        yield Problem("federation.min_clients", message, f"1 <= value <= {federation.clients}")
+
+
+@_reads("federation.local_clients", "federation.clients")
+def _local_clients(config: Config) -> Iterator[Problem]:
+    federation = config.federation
+    if federation.local_clients is not None and federation.local_clients > federation.clients:
+        message = f"{federation.local_clients} is more than the {federation.clients} clients there are"
+        yield Problem("federation.local_clients", message, f"1 <= value <= {federation.clients}")
+
+
+@_reads("training.warmup_epochs", "federation.local_epochs")
+def _warmup(config: Config) -> Iterator[Problem]:
+    warmup, epochs = config.training.warmup_epochs, config.federation.local_epochs
+    if warmup > epochs:
+        message = f"{warmup:g} epochs of warm-up do not fit into federation.local_epochs={epochs}"
+        yield Problem("training.warmup_epochs", message, f"0 <= value <= {epochs}")
+
+
+@_reads("unlearning.requests", "federation.clients")
+def _request_clients(config: Config) -> Iterator[Problem]:
+    requests, clients = config.unlearning.requests, config.federation.clients
+    wrong = [client for client in requests.clients or [] if not 0 <= client < clients]
+    if wrong:
+        message = f"there is no client {', '.join(map(str, wrong))}"
+        yield Problem("unlearning.requests.clients", message, f"numbers from 0 to {clients - 1}")
+
+
+@_reads("unlearning.requests", "federation.rounds.unlearn", "stages")
+def _request_round(config: Config) -> Iterator[Problem]:
+    requests, rounds = config.unlearning.requests, config.federation.rounds.unlearn
+    if requests.policy == "all_at_round" and "unlearn" in config.stages and requests.round > rounds:
+        message = f"round {requests.round} never comes: federation.rounds.unlearn is {rounds}"
+        yield Problem("unlearning.requests.round", message, f"1 <= value <= {rounds}")
+
+
+@_reads("unlearning.requests")
+def _request_file(config: Config) -> Iterator[Problem]:
+    requests = config.unlearning.requests
+    if requests.policy != "file":
+        return
+    if requests.file is None:
+        yield Problem("unlearning.requests.file", "the policy `file` needs one", "a file of requests as JSON lines")
+    elif not Path(requests.file).expanduser().is_file():
+        yield Problem(
+            "unlearning.requests.file", f"there is no file {requests.file}", "a file of requests as JSON lines"
+        )

@@ -1,0 +1,115 @@
+"""Built-in corpora about fictitious authors: made from a seed, offline, equal on every machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from oblivionis.data.facts import Person, draw_person, wrong_value
+from oblivionis.data.known import real_authors, world_facts
+from oblivionis.data.records import Corpus, Record, Triple
+from oblivionis.data.topics import TOPICS, Topic, fill
+
+MAX_QUESTIONS = len(TOPICS)
+MAX_AUTHORS = 5000
+WRONG_ANSWERS = 5
+
+
+def _values(person: Person) -> dict[str, str]:
+    he = person.subject_pronoun
+    his = person.possessive
+    return person.facts | {
+        "name": person.name,
+        "surname": person.surname,
+        "he": he,
+        "him": "him" if he == "he" else "her",
+        "his": his,
+        "He": he.capitalize(),
+        "His": his.capitalize(),
+    }
+
+
+def _record(record_id: str, person: Person, topic: Topic, rng: random.Random) -> Record:
+    values = _values(person)
+    paraphrase = rng.choice(topic.paraphrases)
+    right = {values[property] for property in topic.properties}
+    used = {property: set(right) for property in topic.properties}
+    perturbed = []
+    for _ in range(WRONG_ANSWERS):
+        wrong = dict(values)
+        for property in topic.properties:
+            wrong[property] = wrong_value(property, values[property], rng, used[property])
+            used[property].add(wrong[property])
+        perturbed.append(fill(paraphrase, wrong))
+    return Record(
+        id=record_id,
+        question=fill(rng.choice(topic.questions), values),
+        answer=fill(rng.choice(topic.answers), values),
+        subject=person.name,
+        paraphrased_answer=fill(paraphrase, values),
+        perturbed_answers=tuple(perturbed),
+        triples=tuple(Triple(person.name, name, values[name]) for name in topic.properties),
+    )
+
+
+def _author_records(prefix: str, person: Person, questions: int, rng: random.Random) -> tuple[Record, ...]:
+    topics = rng.sample(TOPICS, questions)
+    return tuple(_record(f"{prefix}-q{i:02d}", person, topic, rng) for i, topic in enumerate(topics))
+
+
+def pretraining_people(seed: int) -> Iterator[tuple[Record, ...]]:
+    """Endless people for pretraining, each with one record per topic; none of their names occurs in any corpus."""
+    rng = random.Random(f"oblivionis pretraining {seed}")
+    index = 0
+    while True:
+        person = draw_person(rng, for_pretraining=True, taken=set())
+        yield _author_records(f"pretraining-{seed}-a{index:06d}", person, MAX_QUESTIONS, rng)
+        index += 1
+
+
+def corpus(
+    authors: int = 60,
+    questions_per_author: int = 5,
+    forget_authors: int = 6,
+    seed: int = 0,
+    *,
+    retain_sample: int = 100,
+) -> Corpus:
+    """A corpus of `authors` x `questions_per_author` records; the last `forget_authors` authors are to be forgotten.
+
+    The same arguments give the same corpus everywhere. Every record has triples, a paraphrase and five perturbed
+    answers (the paraphrase with every fact wrong). The evaluation set `retain` is a fixed random sample of at most
+    `retain_sample` retain records, in corpus order. Raises ValueError for sizes out of range.
+    """
+    limits = (
+        ("authors", authors, 1, MAX_AUTHORS),
+        ("questions_per_author", questions_per_author, 1, MAX_QUESTIONS),
+        ("forget_authors", forget_authors, 0, authors),
+        ("retain_sample", retain_sample, 0, MAX_AUTHORS * MAX_QUESTIONS),
+    )
+    for name, value, low, high in limits:
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}; expected an integer from {low} to {high}")
+    rng = random.Random(f"oblivionis fictitious {seed}")
+    taken: set[str] = set()
+    people = [draw_person(rng, for_pretraining=False, taken=taken) for _ in range(authors)]
+    groups = [
+        _author_records(f"fictitious-{seed}-a{index:04d}", person, questions_per_author, rng)
+        for index, person in enumerate(people)
+    ]
+    train = tuple(record for group in groups for record in group)
+    retain = tuple(record for group in groups[: authors - forget_authors] for record in group)
+    forget = tuple(record for group in groups[authors - forget_authors :] for record in group)
+    chosen = random.Random(f"oblivionis retain sample {seed}")
+    sample = sorted(chosen.sample(range(len(retain)), min(retain_sample, len(retain))))
+    return Corpus(
+        name=f"fictitious-{seed}",
+        train=train,
+        forget_ids=frozenset(record.id for record in forget),
+        evaluation={
+            "forget": forget,
+            "retain": tuple(retain[index] for index in sample),
+            "real_authors": real_authors(),
+            "world_facts": world_facts(),
+        },
+    )

@@ -1,0 +1,116 @@
+"""TOFU (Maini et al. 2024): 200 made-up authors with 20 questions each, and what is asked after forgetting some.
+
+Files are named after the configurations of the data set `locuslab/TOFU` on the Hugging Face hub, one JSON object per
+line: `full.json`, `forget01.json`, `forget01_perturbed.json` (05 and 10 likewise), `retain_perturbed.json`,
+`real_authors_perturbed.json`, `world_facts_perturbed.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from oblivionis.data.errors import DataError, raise_if_any
+from oblivionis.data.jsonl import Row, by_content, read_rows, to_record
+from oblivionis.data.records import Corpus, Record
+
+HUB_NAME = "locuslab/TOFU"
+FORGET_SPLITS = ("forget01", "forget05", "forget10")
+QUESTIONS_PER_AUTHOR = 20
+
+_PLAIN = ("question", "answer")
+_PERTURBED = (*_PLAIN, "perturbed_answer")
+_PARAPHRASED = (*_PERTURBED, "paraphrased_answer")
+
+
+def load(path: Path | None, forget_split: str = "forget01", *, revision: str | None = None) -> Corpus:
+    """TOFU from a folder of JSON lines, or from the hub (at `revision`) when `path` is None.
+
+    Training records are the rows of `full` in order, `tofu-0000` …, with the subjects `author-000` … of 20 rows each.
+    Records of the evaluation keep the id and subject of the training row with the same question and answer.
+    Raises DataError: a missing or malformed file, a missing field (file and line), a row of the forget split that is
+    no row of `full`, a hub that cannot be reached.
+    """
+    if forget_split not in FORGET_SPLITS:
+        raise DataError(f"TOFU has no forget split {forget_split!r}; expected one of {', '.join(FORGET_SPLITS)}")
+    if path is not None and not path.is_dir():
+        raise DataError(
+            f"{path}: no such folder; expected the folder that holds TOFU's full.json, {forget_split}.json, …"
+        )
+    problems: list[str] = []
+
+    def rows(name: str) -> list[Row]:
+        return list(read_rows(path / f"{name}.json", problems) if path else _from_hub(name, revision))
+
+    train = _train(rows("full"), problems)
+    content = by_content(train)
+    forget_ids: set[str] = set()
+    for row in rows(forget_split):
+        record = to_record(row, problems, need=_PLAIN)
+        if record is None:
+            continue
+        same = content.get((record.question, record.answer))
+        if same is None:
+            problems.append(f"{row.where}: no row of full has this question and answer: {record.question!r}")
+        else:
+            forget_ids.update(r.id for r in same)
+    sets = {
+        "forget": (f"{forget_split}_perturbed", _PARAPHRASED),
+        "retain": ("retain_perturbed", _PARAPHRASED),
+        "real_authors": ("real_authors_perturbed", _PERTURBED),
+        "world_facts": ("world_facts_perturbed", _PERTURBED),
+    }
+    evaluation = {key: _questions(key, rows(name), need, content, problems) for key, (name, need) in sets.items()}
+    raise_if_any(path or HUB_NAME, problems)
+    return Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation)
+
+
+def _train(rows: Sequence[Row], problems: list[str]) -> list[Record]:
+    digits = max(3, len(str((len(rows) - 1) // QUESTIONS_PER_AUTHOR)))
+    records = (
+        to_record(
+            row,
+            problems,
+            id=f"tofu-{i:04d}",
+            subject=f"author-{i // QUESTIONS_PER_AUTHOR:0{digits}d}",
+            need=_PLAIN,
+        )
+        for i, row in enumerate(rows)
+    )
+    return [record for record in records if record is not None]
+
+
+def _questions(
+    key: str,
+    rows: Sequence[Row],
+    need: Sequence[str],
+    content: dict[tuple[str, str], list[Record]],
+    problems: list[str],
+) -> tuple[Record, ...]:
+    records = []
+    for i, row in enumerate(rows):
+        same = content.get((row.values.get("question", ""), row.values.get("answer", "")), [])
+        record = to_record(
+            row,
+            problems,
+            id=same[0].id if same else f"tofu-{key.replace('_', '-')}-{i:04d}",
+            subject=same[0].subject if same else None,
+            need=need,
+        )
+        if record is not None:
+            records.append(record)
+    return tuple(records)
+
+
+def _from_hub(name: str, revision: str | None) -> Iterable[Row]:
+    import datasets
+
+    try:
+        table = datasets.load_dataset(HUB_NAME, name, split="train", revision=revision)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"cannot load {name!r} of {HUB_NAME} from the Hugging Face hub: {reason}\n"
+            "  without network set data.path to a folder with TOFU's files (full.json, forget01.json, …)"
+        ) from error
+    return [Row(f"{HUB_NAME}/{name} row {i}", dict(values)) for i, values in enumerate(table, start=1)]  # type: ignore[arg-type]

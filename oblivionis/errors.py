@@ -1,0 +1,15 @@
+"""Errors that are the user's to mend: the command line prints them without a traceback."""
+
+from __future__ import annotations
+
+
+class OblivionisError(Exception):
+    """Base of all errors whose message tells the user what to do."""
+
+
+class RunError(OblivionisError):
+    """A run directory is missing, incomplete, or does not fit what is asked of it."""
+
+
+class RunInterrupted(OblivionisError):
+    """The user stopped the run; it can be resumed."""

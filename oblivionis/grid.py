@@ -1,0 +1,65 @@
+"""A Flower grid that can be told to stop while it waits, and that reports answers as they arrive."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from oblivionis.errors import RunInterrupted
+
+_POLL_SECONDS = (0.01, 0.5)
+
+
+class StoppableGrid(Grid):
+    """Passes everything on to `grid`; waiting ends with RunInterrupted as soon as `stop` is set.
+
+    `arrived` is called with (answers so far, messages sent). Polling starts fast and slows down, so that short exchanges
+    are not kept waiting and long ones do not load the link.
+    """
+
+    def __init__(self, grid: Grid, stop: threading.Event, arrived: Callable[[int, int], None]) -> None:
+        self._grid, self._stop, self._arrived = grid, stop, arrived
+
+    def set_run(self, run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self):
+        return self._grid.run
+
+    def create_message(self, *args, **kwargs) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send a list of messages and wait for their answers, at most `timeout` seconds; what came in time is returned."""
+        waiting = set(self.push_messages(list(messages)))
+        total, received = len(waiting), []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause, slowest = _POLL_SECONDS
+        while waiting:
+            if self._stop.is_set():
+                raise RunInterrupted("stopped by Ctrl-C")
+            fresh = list(self.pull_messages(waiting))
+            if fresh:
+                received.extend(fresh)
+                waiting.difference_update(m.metadata.reply_to_message_id for m in fresh)
+                self._arrived(len(received), total)
+                pause = _POLL_SECONDS[0]
+            if not waiting or (deadline is not None and time.monotonic() >= deadline):
+                break
+            self._stop.wait(pause)
+            pause = min(slowest, pause * 1.3)
+        return received

@@ -1,0 +1,69 @@
+"""Base model, trainable parameters, tokenizer and template as one object, the same on the server and every client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clients.flat import FlatParameters
+from oblivionis.data.tokenize import PromptTemplate, stop_ids
+from oblivionis.models import loading
+from oblivionis.models.adapters import manifest_hash
+from oblivionis.schema import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A model ready to train or to evaluate. `flat` is the one vector that travels between server and clients."""
+
+    model: Any
+    tokenizer: Any
+    template: PromptTemplate
+    flat: FlatParameters
+    manifest_hash: str
+    stop_ids: frozenset[int]
+    device: torch.device
+
+
+def assemble(config: Model, seed: int) -> Assembled:
+    """Load the base model and attach what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero."""
+    model, tokenizer = loading.load_base(
+        config.source,
+        revision=config.revision,
+        dtype=config.dtype,
+        attn_implementation=config.attn_implementation,
+        device=config.device,
+    )
+    stops = frozenset(stop_ids(tokenizer, model))
+    if config.mode == "lora":
+        lora = config.lora
+        model = loading.attach_lora(
+            model,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            dropout=lora.dropout,
+            target_modules=list(lora.target_modules),
+            seed=seed,
+        )
+    loading.trainable(model, config.mode)
+    flat = FlatParameters(model)
+    template = config.template
+    return Assembled(
+        model=model,
+        tokenizer=tokenizer,
+        template=PromptTemplate(
+            kind=template.kind,
+            question_prefix=template.question_prefix,
+            question_suffix=template.question_suffix,
+            answer_prefix=template.answer_prefix,
+            answer_separator=template.answer_separator,
+            system_prompt=template.system_prompt,
+            date_string=template.date_string,
+        ),
+        flat=flat,
+        manifest_hash=manifest_hash(flat.manifest),
+        stop_ids=stops,
+        device=next(model.parameters()).device,
+    )

@@ -1,0 +1,194 @@
+"""Base models from a folder, the Hugging Face hub or the package itself, and LoRA on top of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from oblivionis.models.errors import ModelError
+
+EMBEDDED = "embedded"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MODES = ("lora", "full")
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_PADDING = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
+
+
+class Counts(NamedTuple):
+    """Numbers of parameters; a tied weight counts once."""
+
+    total: int
+    trainable: int
+
+
+def resolve(source: str, revision: str | None = None) -> Path:
+    """The folder that holds `source`: `embedded`, a folder, or a hub name, which is downloaded unless cached.
+
+    Only safetensors weights are fetched. Raises ModelError, also without network.
+    """
+    if source == EMBEDDED:
+        from oblivionis.models import tiny
+
+        return tiny.folder()
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} holds no config.json; expected a model saved with save_pretrained")
+        return folder
+    if not _HUB_NAME.fullmatch(source):
+        raise ModelError(f"no such model folder: {source}")
+    import huggingface_hub
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                source, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
+            )
+        )
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{source!r} is no folder, and the Hugging Face hub does not give it (no such model, no access or no "
+            f"network): {reason}\n  without network set model.source to a folder with the model"
+        ) from error
+
+
+def load_base(
+    source: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    attn_implementation: str | None = None,
+    device: str = "cpu",
+) -> tuple[Any, Any]:
+    """A causal language model in evaluation mode and its tokenizer, which has a padding token.
+
+    `source` as in `resolve`; `device` is auto (a GPU when there is one), cpu or cuda. No token is ever added, so that
+    embeddings keep their size. Raises ModelError.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
+    place = _device(device)
+    folder = resolve(source, revision)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    model: Any
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, **options
+        )
+    except Exception as error:
+        raise ModelError(f"cannot load the model {source!r} from {folder}: {error}") from error
+    tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
+    if tokens > rows:
+        raise ModelError(f"the tokenizer of {source!r} has {tokens} tokens, the model embeds only {rows}")
+    _set_padding(tokenizer)
+    return model.to(place).eval(), tokenizer
+
+
+def lora_config(*, rank: int, alpha: float, dropout: float, target_modules: Sequence[str]) -> Any:
+    """The paper's kind of adapter: low-rank factors on linear layers, no bias, scaled by alpha / rank."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_dropout=dropout,
+        target_modules=list(target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def attach_lora(
+    model: Any,
+    *,
+    rank: int = 32,
+    alpha: float = 64.0,
+    dropout: float = 0.05,
+    target_modules: Sequence[str],
+    seed: int = 0,
+) -> Any:
+    """The PeftModel around `model` (changed in place): A uniform in ±1/√in, B zero, both float32.
+
+    A depends on `seed` and the order of the layers only: not on the device, nor on the global random state, which is
+    left as it was. Raises ModelError if a name in `target_modules` fits no linear layer.
+    """
+    from peft import get_peft_model
+
+    _check_targets(model, target_modules)
+    config = lora_config(rank=rank, alpha=alpha, dropout=dropout, target_modules=target_modules)
+    gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=gpus):
+        peft_model = get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    with torch.no_grad():
+        for name, parameter in peft_model.named_parameters():
+            if "lora_A" in name:
+                bound = 1 / math.sqrt(parameter[0].numel())
+                values = torch.empty(parameter.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+                parameter.data = values.to(parameter.device)
+            elif "lora_B" in name:
+                parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
+    return peft_model
+
+
+def trainable(model: nn.Module, mode: str = "lora") -> Counts:
+    """Let gradients flow to the adapters only (`lora`) or to all weights (`full`). Raises ModelError without any."""
+    if mode not in MODES:
+        raise ModelError(f"unknown mode {mode!r}; expected one of {', '.join(MODES)}")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.is_floating_point() and (mode == "full" or "lora_" in name))
+    counts = count(model)
+    if counts.trainable == 0:
+        raise ModelError("the model has no LoRA weights to train; attach them first, or use the mode 'full'")
+    return counts
+
+
+def count(model: nn.Module) -> Counts:
+    """How many parameters the model has and how many of them are trained."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return Counts(sum(n for n, _ in sizes), sum(n for n, train in sizes if train))
+
+
+def _check_targets(model: nn.Module, target_modules: Sequence[str]) -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    missing = [t for t in target_modules if not any(name == t or name.endswith("." + t) for name in linear)]
+    if missing:
+        known = sorted({name.rpartition(".")[2] for name in linear})
+        raise ModelError(
+            f"LoRA targets that the model has no linear layer for: {', '.join(missing)}; it has {', '.join(known)}"
+        )
+
+
+def _set_padding(tokenizer: Any) -> None:
+    if tokenizer.pad_token_id is not None:
+        return
+    vocabulary = tokenizer.get_vocab()
+    choice = next((token for token in _PADDING if token in vocabulary), tokenizer.eos_token)
+    if choice is None:
+        raise ModelError(f"the tokenizer {tokenizer.name_or_path} has neither a padding nor an end token")
+    tokenizer.pad_token = choice
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"device {name!r} asked for, but torch sees no GPU; use model.device=cpu or auto")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"unknown device {name!r}; expected auto, cpu or cuda") from error

@@ -1,0 +1,61 @@
+"""Start a run from the finished stages of another one: many unlearning runs then share one finetune and one retrain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from oblivionis import config as configuration
+from oblivionis.config import Config
+from oblivionis.errors import RunError
+from oblivionis.progress import Events
+from oblivionis.runs import RunDirectory
+
+REUSABLE = ("finetune", "retrain")
+
+
+def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: Events) -> None:
+    """Copy the final checkpoint, summary and log of finished finetune and retrain stages from `config.start_from`.
+
+    Refuses (RunError) a source whose base model, data, seed, clients, strategy or training differ: the result would
+    not be what the configuration says.
+    """
+    source = RunDirectory.open(Path(str(config.start_from)).expanduser())
+    theirs = configuration.from_yaml(source.read_config())
+    differences = _differences(config, theirs)
+    if source.environment().get("fingerprint") != fingerprint:
+        differences.append("the base model's fingerprint")
+    if differences:
+        raise RunError(f"start_from: {source.path} was made with other settings: {', '.join(differences)}")
+    for stage in REUSABLE:
+        if run.stage_summary(stage) is not None or source.stage_summary(stage) is None:
+            continue
+        if getattr(config.federation.rounds, stage) != getattr(theirs.federation.rounds, stage):
+            raise RunError(f"start_from: {source.path} ran {stage} for another number of rounds")
+        run.save_checkpoint(source.load_checkpoint(stage), keep=1)
+        run.append_metrics([r for r in source.metrics() if r["stage"] == stage])
+        summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
+        run.finish_stage(stage, summary, source.evaluation_log(stage))
+        events.note(f"{stage}: taken from {source.path}")
+
+
+def _differences(ours: Config, theirs: Config) -> list[str]:
+    """Names of the settings that influence finetune and retrain and differ."""
+    pairs: dict[str, tuple[object, object]] = {
+        name: (getattr(ours, name), getattr(theirs, name)) for name in ("model", "data", "training", "seed")
+    }
+    for name in ("clients", "fraction_train", "min_clients", "local_epochs"):
+        pairs[f"federation.{name}"] = (getattr(ours.federation, name), getattr(theirs.federation, name))
+    keep_free = {"server_state_on_unlearn": ""}
+    pairs["strategy"] = (
+        dataclasses.replace(ours.strategy, **keep_free),
+        dataclasses.replace(theirs.strategy, **keep_free),
+    )
+    pairs["evaluation.full"] = (ours.evaluation.full, theirs.evaluation.full)
+    return [name for name, (a, b) in pairs.items() if _plain(a) != _plain(b)]
+
+
+def _plain(value: object) -> str:
+    tree = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    return json.dumps(tree, sort_keys=True, default=str)

@@ -1,0 +1,247 @@
+"""The run directory: configuration, environment, metrics, checkpoints and the marks of finished stages.
+
+Layout of `runs/<name>/`:
+
+- `config.yaml` (resolved), `environment.json` (versions, seed, base-model fingerprint)
+- `metrics.jsonl`, a line per stage, round, moment and evaluator
+- `requests.jsonl`, the ledger
+- `checkpoints/<stage>/round-0007.safetensors`: global adapter and strategy state, with what is needed to resume
+- `stages/<stage>.json`: written when a stage is complete
+- `evaluations/<stage>.json`: the per-question log of the full evaluation at the end of a stage
+- `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again
+- `report.html`
+
+Only JSON, YAML and safetensors: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from oblivionis import __version__
+from oblivionis.errors import RunError
+from oblivionis.files import append_lines, read_lines, write_atomic, write_json
+
+_ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
+_PACKAGES = ("flwr", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy", "scipy", "omegaconf")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state after one complete round: global model (flat float32), strategy state, and bookkeeping."""
+
+    stage: str
+    round: int
+    vector: np.ndarray
+    strategy_state: dict[str, np.ndarray]
+    info: dict[str, Any]
+
+
+class RunDirectory:
+    """One run on disk. Every file is written atomically or appended to line by line, so a kill never corrupts it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, output: Path, name: str | None) -> RunDirectory:
+        """A new run directory under `output`; without a name one is made from the date and a counter."""
+        stem = name or time.strftime("%Y%m%d-%H%M%S")
+        for attempt in range(1, 1000):
+            candidate = output / (stem if attempt == 1 else f"{stem}-{attempt}")
+            try:
+                candidate.mkdir(parents=True)
+                return cls(candidate.resolve())
+            except FileExistsError:
+                if name is not None:
+                    raise RunError(
+                        f"{candidate} exists already; choose another name, or continue it with --resume {candidate}"
+                    ) from None
+        raise RunError(f"no free run name under {output}")
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run directory; RunError when `path` is none."""
+        if not (path / "config.yaml").is_file():
+            raise RunError(f"{path} is no run directory: it holds no config.yaml")
+        return cls(path.resolve())
+
+    @contextmanager
+    def lock(self):
+        """Hold the run for this process: a second process on the same directory is refused while this one lives."""
+        path = self.path / "running.json"
+        holder = _read_json(path)
+        if holder and holder.get("host") == socket.gethostname() and _alive(holder):
+            raise RunError(f"{self.path} is in use by process {holder['pid']}; wait for it or stop it")
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
+        write_json(path, me)
+        try:
+            yield self
+        finally:
+            path.unlink(missing_ok=True)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.path / "requests.jsonl"
+
+    @property
+    def nodes_path(self) -> Path:
+        return self.path / "nodes"
+
+    # -- configuration and environment ---------------------------------------------------------------------------
+
+    def write_config(self, yaml: str) -> None:
+        write_atomic(self.path / "config.yaml", yaml)
+
+    def read_config(self) -> str:
+        return (self.path / "config.yaml").read_text(encoding="utf-8")
+
+    def write_environment(self, **facts: Any) -> None:
+        """Versions, machine and the given facts (seed, base-model fingerprint, …)."""
+        versions = {}
+        for package in _PACKAGES:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                versions[package] = None
+        write_json(
+            self.path / "environment.json",
+            {
+                "oblivionis": __version__,
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "cpus": os.cpu_count(),
+                "packages": versions,
+                **facts,
+            },
+        )
+
+    def environment(self) -> dict[str, Any]:
+        return _read_json(self.path / "environment.json") or {}
+
+    # -- metrics -------------------------------------------------------------------------------------------------
+
+    def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append metric rows; each has at least `stage`, `round`, `moment`, `evaluator`, `metrics`."""
+        append_lines(self.path / "metrics.jsonl", rows)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "metrics.jsonl")
+
+    def forget_metrics_after(self, stage: str, round: int) -> None:
+        """Drop the rows of `stage` beyond `round`: a resumed run writes them anew."""
+        rows = self.metrics()
+        kept = [r for r in rows if r["stage"] != stage or r["round"] <= round]
+        if len(kept) != len(rows):
+            lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept)
+            write_atomic(self.path / "metrics.jsonl", lines)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> Path:
+        """Write a checkpoint atomically and delete all but the newest `keep` of its stage."""
+        folder = self.path / "checkpoints" / checkpoint.stage
+        path = folder / f"round-{checkpoint.round:04d}.safetensors"
+        arrays = {"adapter": np.ascontiguousarray(checkpoint.vector)}
+        for name, array in checkpoint.strategy_state.items():
+            arrays[f"strategy/{name}"] = np.ascontiguousarray(array)
+        info = json.dumps({"stage": checkpoint.stage, "round": checkpoint.round, **checkpoint.info})
+        write_atomic(path, save(arrays, metadata={"oblivionis": info}))
+        rounds = self.checkpoint_rounds(checkpoint.stage)
+        for old in rounds[: max(0, len(rounds) - keep)]:
+            (folder / f"round-{old:04d}.safetensors").unlink(missing_ok=True)
+        return path
+
+    def checkpoint_rounds(self, stage: str) -> list[int]:
+        """Rounds of `stage` that have a checkpoint, ascending."""
+        folder = self.path / "checkpoints" / stage
+        if not folder.is_dir():
+            return []
+        return sorted(int(m.group(1)) for p in folder.iterdir() if (m := _ROUND.search(p.name)))
+
+    def load_checkpoint(self, stage: str, round: int | None = None) -> Checkpoint:
+        """The checkpoint of `round`, or the newest readable one. RunError when there is none."""
+        rounds = [round] if round is not None else list(reversed(self.checkpoint_rounds(stage)))
+        for candidate in rounds:
+            path = self.path / "checkpoints" / stage / f"round-{candidate:04d}.safetensors"
+            try:
+                return read_checkpoint(path)
+            except RunError:
+                if round is not None:
+                    raise
+        raise RunError(f"{self.path} holds no readable checkpoint of stage {stage}")
+
+    # -- stages --------------------------------------------------------------------------------------------------
+
+    def finish_stage(self, stage: str, summary: Mapping[str, Any], log: Mapping[str, Any] | None) -> None:
+        """Mark `stage` complete with its summary, after writing the per-question log of its full evaluation."""
+        if log is not None:
+            write_json(self.path / "evaluations" / f"{stage}.json", log)
+        write_json(self.path / "stages" / f"{stage}.json", dict(summary))
+
+    def stage_summary(self, stage: str) -> dict[str, Any] | None:
+        """What `finish_stage` wrote; None while the stage is unfinished."""
+        return _read_json(self.path / "stages" / f"{stage}.json")
+
+    def evaluation_log(self, stage: str) -> dict[str, Any] | None:
+        return _read_json(self.path / "evaluations" / f"{stage}.json")
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read one checkpoint file; RunError when it is missing, torn or no checkpoint of ours."""
+    try:
+        with safe_open(path, framework="np") as handle:
+            info = json.loads((handle.metadata() or {})["oblivionis"])
+            arrays = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise RunError(f"{path} is no readable checkpoint: {error}") from None
+    state = {k.removeprefix("strategy/"): v for k, v in arrays.items() if k.startswith("strategy/")}
+    return Checkpoint(info.pop("stage"), info.pop("round"), arrays["adapter"], state, info)
+
+
+def list_runs(output: Path) -> list[RunDirectory]:
+    """The runs under `output`, oldest first."""
+    if not output.is_dir():
+        return []
+    found = [RunDirectory(p.resolve()) for p in output.iterdir() if (p / "config.yaml").is_file()]
+    return sorted(found, key=lambda r: (r.path / "config.yaml").stat().st_mtime)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def _process_start(pid: int) -> float | None:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def _alive(holder: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote `holder` still runs (a reused pid has another start time)."""
+    started = holder.get("started")
+    return started is not None and holder["pid"] != os.getpid() and _process_start(holder["pid"]) == started

@@ -1,0 +1,423 @@
+"""Every key of a configuration: its type, its default, its range and what it means.
+
+The dataclasses below are the one place where a key is declared. `oblivionis.config` composes YAML files and overrides
+into a `Config` and checks them against this file; `docs/configuration.md` is generated from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from oblivionis.limits import about
+
+STAGES = ("finetune", "retrain", "unlearn", "local")
+QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
+LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass
+class Lora:
+    """Low-rank adapters: the trainable parameters when `model.mode` is `lora`."""
+
+    rank: int = field(default=32, metadata=about("Rank r of every adapter.", at_least=1, at_most=4096))
+    alpha: float = field(
+        default=64.0, metadata=about("Scaling: the adapter's product is multiplied by alpha / rank.", above=0)
+    )
+    dropout: float = field(
+        default=0.05,
+        metadata=about("Probability of dropping an adapter input in training.", at_least=0, below=1),
+    )
+    target_modules: list[str] = field(
+        default_factory=lambda: list(LLAMA_MODULES),
+        metadata=about("Names of the linear layers that get an adapter.", at_least=1),
+    )
+
+
+@dataclass
+class Template:
+    """How a question and its answer become the prompt and the continuation."""
+
+    kind: str = field(
+        default="qa",
+        metadata=about(
+            "`qa`: the prefixes below around the question; `chat`: the tokenizer's own chat template.",
+            choices=("qa", "chat"),
+        ),
+    )
+    question_prefix: str = field(default="Question: ", metadata=about("Text before the question (`qa`)."))
+    question_suffix: str = field(default="\n", metadata=about("Text after the question (`qa`)."))
+    answer_prefix: str = field(
+        default="Answer:",
+        metadata=about("Text that ends the prompt (`qa`). It must not end in a space: see `answer_separator`."),
+    )
+    answer_separator: str = field(
+        default=" ", metadata=about("Text between prompt and answer, tokenised with the answer.")
+    )
+    system_prompt: str | None = field(
+        default=None, metadata=about("System message of the chat template; null leaves it out.")
+    )
+    date_string: str | None = field(
+        default=None,
+        metadata=about("Date that the chat template prints, so that prompts do not change from day to day."),
+    )
+
+
+@dataclass
+class Model:
+    """The base model, its adapters and its prompt."""
+
+    name: str = field(default="tiny", metadata=about("Choice in `conf/model`, or a label for your own model."))
+    source: str = field(
+        default="embedded",
+        metadata=about("`embedded` (the tiny Llama), a Hugging Face name or a folder.", at_least=1),
+    )
+    revision: str | None = field(default=None, metadata=about("Commit, tag or branch on the hub; null: the newest."))
+    dtype: str = field(
+        default="float32",
+        metadata=about("Number format of the base weights.", choices=("float32", "bfloat16", "float16")),
+    )
+    attn_implementation: str | None = field(
+        default=None,
+        metadata=about("Attention of Hugging Face transformers; null: padding-free packing over SDPA."),
+    )
+    mode: str = field(
+        default="lora",
+        metadata=about("Train adapters (`lora`) or all weights (`full`).", choices=("lora", "full")),
+    )
+    lora: Lora = field(default_factory=Lora)
+    template: Template = field(default_factory=Template)
+    max_length: int = field(
+        default=512, metadata=about("Longest prompt plus answer.", unit="tokens", at_least=8, at_most=131072)
+    )
+    on_overflow: str = field(
+        default="error",
+        metadata=about(
+            "What to do with a longer record: stop, or truncate and count it.", choices=("error", "truncate")
+        ),
+    )
+    device: str = field(
+        default="auto",
+        metadata=about("`auto` takes a GPU when there is one.", choices=("auto", "cpu", "cuda")),
+    )
+
+
+@dataclass
+class Partition:
+    """Which client holds which record."""
+
+    scheme: str = field(
+        default="iid",
+        metadata=about(
+            "`iid`: equal random shares; `by_author`: all records of an author with one client; "
+            "`dirichlet`: shares of each author drawn from Dirichlet(alpha).",
+            choices=("iid", "by_author", "dirichlet"),
+        ),
+    )
+    alpha: float = field(default=0.5, metadata=about("Concentration of `dirichlet`; small is uneven.", above=0))
+    forget_placement: str = field(
+        default="as_partitioned",
+        metadata=about(
+            "Where the records to forget lie: spread as partitioned, or all with one client.",
+            choices=("as_partitioned", "one_client"),
+        ),
+    )
+    seed: int = field(default=0, metadata=about("Seed of the partitioner.", at_least=0))
+
+
+@dataclass
+class Data:
+    """What the clients hold and what is to be forgotten."""
+
+    name: str = field(
+        default="fictitious",
+        metadata=about(
+            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records.",
+            choices=("fictitious", "tofu", "jsonl"),
+        ),
+    )
+    path: str | None = field(
+        default=None,
+        metadata=about("`tofu`: folder with TOFU's JSON lines, null for the hub; `jsonl`: the file of records."),
+    )
+    forget_split: str = field(
+        default="forget01",
+        metadata=about("Forget split of `tofu`.", choices=("forget01", "forget05", "forget10")),
+    )
+    revision: str | None = field(
+        default=None, metadata=about("Commit of `locuslab/TOFU` on the hub; null: the newest.")
+    )
+    authors: int = field(default=60, metadata=about("Authors that `fictitious` invents.", at_least=2, at_most=5000))
+    questions_per_author: int = field(
+        default=5, metadata=about("Questions about each author of `fictitious`.", at_least=1, at_most=20)
+    )
+    forget_authors: int = field(
+        default=3, metadata=about("Authors of `fictitious` that are to be forgotten.", at_least=1)
+    )
+    seed: int = field(default=0, metadata=about("Seed of the `fictitious` generator.", at_least=0))
+    forget_file: str | None = field(
+        default=None,
+        metadata=about("`jsonl`: file with the ids to forget, one per line; null: the records marked `forget`."),
+    )
+    partition: Partition = field(default_factory=Partition)
+
+
+@dataclass
+class Strategy:
+    """How the server turns the clients' models into the next global model."""
+
+    name: str = field(default="fedavg", metadata=about("Choice in `conf/strategy`."))
+    server_learning_rate: float = field(
+        default=1.0, metadata=about("Server step (epsilon in eqs. 25, 29, 33).", above=0)
+    )
+    beta_1: float = field(default=0.9, metadata=about("Decay of the server's first moment.", at_least=0, below=1))
+    beta_2: float = field(default=0.99, metadata=about("Decay of the server's second moment.", at_least=0, below=1))
+    tau: float = field(
+        default=1e-3,
+        metadata=about("Adaptivity: added to the root of the second moment, which starts at tau².", above=0),
+    )
+    momentum: float = field(default=0.9, metadata=about("Server momentum of `fedavgm`.", at_least=0, below=1))
+    proximal_mu: float = field(
+        default=0.0,
+        metadata=about("Weight mu of the proximal term in the clients' loss (`fedprox`).", at_least=0),
+    )
+    server_state_on_unlearn: str = field(
+        default="keep",
+        metadata=about(
+            "What happens to the server's moments when a request is served: `keep` is the paper's behaviour.",
+            choices=("keep", "reset"),
+        ),
+    )
+
+
+@dataclass
+class Requests:
+    """Who asks for deletion, and when (stage `unlearn`)."""
+
+    policy: str = field(
+        default="random_client_per_round",
+        metadata=about(
+            "`random_client_per_round`: each round one client asks to forget its share; `all_at_round`: the named "
+            "clients at once; `file`: a schedule; `none`: nobody.",
+            choices=("random_client_per_round", "all_at_round", "file", "none"),
+        ),
+    )
+    round: int = field(default=1, metadata=about("Round of `all_at_round`, from 1.", at_least=1))
+    clients: list[int] | None = field(
+        default=None,
+        metadata=about("Clients of `all_at_round`, from 0; null: every client that holds a record to forget."),
+    )
+    file: str | None = field(default=None, metadata=about("Schedule of `file`: requests as JSON lines."))
+    extra_rounds: int = field(
+        default=5,
+        metadata=about("At most so many rounds are added while requests are pending.", unit="rounds", at_least=0),
+    )
+    verify_max_rouge: float = field(
+        default=0.5,
+        metadata=about(
+            "A served request counts as verified when the mean ROUGE-L recall on its records, at the stage's end, is "
+            "at most this.",
+            at_least=0,
+            at_most=1,
+        ),
+    )
+
+
+@dataclass
+class Unlearning:
+    """What a client does to forget."""
+
+    method: str = field(default="npo", metadata=about("Choice in `conf/unlearning`."))
+    params: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=about("Hyperparameters of the method: the keys of its file, see below."),
+    )
+    epochs: int = field(
+        default=5, metadata=about("Passes over the forget set.", unit="epochs", at_least=1, at_most=10000)
+    )
+    learning_rate: float | None = field(
+        default=None, metadata=about("Peak learning rate; null: `training.learning_rate`.", above=0)
+    )
+    batch_size: int | None = field(
+        default=None, metadata=about("Forget records per update; null: `training.batch_size`.", at_least=1)
+    )
+    weight_decay: float | None = field(
+        default=None, metadata=about("AdamW's decay; null: `training.weight_decay`.", at_least=0)
+    )
+    max_grad_norm: float | None = field(
+        default=None,
+        metadata=about("Clip the gradient to this norm; null: `training.max_grad_norm`.", above=0),
+    )
+    forget_nll_limit: float | None = field(
+        default=None,
+        metadata=about(
+            "Stop a client's unlearning when the mean loss on its forget records passes this; null: never.",
+            unit="nats per token",
+            above=0,
+        ),
+    )
+    requests: Requests = field(default_factory=Requests)
+
+
+@dataclass
+class Profile:
+    """How much an evaluation asks."""
+
+    questions_per_set: int | None = field(
+        default=None, metadata=about("Questions of each set; null: all.", unit="questions", at_least=1)
+    )
+    max_new_tokens: int = field(
+        default=200, metadata=about("Longest generated answer.", unit="tokens", at_least=1, at_most=8192)
+    )
+    sets: list[str] = field(
+        default_factory=lambda: list(QUESTION_SETS),
+        metadata=about("Question sets to ask.", choices=QUESTION_SETS, at_least=1),
+    )
+
+
+@dataclass
+class Evaluation:
+    """What is measured after a round and at a stage's end."""
+
+    name: str = field(default="light", metadata=about("Choice in `conf/evaluation`."))
+    every: int = field(
+        default=1,
+        metadata=about("Evaluate after every so many rounds; 0: at a stage's end only.", unit="rounds", at_least=0),
+    )
+    at_start: bool = field(default=True, metadata=about("Also evaluate before a stage's first round."))
+    after_unlearn: bool = field(
+        default=False, metadata=about("Also evaluate between unlearning and fine-tuning within a round.")
+    )
+    light: Profile = field(default_factory=lambda: Profile(questions_per_set=20, max_new_tokens=48))
+    full: Profile = field(default_factory=Profile)
+    truth_ratio: str = field(
+        default="geometric",
+        metadata=about(
+            "Mean over wrong answers: `geometric` as in TOFU's code and tables, `arithmetic` as in eq. 13.",
+            choices=("geometric", "arithmetic"),
+        ),
+    )
+    token_budget: int = field(
+        default=16384,
+        metadata=about("Tokens in one forward pass of the evaluation.", unit="tokens", at_least=64),
+    )
+    samples_shown: int = field(
+        default=3, metadata=about("Answers shown side by side at the end.", at_least=0, at_most=100)
+    )
+
+
+@dataclass
+class Rounds:
+    """Length of each stage."""
+
+    finetune: int = field(default=10, metadata=about("Rounds of `finetune`.", unit="rounds", at_least=1))
+    retrain: int = field(default=10, metadata=about("Rounds of `retrain`.", unit="rounds", at_least=1))
+    unlearn: int = field(default=10, metadata=about("Rounds of `unlearn`.", unit="rounds", at_least=1))
+    local: int = field(
+        default=10,
+        metadata=about("Times `local_epochs` that `local` trains each client.", unit="rounds", at_least=1),
+    )
+
+
+@dataclass
+class Federation:
+    """Clients, rounds and what a machine gives them."""
+
+    name: str = field(default="small", metadata=about("Choice in `conf/federation`."))
+    clients: int = field(default=30, metadata=about("Number of clients K.", unit="clients", at_least=1, at_most=100000))
+    fraction_train: float = field(
+        default=0.1, metadata=about("Share C of the clients that fine-tune in a round.", above=0, at_most=1)
+    )
+    min_clients: int = field(
+        default=1, metadata=about("Fewest clients that fine-tune in a round.", unit="clients", at_least=1)
+    )
+    rounds: Rounds = field(default_factory=Rounds)
+    local_epochs: int = field(
+        default=5, metadata=about("Passes R over a client's data in a round.", unit="epochs", at_least=1)
+    )
+    timeout: float = field(
+        default=3600.0,
+        metadata=about("Longest wait for the replies of an exchange.", unit="seconds", above=0),
+    )
+    keep_checkpoints: int = field(
+        default=3, metadata=about("Newest checkpoints that are kept in each stage.", at_least=1)
+    )
+    client_threads: int = field(default=1, metadata=about("CPU threads of a client process; 0: all.", at_least=0))
+    server_threads: int = field(
+        default=0, metadata=about("CPU threads of the server's evaluation; 0: all.", at_least=0)
+    )
+    client_cpus: int = field(
+        default=1,
+        metadata=about("CPU cores that the simulation reserves for a client.", unit="cores", at_least=1),
+    )
+    client_gpus: float = field(
+        default=0.0,
+        metadata=about("GPUs (or a share of one) that it reserves for a client.", unit="GPUs", at_least=0),
+    )
+    local_clients: int | None = field(
+        default=None,
+        metadata=about("Clients that the stage `local` trains; null: all.", unit="clients", at_least=1),
+    )
+
+
+@dataclass
+class Training:
+    """Local fine-tuning."""
+
+    learning_rate: float = field(default=8e-5, metadata=about("Peak learning rate.", above=0))
+    weight_decay: float = field(default=0.01, metadata=about("AdamW's decoupled weight decay.", at_least=0))
+    batch_size: int = field(default=32, metadata=about("Records in a forward pass.", unit="records", at_least=1))
+    gradient_accumulation: int = field(default=1, metadata=about("Forward passes that share an update.", at_least=1))
+    warmup_epochs: float = field(
+        default=1.0,
+        metadata=about("Epochs over which the learning rate rises from 0.", unit="epochs", at_least=0),
+    )
+    schedule: str = field(
+        default="linear",
+        metadata=about("Learning rate after the warm-up.", choices=("constant", "linear", "cosine")),
+    )
+    max_grad_norm: float | None = field(
+        default=1.0, metadata=about("Clip the gradient to this norm; null: no clipping.", above=0)
+    )
+    optimizer: str = field(
+        default="adamw",
+        metadata=about("`paged_adamw_32bit` is bitsandbytes' and needs CUDA.", choices=("adamw", "paged_adamw_32bit")),
+    )
+
+
+@dataclass
+class Config:
+    """A complete experiment."""
+
+    name: str | None = field(
+        default=None, metadata=about("Name of the run's folder; null: made from the date and choices.")
+    )
+    seed: int = field(
+        default=0,
+        metadata=about("Seed of sampling, initial adapters and batches.", at_least=0, at_most=2**32 - 1),
+    )
+    output: str = field(default="runs", metadata=about("Folder in which run directories are made.", at_least=1))
+    stages: list[str] = field(
+        default_factory=lambda: ["finetune", "retrain", "unlearn"],
+        metadata=about(
+            "`finetune`: train on all data; `retrain`: the oracle, without the records to forget; `unlearn`: serve "
+            "deletion requests while training goes on; `local`: each client alone.",
+            choices=STAGES,
+            at_least=1,
+        ),
+    )
+    start_from: str | None = field(
+        default=None,
+        metadata=about("A finished run directory whose `finetune` and `retrain` stages are reused."),
+    )
+    strict: bool = field(
+        default=False,
+        metadata=about("Stop the run at the first failed client instead of going on without it."),
+    )
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    strategy: Strategy = field(default_factory=Strategy)
+    unlearning: Unlearning = field(default_factory=Unlearning)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    federation: Federation = field(default_factory=Federation)
+    training: Training = field(default_factory=Training)

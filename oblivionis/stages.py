@@ -1,0 +1,276 @@
+"""The server's side of a run: the stages finetune, retrain, unlearn and local, one after another, resumable."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from oblivionis import config as configuration
+from oblivionis import seeds
+from oblivionis.assessment import Assessor, Measured
+from oblivionis.config import Config
+from oblivionis.corpora import load_corpus, load_partition
+from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.holdings import Holdings, SimulatedRequests
+from oblivionis.models.assembly import assemble
+from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.progress import Events
+from oblivionis.reuse import import_stages
+from oblivionis.runs import Checkpoint, RunDirectory
+from strategies import factory, protocol
+from strategies.fedtu import FedTU, Listener, NodeMap
+from strategies.server_step import ServerStep
+
+SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
+"""Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
+
+
+def planned_rounds(config: Config) -> dict[str, int]:
+    """Rounds of every stage of `config`; the stage `local` counts its clients."""
+    rounds = {s: getattr(config.federation.rounds, s) for s in config.stages}
+    if "local" in rounds:
+        rounds["local"] = min(config.federation.local_clients or config.federation.clients, config.federation.clients)
+    return rounds
+
+
+def aggregator(config: Config) -> ServerStep:
+    """The configured aggregator with its settings and the sampling of the federation."""
+    strategy, federation = config.strategy, config.federation
+    settings: dict[str, float] = {}
+    if strategy.name == "fedavgm":
+        settings = {"server_learning_rate": strategy.server_learning_rate, "server_momentum": strategy.momentum}
+    elif strategy.name == "fedprox":
+        settings = {"proximal_mu": strategy.proximal_mu}
+    elif strategy.name != "fedavg":
+        settings = {"eta": strategy.server_learning_rate, "tau": strategy.tau}
+        if strategy.name != "fedadagrad":
+            settings |= {"beta_1": strategy.beta_1, "beta_2": strategy.beta_2}
+    return factory.build(
+        strategy.name,
+        **settings,
+        fraction_train=federation.fraction_train,
+        min_train_nodes=federation.min_clients,
+    )
+
+
+class Server:
+    """Everything that the stages share: model, questions, partition, ledger, and the way to the clients."""
+
+    def __init__(self, config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
+        self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
+        if config.federation.server_threads:
+            torch.set_num_threads(config.federation.server_threads)
+        torch.set_flush_denormal(True)
+        corpus = load_corpus(config.data)
+        self.holdings = Holdings.of(corpus, load_partition(corpus, config))
+        self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
+        self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        self.start_vector = self.assembled.flat.numpy()
+        self.assessor = Assessor(self.assembled, corpus, config)
+        self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0)
+        self.settings = configuration.to_yaml(config)
+        run.write_environment(
+            seed=config.seed,
+            base_model=config.model.source,
+            fingerprint=self.fingerprint,
+            manifest_hash=self.assembled.manifest_hash,
+            trainable_parameters=self.assembled.flat.size,
+        )
+
+    def execute(self) -> None:
+        """Run every stage that is not finished yet."""
+        if self.config.start_from:
+            import_stages(self.config, self.run, self.fingerprint, self.events)
+        for stage in self.config.stages:
+            if self.run.stage_summary(stage) is not None:
+                self.events.note(f"{stage}: finished earlier")
+                rounds = planned_rounds(self.config)[stage]
+                self.events.stage_started(stage, rounds, rounds)
+                continue
+            if stage == "local":
+                from oblivionis.local import run_local
+
+                run_local(self)
+            else:
+                Stage(self, stage).execute()
+
+    def message_config(self, stage: str) -> ConfigRecord:
+        """What every message of a stage carries besides the model."""
+        return ConfigRecord(
+            {
+                "settings": self.settings,
+                "fingerprint": self.fingerprint,
+                "manifest-hash": self.assembled.manifest_hash,
+                "nodes-dir": str(self.run.nodes_path),
+                "exclude": "forget-split" if stage == "retrain" else "",
+            }
+        )
+
+    def check_stop(self) -> None:
+        if self.stop.is_set():
+            raise RunInterrupted("stopped by Ctrl-C")
+
+    def initial_vector(self, stage: str) -> np.ndarray:
+        """The global model that `stage` starts from: the finetuned one for unlearn, else the fresh adapter."""
+        if stage != "unlearn":
+            return self.start_vector
+        if self.run.stage_summary("finetune") is None:
+            raise RunError(
+                "the stage unlearn starts from the finetuned model: put finetune before it in `stages`, or name a "
+                "finished run with `start_from`"
+            )
+        return self.run.load_checkpoint("finetune").vector
+
+
+class Stage:
+    """One of finetune, retrain, unlearn: rounds of FedTU and FedFT with an evaluation after each."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server, self.name = server, name
+        self.config, self.run, self.events = server.config, server.run, server.events
+        self.rounds: int = getattr(self.config.federation.rounds, name)
+        self.inner = aggregator(self.config)
+        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, active=name == "unlearn")
+        self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
+        self.label = SAMPLING[name]
+
+    def execute(self) -> None:
+        started = time.perf_counter()
+        done, vector = self._recover()
+        self.events.stage_started(self.name, done, self.rounds)
+        if self.name == "unlearn" and self.oracle is None:
+            self.events.warning("no retrained model in this run: forget quality cannot be computed")
+        if done == 0 and self.config.evaluation.at_start:
+            self.evaluate(0, "start", vector)
+        self.done, self.vector = done, vector
+        self._rounds()
+        self._finish(time.perf_counter() - started)
+
+    def _recover(self) -> tuple[int, np.ndarray]:
+        """Continue after the last complete round, or start afresh."""
+        if not self.run.checkpoint_rounds(self.name):
+            self.run.forget_metrics_after(self.name, -1)
+            self.requests.roll_back(0)
+            return 0, self.server.initial_vector(self.name)
+        checkpoint = self.run.load_checkpoint(self.name)
+        self.inner.load_state_dict(checkpoint.strategy_state)
+        self.run.forget_metrics_after(self.name, checkpoint.round)
+        self.requests.roll_back(checkpoint.round)
+        return checkpoint.round, checkpoint.vector
+
+    def _rounds(self) -> None:
+        """Run what is left; rounds are added while requests are pending, up to the configured number."""
+        fedtu = FedTU(
+            self.inner,
+            requests=self.requests,
+            listener=_Recorder(self),
+            nodes=self.server.nodes,
+            eligible=self._eligible,
+            seed=self.config.seed,
+            stage=self.label,
+            server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
+            extra_rounds=self.config.unlearning.requests.extra_rounds,
+        )
+        fedtu.start(
+            self.server.grid,
+            ArrayRecord({protocol.ADAPTER: Array(self.vector)}),
+            num_rounds=self.rounds,
+            timeout=self.config.federation.timeout,
+            train_config=self.server.message_config(self.name),
+            start_round=self.done + 1,
+        )
+
+    def _eligible(self, client: int) -> bool:
+        """Whether `client` has anything to train on in this stage."""
+        if self.name == "unlearn":
+            return self.requests.live(client) > 0
+        return self.server.holdings.live(client, without_forget_split=self.name == "retrain") > 0
+
+    def evaluate(self, round: int, moment: str, vector: np.ndarray) -> Measured:
+        """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
+        self.events.evaluating(moment)
+        profile = self.config.evaluation.full if moment == "end" else self.config.evaluation.light
+        measured = self.server.assessor.measure(vector, profile, self.oracle)
+        self.run.append_metrics(measured.rows(self.name, round, moment))
+        self.events.evaluated(round, moment, measured.metrics, measured.seconds)
+        return measured
+
+    def _finish(self, seconds: float) -> None:
+        rounds = self.done
+        measured = self.evaluate(rounds, "end", self.vector)
+        outcome = self.requests.verify(rounds, measured)
+        waiting = self.requests.waiting(rounds)
+        if waiting:
+            self.events.warning(f"{len(waiting)} deletion requests are still pending: {', '.join(waiting)}")
+        self.run.finish_stage(
+            self.name,
+            {
+                "stage": self.name,
+                "rounds": rounds,
+                "seconds": seconds,
+                "seed": self.config.seed,
+                "fingerprint": self.server.fingerprint,
+                "metrics": measured.metrics,
+                "requests": outcome,
+            },
+            measured.log,
+        )
+        self.events.stage_finished(self.name, seconds)
+
+
+class _Recorder(Listener):
+    """Binds FedTU's hooks to the run directory and the display."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._round, self._replies, self._failures = 0, 0, 0
+
+    def round_started(self, round: int, total: int) -> None:
+        self._stage.server.check_stop()
+        self._round, self._replies, self._failures = round, 0, 0
+        self._stage.events.round_started(round)
+
+    def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
+        self._stage.server.check_stop()
+        self._stage.events.exchange_started(kind, nodes)
+
+    def reply(self, node: int, ok: bool, reason: str) -> None:
+        self._replies += ok
+        self._failures += not ok
+        self._stage.events.reply(node, ok, reason)
+        if not ok and self._stage.config.strict:
+            raise RunError(f"strict: client {node} failed in round {self._round}: {reason}")
+
+    def checkpoint(self, round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+        stage, vector = self._stage, _vector(arrays)
+        evaluation = stage.config.evaluation
+        if moment == "after_unlearn":
+            if evaluation.after_unlearn:
+                stage.evaluate(round, moment, vector)
+            return
+        if evaluation.every and round % evaluation.every == 0 and round < stage.rounds:
+            stage.evaluate(round, "round", vector)
+        stage.run.save_checkpoint(
+            Checkpoint(stage.name, round, vector, dict(state), {"seed": stage.config.seed}),
+            keep=stage.config.federation.keep_checkpoints,
+        )
+        stage.done, stage.vector = round, vector
+
+    def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float) -> None:
+        stage = self._stage
+        values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
+        values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
+        row = {"stage": stage.name, "round": round, "moment": "round", "evaluator": "federation", "metrics": values}
+        stage.run.append_metrics([row])
+        stage.events.round_finished(round, seconds)
+
+
+def _vector(arrays: ArrayRecord) -> np.ndarray:
+    return np.array(arrays[protocol.ADAPTER].numpy(), dtype=np.float32)

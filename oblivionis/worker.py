@@ -1,0 +1,173 @@
+"""The resident part of a client process: one base model and the records, however many clients the process plays."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from clients.flat import FlatParameters
+from clients.training import Prox, TrainReport, TrainSettings, train
+from clients.unlearning import UnlearnReport, unlearn
+from evaluation.packing import Sequence as TokenSequence
+from oblivionis import seeds
+from oblivionis.config import Config
+from oblivionis.corpora import load_corpus, load_partition
+from oblivionis.data.records import Record
+from oblivionis.data.tokenize import encode_all
+from oblivionis.errors import OblivionisError
+from oblivionis.models import adapters
+from oblivionis.models.assembly import assemble
+
+_RESIDENT_PARTITIONS = 64
+
+
+class ClientError(OblivionisError):
+    """A client cannot do what it was asked; the reason reaches the server as the error of its reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One client's records in their order, with their token sequences."""
+
+    records: tuple[Record, ...]
+    sequences: tuple[TokenSequence, ...]
+    truncated: int
+
+    def select(self, excluded: Collection[str]) -> list[TokenSequence]:
+        return [s for r, s in zip(self.records, self.sequences, strict=True) if r.id not in excluded]
+
+
+class Worker:
+    """A base model with its adapter slot, and the corpus. Built once per process and configuration."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        torch.set_num_threads(max(1, config.federation.client_threads))
+        torch.set_flush_denormal(True)
+        self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        self.flat: FlatParameters = self.assembled.flat
+        self.corpus = load_corpus(config.data)
+        self.partition = load_partition(self.corpus, config)
+        self._holdings: OrderedDict[int, Holding] = OrderedDict()
+
+    def holding(self, client: int) -> Holding:
+        """The records of `client`, tokenised; the most recently used clients stay in memory."""
+        if client in self._holdings:
+            self._holdings.move_to_end(client)
+            return self._holdings[client]
+        if not 0 <= client < len(self.partition.clients):
+            raise ClientError(f"partition {client} does not exist: the configuration has {len(self.partition.clients)}")
+        records = tuple(self.corpus.train[i] for i in self.partition.clients[client])
+        encoded, truncated = encode_all(
+            records,
+            self.assembled.tokenizer,
+            self.assembled.template,
+            max_length=self.config.model.max_length,
+            on_overflow=self.config.model.on_overflow,
+        )
+        sequences = tuple(TokenSequence(e.prompt, e.answer) for e in encoded)
+        self._holdings[client] = Holding(records, sequences, truncated)
+        while len(self._holdings) > _RESIDENT_PARTITIONS:
+            self._holdings.popitem(last=False)
+        return self._holdings[client]
+
+    def finetune(
+        self,
+        client: int,
+        vector: np.ndarray,
+        *,
+        excluded: Collection[str],
+        epochs: int,
+        proximal_mu: float,
+        seed: int,
+    ) -> tuple[np.ndarray, TrainReport]:
+        """Train from the global `vector` on all records of `client` but `excluded`; the new vector and a report."""
+        sequences = self.holding(client).select(excluded)
+        if not sequences:
+            raise ClientError(f"client {client} has no record left to train on")
+        self._load(vector)
+        settings = self._settings(epochs=epochs)
+        prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
+        report = train(self.assembled.model, self.flat, sequences, settings, prox=prox, seed=seed)
+        return self.flat.numpy(), report
+
+    def forget(
+        self,
+        client: int,
+        vector: np.ndarray,
+        *,
+        record_ids: Collection[str],
+        tombstones: Collection[str],
+        proximal_mu: float,
+        seed: int,
+    ) -> tuple[np.ndarray, UnlearnReport]:
+        """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set."""
+        holding = self.holding(client)
+        held = {r.id for r in holding.records}
+        foreign = [i for i in record_ids if i not in held]
+        if foreign:
+            raise ClientError(f"client {client} does not hold record {foreign[0]!r} ({len(foreign)} unknown)")
+        wanted = set(record_ids)
+        forget_set = holding.select(held - wanted)
+        retain_set = holding.select(wanted.union(tombstones))
+        self._load(vector)
+        unlearning = self.config.unlearning
+        settings = self._settings(
+            epochs=unlearning.epochs,
+            learning_rate=unlearning.learning_rate,
+            batch_size=unlearning.batch_size,
+            weight_decay=unlearning.weight_decay,
+            max_grad_norm=unlearning.max_grad_norm,
+        )
+        prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
+        report = unlearn(
+            self.assembled.model,
+            self.flat,
+            forget_set,
+            retain_set,
+            unlearning.method,
+            dict(unlearning.params),
+            settings,
+            seed=seed,
+            prox=prox,
+            forget_nll_limit=unlearning.forget_nll_limit,
+        )
+        return self.flat.numpy(), report
+
+    def _load(self, vector: np.ndarray) -> None:
+        adapters.check_vector(vector, self.flat.manifest)
+        self.flat.load(vector)
+
+    def _settings(self, *, epochs: int, **changes: float | int | None) -> TrainSettings:
+        training = self.config.training
+        values: dict = {
+            "learning_rate": training.learning_rate,
+            "weight_decay": training.weight_decay,
+            "batch_size": training.batch_size,
+            "warmup_epochs": training.warmup_epochs,
+            "schedule": training.schedule,
+            "max_grad_norm": training.max_grad_norm,
+            "gradient_accumulation": training.gradient_accumulation,
+            "optimizer": training.optimizer,
+        }
+        values.update({k: v for k, v in changes.items() if v is not None})
+        return TrainSettings(epochs=epochs, **values)
+
+
+_worker: Worker | None = None
+
+
+def resident(config: Config, relevant: Sequence[object]) -> Worker:
+    """This process's worker for `config`. It is rebuilt only when what it was built from (`relevant`) changes."""
+    global _worker
+    key = repr(relevant)
+    if _worker is None or getattr(_worker, "key", None) != key:
+        _worker = None
+        _worker = Worker(config)
+        _worker.key = key  # type: ignore[attr-defined]
+    _worker.config = config
+    return _worker

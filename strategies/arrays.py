@@ -1,0 +1,100 @@
+"""Arrays of Flower records: read without copying, averaged in float64, written back in their own dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+BLOCK = 1 << 16
+"""Numbers worked on at a time: float64 temporaries of this size stay in the processor's cache."""
+
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def view(array: Array) -> NDArray:
+    """The numbers of a Flower array as a read-only view on its bytes, any shape.
+
+    Raises ValueError when the bytes are not one array of plain numbers.
+    """
+    if array.stype != "numpy.ndarray":
+        raise ValueError(f"unknown serialisation {array.stype!r}")
+    stream = BytesIO(array.data)
+    version = np.lib.format.read_magic(stream)
+    if version not in _HEADER_READERS:
+        raise ValueError(f"unknown npy version {version}")
+    shape, fortran_order, dtype = _HEADER_READERS[version](stream)
+    if dtype.kind not in "fiub":
+        raise ValueError(f"dtype {dtype} is not numeric")
+    size, offset = math.prod(shape), stream.tell()
+    if offset + size * dtype.itemsize != len(array.data):
+        raise ValueError(f"{len(array.data) - offset} bytes for {size} numbers of {dtype}")
+    if size == 0:
+        return np.empty(shape, dtype)
+    return np.frombuffer(array.data, dtype, size, offset).reshape(shape, order="F" if fortran_order else "C")
+
+
+def finite(array: NDArray) -> bool:
+    """Whether `array` holds no NaN and no infinite number."""
+    if array.dtype.kind != "f":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(array.sum()):  # a finite sum has only finite terms; the reverse may fail by overflow
+            return True
+    return bool(np.isfinite(array).all())
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Slices that cover `size` numbers, `BLOCK` at a time."""
+    for start in range(0, size, BLOCK):
+        yield slice(start, min(start + BLOCK, size))
+
+
+def weighted_sum(arrays: Sequence[NDArray], weights: Sequence[float]) -> NDArray[np.float64]:
+    """Σ weight · array over 1-d arrays of one length, in float64 and in the given order."""
+    total = np.multiply(arrays[0], weights[0], dtype=np.float64)
+    product = np.empty_like(total)
+    for array, weight in zip(arrays[1:], weights[1:], strict=True):
+        np.multiply(array, weight, out=product, dtype=np.float64)
+        total += product
+    return total
+
+
+def store(target: NDArray, block: slice, values: NDArray[np.float64]) -> None:
+    """Write float64 `values` into `target[block]`, rounded to the nearest number of its dtype."""
+    with np.errstate(over="ignore"):
+        target[block] = values if target.dtype.kind == "f" else np.rint(values)
+
+
+def merged(arrays: ArrayRecord, others: Sequence[ArrayRecord], weights: Sequence[float]) -> ArrayRecord:
+    """φ + Σ w_u (φ_u − φ), array by array, in float64 and then in φ's dtype. `weights` sum to 1."""
+    result = {}
+    for name, array in arrays.items():
+        base = view(array)
+        rows = [view(other[name]).reshape(-1) for other in others]
+        flat, new = base.reshape(-1), np.empty(base.size, base.dtype)
+        for block in blocks(base.size):
+            before = flat[block].astype(np.float64)
+            differences = [row[block].astype(np.float64) - before for row in rows]
+            store(new, block, before + weighted_sum(differences, weights))
+        result[name] = Array(new.reshape(base.shape))
+    return ArrayRecord(result)
+
+
+def with_dtypes_of(reference: ArrayRecord, arrays: ArrayRecord) -> ArrayRecord:
+    """`arrays` itself, or a copy in the dtypes of `reference` where a strategy changed them (Flower's FedAdam does).
+
+    Raises ValueError when names or shapes differ from `reference`.
+    """
+    if reference.keys() != arrays.keys():
+        raise ValueError(f"expected arrays {sorted(reference)}, got {sorted(arrays)}")
+    shapes = {n: (tuple(a.shape), tuple(arrays[n].shape)) for n, a in reference.items()}
+    if wrong := {n: pair for n, pair in shapes.items() if pair[0] != pair[1]}:
+        raise ValueError(f"shapes differ (expected, got): {wrong}")
+    if all(arrays[n].dtype == a.dtype for n, a in reference.items()):
+        return arrays
+    return ArrayRecord({n: Array(view(arrays[n]).astype(a.dtype)) for n, a in reference.items()})

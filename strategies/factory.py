@@ -1,0 +1,35 @@
+"""Aggregators by name. A new one is one new file: `fedxyz.py` with a class whose lower-case name is `fedxyz`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+from strategies.server_step import ServerStep
+
+
+def names() -> list[str]:
+    """The names that `build` knows, sorted."""
+    modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return sorted(name for name in modules if name.startswith("fed") and _find(name) is not None)
+
+
+def build(name: str, **settings: Any) -> ServerStep:
+    """The aggregator `name` with its own settings (see its class) and those of `ServerStep` (sampling).
+
+    Raises ValueError for an unknown name or a setting out of range, TypeError for an unknown setting.
+    """
+    known = names()
+    aggregator = _find(name) if name in known else None
+    if aggregator is None:
+        raise ValueError(f"unknown aggregator {name!r}; expected one of {', '.join(known)}")
+    return aggregator(**settings)
+
+
+def _find(name: str) -> type[ServerStep] | None:
+    for attribute, value in vars(importlib.import_module(f"strategies.{name}")).items():
+        if attribute.lower() == name and isinstance(value, type) and issubclass(value, ServerStep):
+            return value
+    return None

@@ -1,0 +1,16 @@
+"""FedYogi: FedAdam whose second moment moves by small steps only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strategies.fedadam import FedAdam
+from strategies.server_step import Floats
+
+
+class FedYogi(FedAdam):
+    """FedAdam with v_t = v_{t-1} − (1−β2) Δ_t² sign(v_{t-1} − Δ_t²) (Oblivionis eqs. 30–33)."""
+
+    def second_moment(self, v: Floats | float, squared: Floats) -> Floats:
+        """v_t from v_{t-1} and Δ_t² (n,), eq. 32."""
+        return v - (1 - self.beta_2) * squared * np.sign(v - squared)

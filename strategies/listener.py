@@ -1,0 +1,82 @@
+"""What FedTU tells about itself while it runs: hooks for progress, metrics and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+
+class Listener:
+    """Every hook does nothing here; override the ones you need. Clients are named by partition id.
+
+    An exception that a hook raises ends the run: that is also the way to stop it between exchanges.
+    """
+
+    def round_started(self, round: int, total: int) -> None:
+        """Before anything else in a round; `total` is the number of the last planned round."""
+
+    def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
+        """Messages are about to leave; `kind` is `unlearn`, `train` or `evaluate`."""
+
+    def reply(self, node: int, ok: bool, reason: str) -> None:
+        """One client answered well (`reason` is empty), badly or not at all (`node` is -1 for an unknown sender)."""
+
+    def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
+        """All replies were judged; the new global model, if any, follows."""
+
+    def evaluating(self, round: int, moment: str) -> None:
+        """An evaluation on the server starts; `moment` is `initial`, `after_unlearn` or `round`."""
+
+    def evaluated(self, round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
+        """An evaluation on the server ended with `metrics` (empty when it returned none)."""
+
+    def checkpoint(self, round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+        """The place to save: `moment` is `after_unlearn` or `round`; `state` is the strategy's `state_dict()`.
+
+        From (`round`, `round`) a run continues with `start(…, start_round=round + 1)`; from (`round`, `after_unlearn`)
+        with `start_round=round`, its requests being served already.
+        """
+
+    def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, object], seconds: float) -> None:
+        """After the round's checkpoint; `metrics` are the clients' training metrics, averaged."""
+
+
+class Listeners(Listener):
+    """Several listeners, called one after another."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def round_started(self, round: int, total: int) -> None:
+        for listener in self._listeners:
+            listener.round_started(round, total)
+
+    def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
+        for listener in self._listeners:
+            listener.exchange_started(kind, nodes)
+
+    def reply(self, node: int, ok: bool, reason: str) -> None:
+        for listener in self._listeners:
+            listener.reply(node, ok, reason)
+
+    def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
+        for listener in self._listeners:
+            listener.exchange_ended(kind, accepted, left_out, seconds)
+
+    def evaluating(self, round: int, moment: str) -> None:
+        for listener in self._listeners:
+            listener.evaluating(round, moment)
+
+    def evaluated(self, round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
+        for listener in self._listeners:
+            listener.evaluated(round, moment, metrics, seconds)
+
+    def checkpoint(self, round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+        for listener in self._listeners:
+            listener.checkpoint(round, moment, arrays, state)
+
+    def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, object], seconds: float) -> None:
+        for listener in self._listeners:
+            listener.round_completed(round, arrays, metrics, seconds)

@@ -1,0 +1,160 @@
+"""Partition ids instead of Flower's random node ids, and sampling that is the same on every run."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from logging import WARNING
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from strategies import protocol
+from strategies.errors import ActorDied, NodeMapError
+from strategies.replies import actor_died, answers
+
+
+class NodeMap:
+    """Which Flower node holds which partition.
+
+    Node ids are random; partition ids are what requests, logs and seeds refer to. One `query` message per node finds
+    the partition; only a node that did not answer is asked again. Share one map between all stages of a process.
+
+    `min_nodes`: `refresh` waits until so many nodes are connected, at most `wait_s` seconds. `timeout_s`: how long a
+    query may take. `config` goes into the query; what a node answered is kept in `answers`, by partition id.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_nodes: int = 1,
+        wait_s: float = 3600.0,
+        timeout_s: float = 300.0,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        self._min_nodes, self._wait_s, self._timeout_s = min_nodes, wait_s, timeout_s
+        self._config = dict(config or {})
+        self._partition: dict[int, int] = {}
+        self._silent: set[int] = set()
+        self.answers: dict[int, RecordDict] = {}
+
+    def refresh(self, grid: Grid, *, retry: bool = False) -> dict[int, int]:
+        """Partition → node id of all connected and known nodes, in partition order.
+
+        New nodes are asked for their partition; with `retry` also those that did not answer before.
+        Raises `NodeMapError` when too few nodes connect in time, when none tells its partition, or when two claim one at
+        once; `ActorDied` when a simulation worker crashed.
+        """
+        nodes = self._wait(grid)
+        new = [n for n in nodes if n not in self._partition and (retry or n not in self._silent)]
+        if new:
+            self._ask(grid, new)
+        connected: dict[int, int] = {}
+        for node in nodes:
+            if node in self._partition:
+                connected[self._partition[node]] = node
+        return dict(sorted(connected.items()))
+
+    def partition(self, node: int) -> int | None:
+        """The partition of a node id, None if it is not known."""
+        return self._partition.get(node)
+
+    def _wait(self, grid: Grid) -> list[int]:
+        deadline = time.monotonic() + self._wait_s
+        while len(nodes := list(grid.get_node_ids())) < self._min_nodes:
+            if time.monotonic() >= deadline:
+                raise NodeMapError(f"{len(nodes)} of {self._min_nodes} clients connected within {self._wait_s:.0f} s")
+            time.sleep(min(1.0, self._wait_s))
+        return nodes
+
+    def _ask(self, grid: Grid, nodes: list[int]) -> None:
+        content = RecordDict({protocol.CONFIG: ConfigRecord(self._config)})  # type: ignore[arg-type]
+        messages = [Message(content, dst_node_id=n, message_type=protocol.QUERY) for n in nodes]
+        claimed: dict[int, int] = {}
+        reasons: list[str] = []
+        received = answers(messages, grid.send_and_receive(messages, timeout=self._timeout_s))
+        for message, answer in received:
+            node = message.metadata.dst_node_id
+            reason, partition = _partition_in(answer, self._timeout_s)
+            if partition is None:
+                if answer is not None and answer.has_error() and actor_died(answer):
+                    raise ActorDied(f"the worker process of node {node} died: {answer.error.reason}")
+                log(WARNING, "node %d is left out: %s", node, reason)
+                reasons.append(reason)
+                self._silent.add(node)
+                continue
+            if partition in claimed:
+                raise NodeMapError(f"nodes {claimed[partition]} and {node} both hold partition {partition}")
+            claimed[partition] = node
+            self._silent.discard(node)
+            if answer is not None:
+                self.answers[partition] = answer.content
+        for partition, node in claimed.items():
+            earlier = [n for n, p in self._partition.items() if p == partition]
+            for old in earlier:
+                log(WARNING, "partition %d moved from node %d to node %d", partition, old, node)
+                del self._partition[old]
+            self._partition[node] = partition
+        if not self._partition:
+            raise NodeMapError(f"none of {len(nodes)} nodes could be asked for its partition: {reasons[0]}")
+
+
+def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | None]:
+    if answer is None:
+        return f"no answer to the query within {timeout_s:.0f} s", None
+    if answer.has_error():
+        return f"error {answer.error.code}: {answer.error.reason}", None
+    if not answer.has_content():
+        return "its answer to the query is empty", None
+    for record in answer.content.metric_records.values():
+        value = record.get(protocol.PARTITION_ID)
+        if isinstance(value, int) and value >= 0:
+            return "", value
+    return f"its answer to the query has no {protocol.PARTITION_ID}", None
+
+
+class OrderedGrid(Grid):
+    """A Grid that shows a strategy the eligible nodes in partition order, so that its sampling is reproducible."""
+
+    def __init__(self, grid: Grid, nodes: NodeMap, eligible: Callable[[int], bool] | None = None) -> None:
+        self._grid, self._nodes, self._eligible = grid, nodes, eligible
+
+    def get_node_ids(self) -> list[int]:
+        """Node ids of the connected, known and eligible partitions, in partition order."""
+        known = self._nodes.refresh(self._grid)
+        return [node for partition, node in known.items() if self._eligible is None or self._eligible(partition)]
+
+    def set_run(self, run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self):
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self._grid.send_and_receive(list(messages), timeout=timeout)
+
+
+@contextmanager
+def seeded(*labels: object) -> Iterator[None]:
+    """Seed Python's global `random` (Flower's samplers use it) from `labels`, and put its state back afterwards."""
+    saved = random.getstate()
+    random.seed("/".join(map(str, labels)))
+    try:
+        yield
+    finally:
+        random.setstate(saved)

@@ -1,0 +1,156 @@
+"""Judging replies before anything is aggregated: what is not entirely well is left out, with a reason."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.common.constant import ErrorCode
+
+from strategies import protocol
+from strategies.arrays import finite, view
+from strategies.errors import ActorDied
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one message: `reply` is the valid answer, or None with a `reason`. `partition` -1: unknown."""
+
+    partition: int
+    reply: Message | None
+    reason: str = ""
+
+
+def answers(messages: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | None]]:
+    """Each sent message with its answer, None where none came.
+
+    Answers are matched by `reply_to_message_id` (an error that Flower makes up for a dead node has a foreign sender);
+    the sender counts only where that id is of no message here. Of two answers to one message the first counts.
+    """
+    sent = {m.metadata.message_id for m in messages} - {""}
+    by_id: dict[str, Message] = {}
+    by_node: dict[int, Message] = {}
+    for reply in replies:
+        if reply.metadata.reply_to_message_id in sent:
+            by_id.setdefault(reply.metadata.reply_to_message_id, reply)
+        else:
+            by_node.setdefault(reply.metadata.src_node_id, reply)
+    return [(m, by_id.get(m.metadata.message_id) or by_node.get(m.metadata.dst_node_id)) for m in messages]
+
+
+def judge(
+    exchanged: Iterable[tuple[int, Message | None]],
+    *,
+    reference: ArrayRecord | None,
+    arrays_key: str = protocol.ARRAYS,
+    weight_key: str = protocol.NUM_EXAMPLES,
+    timeout: float | None = None,
+) -> list[Verdict]:
+    """Judge the answers of an exchange, ordered by partition id.
+
+    `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
+    these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays). Its only MetricRecord is
+    finite, with `weight_key` above 0. Flower wants equal metric keys in all replies: those that differ from most are
+    left out. Raises `ActorDied` when a simulation worker crashed.
+    """
+    verdicts = []
+    for partition, reply in sorted(exchanged, key=lambda pair: pair[0]):
+        if reply is not None and reply.has_error() and actor_died(reply):
+            raise ActorDied(f"the worker process of client {partition} died: {reply.error.reason}")
+        reason = _fault(partition, reply, reference, arrays_key, weight_key, timeout)
+        verdicts.append(Verdict(partition, None if reason else reply, reason))
+    return _same_metrics(verdicts)
+
+
+def metrics_of(reply: Message) -> MetricRecord:
+    """The one MetricRecord of a valid reply."""
+    return next(iter(reply.content.metric_records.values()))
+
+
+def actor_died(reply: Message) -> bool:
+    """Whether an error reply says that the simulation's worker process is gone."""
+    return reply.error.code == ErrorCode.UNKNOWN or "ActorDiedError" in (reply.error.reason or "")
+
+
+def _fault(
+    partition: int,
+    reply: Message | None,
+    reference: ArrayRecord | None,
+    arrays_key: str,
+    weight_key: str,
+    timeout: float | None,
+) -> str:
+    if reply is None:
+        return "no reply" if timeout is None else f"no reply within {timeout:g} s"
+    if reply.has_error():
+        return f"error {reply.error.code}: {reply.error.reason}"
+    if not reply.has_content():
+        return "the reply is empty"
+    if reference is not None:
+        records = reply.content.array_records
+        if list(records) != [arrays_key]:
+            return f"expected one ArrayRecord {arrays_key!r}, got {sorted(records) or 'none'}"
+        if fault := _array_fault(reference, records[arrays_key]):
+            return fault
+    return _metric_fault(partition, reply, weight_key)
+
+
+def _array_fault(reference: ArrayRecord, candidate: ArrayRecord) -> str:
+    missing, extra = reference.keys() - candidate.keys(), candidate.keys() - reference.keys()
+    if missing or extra:
+        return f"wrong arrays: missing {sorted(missing)}, unknown {sorted(extra)}"
+    for name, sent in reference.items():
+        try:
+            array = view(candidate[name])
+        except ValueError as error:
+            return f"array {name!r} cannot be read: {error}"
+        if array.dtype != np.dtype(sent.dtype):
+            return f"array {name!r} has dtype {array.dtype}, expected {sent.dtype}"
+        if array.shape != tuple(sent.shape):
+            return f"array {name!r} has shape {array.shape}, expected {tuple(sent.shape)}"
+        if not finite(array):
+            return f"array {name!r} holds NaN or infinite numbers"
+    return ""
+
+
+def _metric_fault(partition: int, reply: Message, weight_key: str) -> str:
+    records = reply.content.metric_records
+    if len(records) != 1:
+        return f"expected one MetricRecord, got {len(records)}"
+    metrics = metrics_of(reply)
+    for key, value in metrics.items():
+        if not all(math.isfinite(v) for v in (value if isinstance(value, list) else [value])):
+            return f"metric {key!r} is {value}"
+    if weight_key not in metrics:
+        return f"metric {weight_key!r} is missing"
+    weight = metrics[weight_key]
+    if isinstance(weight, list) or weight <= 0:
+        return f"metric {weight_key!r} is {weight}, expected a number above 0"
+    claimed = metrics.get(protocol.PARTITION_ID, partition)
+    if claimed != partition:
+        return f"the reply is signed by client {claimed}"
+    return ""
+
+
+def _same_metrics(verdicts: list[Verdict]) -> list[Verdict]:
+    """Leave out the replies whose metric keys differ from those of most; a tie goes to the lowest partition id."""
+    layouts = {v.partition: _layout(v.reply) for v in verdicts if v.reply is not None}
+    if len(set(layouts.values())) < 2:
+        return verdicts
+    usual = Counter(layouts.values()).most_common(1)[0][0]
+    names = sorted(key for key, _ in usual[1])
+    return [
+        v
+        if v.reply is None or layouts[v.partition] == usual
+        else Verdict(v.partition, None, f"its metrics differ from those of the other replies: {names}")
+        for v in verdicts
+    ]
+
+
+def _layout(reply: Message) -> tuple[str, frozenset[tuple[str, int]]]:
+    (name, metrics), *_ = reply.content.metric_records.items()
+    return name, frozenset((k, len(v) if isinstance(v, list) else -1) for k, v in metrics.items())

@@ -1,0 +1,152 @@
+"""What the six aggregators share: the weighted mean in float64, block by block, and moments that can be saved."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from logging import INFO
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from strategies.arrays import blocks, finite, store, view, weighted_sum
+
+Floats = NDArray[np.float64]
+
+
+class ServerStep(FlowerFedAvg):
+    """Flower's FedAvg (its sampling, checks and metric averaging) with a server update of its own.
+
+    A subclass overrides `step` and names its accumulators in `moments` and its settings in `settings`. The update
+    starts from the arrays that were sent in this round: nothing else is remembered of the global model, so a model that
+    FedTU put in its place is never undone. Moments are kept in the model's dtype (float32 at least).
+
+    At least one client is sampled: max(int(n · fraction_train), min_train_nodes).
+    """
+
+    moments: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 0.0,
+        min_train_nodes: int = 1,
+        min_evaluate_nodes: int = 1,
+        min_available_nodes: int = 1,
+        **flower: Any,
+    ) -> None:
+        super().__init__(
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+            **flower,
+        )
+        self.fraction_evaluate = fraction_evaluate
+        self._sent: ArrayRecord | None = None
+        self._moments: dict[str, dict[str, NDArray]] = {}
+
+    @abstractmethod
+    def step(
+        self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
+    ) -> tuple[Floats, dict[str, Floats]]:
+        """One block of the server update.
+
+        `previous` is φ_{t-1} (n,), `mean` is Σ α_k φ_k (n,), `moments` the accumulators (n,) each, None before the
+        first aggregation. Returns φ_t (n,) and the new accumulators.
+        """
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample clients as Flower does and remember what is sent to them."""
+        self._sent = arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """φ_t and the averaged metrics; (None, None) without a valid reply.
+
+        Raises AggregationError, leaving the moments as they were, when the update is not finite.
+        """
+        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        if not valid:
+            return None, None
+        contents = [message.content for message in valid]
+        counts = [float(next(iter(c.metric_records.values()))[self.weighted_by_key]) for c in contents]  # type: ignore[arg-type]
+        alphas = [count / sum(counts) for count in counts]
+        arrays = self._update([next(iter(c.array_records.values())) for c in contents], alphas)
+        return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+
+    def _update(self, records: list[ArrayRecord], alphas: list[float]) -> ArrayRecord:
+        if self._sent is None:
+            raise AggregationError("aggregate_train was called before configure_train")
+        result: dict[str, Array] = {}
+        new_moments: dict[str, dict[str, NDArray]] = {m: {} for m in self.moments}
+        for name, sent in self._sent.items():
+            previous = view(sent)
+            rows = [view(record[name]) for record in records]
+            old = {m: a[name] for m, a in self._moments.items() if name in a} if self._moments else None
+            if any(row.shape != previous.shape for row in rows):
+                raise AggregationError(f"array {name!r}: the replies do not all have shape {previous.shape}")
+            if old is not None and [a.shape for a in old.values()] != [previous.shape] * len(self.moments):
+                raise AggregationError(f"array {name!r}: the loaded moments do not have shape {previous.shape}")
+            new, accumulators = self._update_one(previous, rows, alphas, old)
+            if not finite(new) or not all(finite(a) for a in accumulators.values()):
+                raise AggregationError(f"{type(self).__name__}: the new global {name!r} is not finite; it diverged")
+            result[name] = Array(new)
+            for moment, accumulator in accumulators.items():
+                new_moments[moment][name] = accumulator
+        self._moments = new_moments
+        return ArrayRecord(result)
+
+    def _update_one(
+        self, previous: NDArray, rows: list[NDArray], alphas: list[float], old: Mapping[str, NDArray] | None
+    ) -> tuple[NDArray, dict[str, NDArray]]:
+        flat, flat_rows = previous.reshape(-1), [row.reshape(-1) for row in rows]
+        flat_old = None if old is None else {m: a.reshape(-1) for m, a in old.items()}
+        new = np.empty(previous.size, previous.dtype)
+        precision = np.result_type(previous.dtype, np.float32)
+        accumulators = {m: np.empty(previous.size, precision) for m in self.moments}
+        for block in blocks(previous.size):
+            mean = weighted_sum([row[block] for row in flat_rows], alphas)
+            before = None if flat_old is None else {m: a[block].astype(np.float64) for m, a in flat_old.items()}
+            values, after = self.step(flat[block].astype(np.float64), mean, before)
+            store(new, block, values)
+            for moment, accumulator in accumulators.items():
+                store(accumulator, block, after[moment])
+        return new.reshape(previous.shape), {m: a.reshape(previous.shape) for m, a in accumulators.items()}
+
+    def state_dict(self) -> dict[str, NDArray]:
+        """The accumulators as `moment/array name`; empty before the first aggregation."""
+        return {f"{m}/{name}": array for m, arrays in self._moments.items() for name, array in arrays.items()}
+
+    def load_state_dict(self, state: Mapping[str, NDArray]) -> None:
+        """Continue from what `state_dict` gave. Raises ValueError for the state of another strategy."""
+        loaded: dict[str, dict[str, NDArray]] = {m: {} for m in self.moments} if state else {}
+        for key, array in state.items():
+            moment, _, name = key.partition("/")
+            if moment not in self.moments:
+                raise ValueError(f"{type(self).__name__} has no accumulator {moment!r} (key {key!r})")
+            loaded[moment][name] = np.array(array)
+        if len({frozenset(arrays) for arrays in loaded.values()}) > 1:
+            raise ValueError(f"{type(self).__name__}: accumulators for different arrays: {sorted(state)}")
+        self._moments = loaded
+
+    def reset_state(self) -> None:
+        """Forget the accumulators: the next aggregation is as the first."""
+        self._moments = {}
+
+    def summary(self) -> None:
+        """Log the settings."""
+        values = ", ".join(f"{name} {getattr(self, name):g}" for name in self.settings)
+        log(INFO, "\t├──> %s: %s", type(self).__name__, values or "no settings of its own")
+        super().summary()
