@@ -288,7 +288,7 @@ def decode(
 
 
 def _parts(indices: list[int], prompts: Seq[Seq[int]], packed: bool) -> list[list[int]]:
-    """The prompts to add, in groups of bounded prefill size (one group where rows cannot be added one after another)."""
+    """The prompts to add, in groups of bounded prefill size; one group for a decoder that opens only once."""
     if not packed:
         return [indices]
     parts: list[list[int]] = []

@@ -6,6 +6,7 @@ model. Every number has this one implementation.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -260,7 +261,7 @@ class TofuEvaluator:
         scores = session.scores([s for sequences in per_question for s in sequences])
         starts = np.cumsum([0] + [len(sequences) for sequences in per_question])
         answers = starts[:-1]
-        losses = [scores.mean_nll[a:b].tolist() for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        losses = [scores.mean_nll[a:b].tolist() for a, b in itertools.pairwise(starts)]
         section = {
             "avg_gt_loss": _numbered(x[0] for x in losses),
             "avg_paraphrased_loss": _numbered(x[1] for x in losses),

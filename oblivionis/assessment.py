@@ -1,13 +1,167 @@
-from dataclasses import dataclass, field
-@dataclass
+"""From a global model to its metrics: the question sets, the evaluators and the profiles of the configuration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluation.hook import EvaluationSession, Hook, Report
+from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
+from oblivionis import config as configuration
+from oblivionis import seeds
+from oblivionis.config import Config
+from oblivionis.corpora import load_corpus
+from oblivionis.data.records import Corpus, Record
+from oblivionis.data.tokenize import encode_pairs
+from oblivionis.errors import RunError
+from oblivionis.models import adapters
+from oblivionis.models.assembly import Assembled, assemble
+from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.runs import Checkpoint, RunDirectory, read_checkpoint
+from oblivionis.schema import Profile as ProfileSettings
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    metrics: dict = field(default_factory=dict)
-    log: dict | None = None
-    seconds: float = 0.0
-    def rows(self, stage, round, moment):
-        return [{"stage": stage, "round": round, "moment": moment, "evaluator": "tofu", "metrics": self.metrics}]
-    def forget_rouge(self): return {}
+    """The evaluation of one global model.
+
+    `metrics` are those of the TOFU evaluator, by short name; `report` holds all evaluators' results.
+    """
+
+    report: Report
+    seconds: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        found = self.report.results.get("tofu")
+        return dict(found.metrics) if found else {}
+
+    @property
+    def log(self) -> dict[str, Any] | None:
+        """The per-question log in the shape of TOFU's own, with the question ids under `ids`."""
+        found = self.report.results.get("tofu")
+        return {**found.details["log"], "ids": found.details["ids"]} if found else None
+
+    def rows(self, stage: str, round: int, moment: str) -> list[dict[str, Any]]:
+        """One line of metrics.jsonl per evaluator; a failed evaluator has `error` instead of metrics."""
+        head = {"stage": stage, "round": round, "moment": moment}
+        tail = {"seconds": self.seconds, "time": time.time()}
+        found = [
+            {**head, "evaluator": name, "metrics": dict(result.metrics), **tail}
+            for name, result in self.report.results.items()
+        ]
+        return found + [
+            {**head, "evaluator": name, "metrics": {}, "error": error, **tail}
+            for name, error in self.report.failed.items()
+        ]
+
+    def forget_rouge(self) -> Mapping[str, float]:
+        """ROUGE-L recall of each forget question that was asked, by record id."""
+        log = self.log
+        if log is None or "eval_log_forget" not in log:
+            return {}
+        recalls = log["eval_log_forget"].get("rougeL_recall", {})
+        return dict(zip(log["ids"]["eval_log_forget"], recalls.values(), strict=True)) if recalls else {}
+
+
 class Assessor:
-    def __init__(self, *a): pass
-    def measure(self, vector, profile, oracle):
-        return Measured({"norm": float((vector**2).sum())})
+    """Measures adapters of one assembled model on the questions of one corpus, tokenised once."""
+
+    def __init__(self, assembled: Assembled, corpus: Corpus, config: Config) -> None:
+        self._assembled, self._config = assembled, config
+        tokenizer = assembled.tokenizer
+        self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}
+        self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def measure(
+        self, vector: np.ndarray, settings: ProfileSettings, oracle: Mapping[str, Any] | None = None
+    ) -> Measured:
+        """Load `vector` and run every evaluator with the profile `settings`.
+
+        `oracle` is the retrained model's log; with it there is a forget quality.
+        """
+        started = time.perf_counter()
+        evaluation = self._config.evaluation
+        adapters.check_vector(vector, self._assembled.flat.manifest)
+        self._assembled.flat.load(vector)
+        ratios = truth_ratios(oracle, "forget", evaluation.truth_ratio) if oracle is not None else None
+        tofu = TofuEvaluator(
+            questions=self._questions,
+            decode=self._decode,
+            convention=evaluation.truth_ratio,
+            oracle=None if ratios is None else ratios.tolist(),
+            profile=Profile(settings.questions_per_set, settings.max_new_tokens, tuple(settings.sets)),
+        )
+        session = EvaluationSession(
+            self._assembled.model,
+            stop_ids=self._assembled.stop_ids,
+            pad_id=self._assembled.tokenizer.pad_token_id or 0,
+            token_budget=evaluation.token_budget,
+        )
+        report = Hook([tofu], strict=self._config.strict).run(session)
+        return Measured(report, time.perf_counter() - started)
+
+
+def _questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
+    """Tokenise questions with all their answers; answers longer than `model.max_length` follow `on_overflow`."""
+    pairs, spans = [], []
+    for record in records:
+        right = [record.paraphrased_answer] if record.paraphrased_answer is not None else []
+        start = len(pairs)
+        pairs += [(record.question, text) for text in (record.answer, *right, *record.perturbed_answers)]
+        spans.append((start, len(right)))
+    encoded = encode_pairs(
+        pairs,
+        assembled.tokenizer,
+        assembled.template,
+        max_length=config.model.max_length,
+        on_overflow=config.model.on_overflow,
+    )
+    found = []
+    for record, (start, right) in zip(records, spans, strict=True):
+        answer, *others = encoded[start : start + 1 + right + len(record.perturbed_answers)]
+        found.append(
+            Question(
+                id=record.id,
+                prompt=answer.prompt,
+                answer=answer.answer,
+                text=record.answer,
+                paraphrase=others[0].answer if right else None,
+                perturbed=tuple(e.answer for e in others[right:]),
+            )
+        )
+    return found
+
+
+def evaluate_checkpoint(
+    target: Path, stage: str | None, overrides: Sequence[str]
+) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
+    """Measure a run's final model of `stage` (None: of its last finished stage), or a checkpoint file of a run.
+
+    `overrides` change the run's own configuration, e.g. `evaluation.truth_ratio=arithmetic`. Raises RunError when there
+    is nothing to measure or the base model is another one than the run's.
+    """
+    if target.is_file():
+        run = RunDirectory.open(target.resolve().parents[2])
+        checkpoint = read_checkpoint(target)
+    else:
+        run = RunDirectory.open(target)
+        finished = [s for s in ("finetune", "retrain", "unlearn") if run.stage_summary(s) is not None]
+        if stage is None and not finished:
+            raise RunError(f"{target}: no stage is finished yet; name one with --stage to measure its last checkpoint")
+        checkpoint = run.load_checkpoint(stage or finished[-1])
+    config = configuration.compose(run.path / "config.yaml", list(overrides))
+    expected = run.environment().get("fingerprint")
+    actual = fingerprint_source(config.model.source, config.model.revision)
+    if expected and actual != expected:
+        raise RunError(f"the base model {config.model.source!r} is not the run's: {actual[:12]}, expected {expected[:12]}")
+    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    measured = Assessor(assembled, load_corpus(config.data), config).measure(
+        checkpoint.vector, config.evaluation.full, run.evaluation_log("retrain")
+    )
+    return run, checkpoint, measured.metrics

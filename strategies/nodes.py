@@ -45,8 +45,8 @@ class NodeMap:
         """Partition → node id of all connected and known nodes, in partition order.
 
         New nodes are asked for their partition; with `retry` also those that did not answer before.
-        Raises `NodeMapError` when too few nodes connect in time, when none tells its partition, or when two claim one at
-        once; `ActorDied` when a simulation worker crashed.
+        Raises `NodeMapError` when too few nodes connect in time, when none tells its partition, or when two claim one
+        at once; `ActorDied` when a simulation worker crashed.
         """
         nodes = self._wait(grid)
         new = [n for n in nodes if n not in self._partition and (retry or n not in self._silent)]

@@ -85,7 +85,7 @@ def test_tofu_reports_all_faults_of_all_files_with_their_lines(small_tofu: Path)
 
 
 def test_tofu_refuses_unknown_split_and_folder(small_tofu: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="forget02.*forget01, forget05, forget10"):
+    with pytest.raises(DataError, match=r"forget02.*forget01, forget05, forget10"):
         tofu.load(small_tofu, "forget02")
     with pytest.raises(DataError, match="no such folder"):
         tofu.load(tmp_path / "nowhere", "forget01")
@@ -232,7 +232,7 @@ def test_jsonl_shows_twenty_problems_and_the_count(tmp_path: Path) -> None:
 
 
 def test_jsonl_missing_and_empty_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="train.jsonl: file not found"):
+    with pytest.raises(DataError, match=r"train\.jsonl: file not found"):
         jsonl.load(tmp_path)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="at least one record"):

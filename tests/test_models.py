@@ -419,7 +419,7 @@ def test_fingerprint_refuses_incomplete_folders(copy: Path) -> None:
     whole = (copy / "model.safetensors").read_bytes()
     for data in (whole[:-1], whole[:30], b"\xff" * 40):
         (copy / "model.safetensors").write_bytes(data)
-        with pytest.raises(ModelError, match="not a safetensors file|ends within"):
+        with pytest.raises(ModelError, match=r"not a safetensors file|ends within"):
             fp.fingerprint(copy)
     (copy / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"holds no model\.safetensors"):

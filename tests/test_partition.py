@@ -108,7 +108,7 @@ def test_dirichlet_alpha_controls_concentration() -> None:
 
 
 def test_dirichlet_prefers_no_position() -> None:
-    """Mean records per client over seeds: 4 for each of 50 clients; the raw partitioner gives the last one 40 and more."""
+    """Over seeds each of 50 clients holds about 4 records; the raw partitioner gives the last one over 40."""
     corpus = corpus_of([5] * 40)
     runs = 8
     totals = Counter()
@@ -143,9 +143,9 @@ def test_impossible_partitions_are_refused(arguments: dict, message: str) -> Non
 def test_a_thousand_clients_are_cheap(scheme: str) -> None:
     corpus = corpus_of([20] * 200)
     partition(corpus, scheme=scheme, clients=2)
-    start = time.perf_counter()
+    start = time.process_time()
     partition(corpus, scheme=scheme, clients=1000)
-    assert time.perf_counter() - start < 15
+    assert time.process_time() - start < 10
 
 
 def test_the_partitioner_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

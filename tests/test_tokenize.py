@@ -33,7 +33,8 @@ LLAMA_3 = (
     "{{- bos_token }}"
     "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
     '{%- set date_string = strftime_now("%d %b %Y") %}{%- endif %}{%- endif %}'
-    '{%- if messages[0]["role"] == "system" %}{%- set system = messages[0]["content"] %}{%- set messages = messages[1:] %}'
+    '{%- if messages[0]["role"] == "system" %}'
+    '{%- set system = messages[0]["content"] %}{%- set messages = messages[1:] %}'
     "{%- else %}{%- set system = '' %}{%- endif %}"
     '{{- "<|start_header_id|>system<|end_header_id|>\n\nToday Date: " + date_string + "\n\n" + system + "<|eot_id|>" }}'
     "{%- for m in messages %}"

@@ -16,6 +16,8 @@ import os
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from evaluation.packing import Sequence
 
 RANK, ALPHA, BATCH = 32, 64, 32
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_barrier: Any = None
 SETTINGS = TrainSettings(epochs=1, batch_size=BATCH, learning_rate=1e-3, warmup_epochs=0)
 
 
@@ -132,8 +135,13 @@ def run_trainer(model: nn.Module, sequences: list[Sequence], folder: str) -> lis
     return losses
 
 
-def work(way: str, tofu: Path, count: int, threads: int, client: int, start: Any, results: Any) -> None:
-    """One process: warm up, wait for the others, train, report seconds and losses."""
+def _share(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def work(way: str, tofu: Path, count: int, threads: int, client: int) -> tuple[float, float, list[float]]:
+    """One process: warm up, wait for the others, train -> begin and end (seconds, same clock), losses."""
     torch.set_num_threads(threads)
     model, sequences = prepare(tofu, (client + 1) * count)
     sequences = sequences[client * count :]
@@ -142,7 +150,7 @@ def work(way: str, tofu: Path, count: int, threads: int, client: int, start: Any
         initial = flat.numpy()
         train(model, flat, sequences[: 2 * BATCH], SETTINGS, seed=0)
         flat.load(initial)
-        start.wait()
+        _barrier.wait()
         begin = time.perf_counter()
         losses: list[float] = []
         train(model, flat, sequences, SETTINGS, seed=0, on_step=lambda _, loss: losses.append(loss))
@@ -155,28 +163,21 @@ def work(way: str, tofu: Path, count: int, threads: int, client: int, start: Any
             with torch.no_grad():
                 for name, p in model.named_parameters():
                     p.copy_(initial_state[name])
-            start.wait()
+            _barrier.wait()
             begin = time.perf_counter()
             losses = run_trainer(model, ordered, folder)
-    results.put((client, begin, time.perf_counter(), losses))
+    return begin, time.perf_counter(), losses
 
 
 def measure(way: str, tofu: Path, count: int, processes: int, threads: int) -> tuple[float, list[float]]:
     """Samples per second of all processes together, and the losses of the first."""
-    context = multiprocessing.get_context("spawn")
-    start, results = context.Barrier(processes), context.Queue()
-    workers = [
-        context.Process(target=work, args=(way, tofu, count, threads, client, start, results))
-        for client in range(processes)
-    ]
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    for worker in workers:
-        worker.start()
-    replies = sorted(results.get(timeout=1200) for _ in workers)
-    for worker in workers:
-        worker.join()
-    seconds = max(reply[2] for reply in replies) - min(reply[1] for reply in replies)
-    return processes * count / seconds, replies[0][3]
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(processes, timeout=600)
+    with ProcessPoolExecutor(processes, context, initializer=_share, initargs=(barrier,)) as pool:
+        replies = list(pool.map(partial(work, way, tofu, count, threads), range(processes)))
+    seconds = max(reply[1] for reply in replies) - min(reply[0] for reply in replies)
+    return processes * count / seconds, replies[0][2]
 
 
 def main() -> None:

@@ -1,0 +1,110 @@
+"""Clients, requests and a recorder for the tests of FedTU on an in-memory federation."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+
+from strategies import protocol
+from strategies.factory import build, names
+from strategies.fedtu import (
+    Listener,
+    UnlearnRequest,
+)
+from strategies.memory_grid import MemoryGrid
+
+SIZE = 12
+
+
+def adapter(values) -> ArrayRecord:
+    return ArrayRecord({"adapter": Array(np.asarray(values, dtype=np.float32))})
+
+
+def flat(arrays: ArrayRecord) -> np.ndarray:
+    return arrays["adapter"].numpy()
+
+
+def content(values, examples: float = 2, **metrics) -> RecordDict:
+    return RecordDict({"arrays": adapter(values), "metrics": MetricRecord({"num-examples": examples, **metrics})})
+
+
+def noise(*labels) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(repr(labels).encode())).normal(size=SIZE).astype(np.float32)
+
+
+def honest(partition: int, unlearned: np.ndarray | None = None):
+    """Adds noise that depends on (partition, round) to what it receives; forgets by answering `unlearned`."""
+
+    def answer(message: Message) -> RecordDict:
+        received = flat(message.content["arrays"])
+        round_ = int(message.content["config"]["server-round"])
+        if message.metadata.message_type == protocol.UNLEARN:
+            return content(received * 0.5 if unlearned is None else unlearned)
+        if message.metadata.message_type == protocol.EVALUATE:
+            return RecordDict({"metrics": MetricRecord({"num-examples": 1, "accuracy": 0.25})})
+        return content(received + noise(partition, round_), examples=partition + 1, train_loss=0.1 * (partition + 1))
+
+    return answer
+
+
+def federation(count: int, **options) -> MemoryGrid:
+    return MemoryGrid({p: honest(p) for p in range(count)}, keep_log=True, **options)
+
+
+class Recorder(Listener):
+    """Everything that was told, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple] = []
+        self.checkpoints: dict[tuple[int, str], tuple[np.ndarray, dict]] = {}
+
+    def round_started(self, round, total):
+        self.events.append(("round_started", round, total))
+
+    def exchange_started(self, kind, nodes):
+        self.events.append(("exchange_started", kind, list(nodes)))
+
+    def reply(self, node, ok, reason):
+        self.events.append(("reply", node, ok, reason))
+
+    def exchange_ended(self, kind, accepted, left_out, seconds):
+        self.events.append(("exchange_ended", kind, accepted, left_out))
+
+    def evaluating(self, round, moment):
+        self.events.append(("evaluating", round, moment))
+
+    def evaluated(self, round, moment, metrics, seconds):
+        self.events.append(("evaluated", round, moment, dict(metrics)))
+
+    def checkpoint(self, round, moment, arrays, state):
+        self.events.append(("checkpoint", round, moment))
+        self.checkpoints[round, moment] = (flat(arrays).copy(), {k: v.copy() for k, v in state.items()})
+
+    def round_completed(self, round, arrays, metrics, seconds):
+        self.events.append(("round_completed", round, dict(metrics)))
+
+    def of(self, *kinds: str) -> list[tuple]:
+        return [e for e in self.events if e[0] in kinds]
+
+
+def request(node: int, count: int = 1, name: str | None = None) -> UnlearnRequest:
+    return UnlearnRequest(name or f"r{node}", node, tuple(f"{node}-{i}" for i in range(count)))
+
+
+def inners() -> list[flower.Strategy]:
+    """Every aggregator here, and Flower's own that keep a copy of the model or change its dtype."""
+    sampling = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
+    ours = [build(name, **({"eta": 0.1} if "ada" in name or "yogi" in name else {})) for name in names()]
+    theirs = [
+        flower.FedAvgM(server_momentum=0.9, server_learning_rate=0.5, **sampling),
+        flower.FedAdam(eta=0.1, **sampling),
+        flower.QFedAvg(client_learning_rate=0.1, **sampling),
+    ]
+    return [*ours, *theirs]
+
+
+def label(strategy: flower.Strategy) -> str:
+    return f"{type(strategy).__module__.split('.')[0]}.{type(strategy).__name__}"

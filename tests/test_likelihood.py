@@ -1,0 +1,167 @@
+"""Scores of a set of sequences equal scoring them one by one; metrics against their definitions and hand numbers."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from evaluation import likelihood
+from evaluation.packing import Sequence
+
+VOCABULARY = 40
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        vocab_size=VOCABULARY,
+    )
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def some_sequences(count: int = 30) -> list[Sequence]:
+    rng = random.Random(0)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(low, high)))
+
+    prompts = [ids(1, 9) for _ in range(6)]
+    made = [Sequence(rng.choice(prompts), ids(1, 12)) for _ in range(count)]
+    return [*made, made[3], made[0]]
+
+
+@pytest.mark.parametrize("mode", ["auto", "padded"])
+@pytest.mark.parametrize("budget", [None, 40, 1])
+def test_a_set_scores_like_its_members(model: LlamaForCausalLM, budget: int | None, mode: str) -> None:
+    sequences = some_sequences()
+    scores = likelihood.score(model, sequences, token_budget=budget, mode=mode, hidden="all")
+    assert len(scores) == len(sequences)
+    for i, (prompt, answer) in enumerate(sequences):
+        with torch.no_grad():
+            output = model(input_ids=torch.tensor([prompt + answer]), output_hidden_states=True)
+        rows = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+        logp = rows[torch.arange(len(answer)), torch.tensor(answer)].numpy()
+        np.testing.assert_allclose(scores.log_probs[i], logp, atol=1e-5)
+        np.testing.assert_array_equal(scores.correct[i], rows.argmax(-1).numpy() == np.array(answer))
+        np.testing.assert_allclose(scores.sum_nll[i], -logp.sum(), atol=1e-5)
+        np.testing.assert_allclose(scores.mean_nll[i], -logp.mean(), atol=1e-5)
+        assert scores.num_tokens[i] == len(answer)
+        assert scores.hidden is not None
+        np.testing.assert_allclose(scores.hidden[i], output.hidden_states[-1][0, len(prompt) - 1 :], atol=1e-5)
+
+
+def test_pooled_states_are_those_of_the_answer_tokens(model: LlamaForCausalLM) -> None:
+    sequences = some_sequences(8)
+    full, last, mean = (likelihood.score(model, sequences, hidden=kind).hidden for kind in ("all", "last", "mean"))
+    assert full is not None and last is not None and mean is not None
+    for i in range(len(sequences)):
+        np.testing.assert_allclose(last[i], full[i][-1], atol=1e-5)
+        np.testing.assert_allclose(mean[i], full[i][1:].mean(0), atol=1e-5)
+
+
+def test_each_distinct_sequence_is_computed_once_within_the_budget(model: LlamaForCausalLM) -> None:
+    sequences, sizes = some_sequences(), []
+    likelihood.score(model, sequences[:1])
+    handle = model.model.embed_tokens.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].numel()))
+    likelihood.score(model, sequences * 3, token_budget=10_000)
+    assert len(sizes) == 1
+    # Everything but the last token of every distinct sequence, each distinct prefix once.
+    assert sizes[0] == len({(s.prompt + s.answer)[:n] for s in sequences for n in range(1, len(s.prompt + s.answer))})
+    sizes.clear()
+    likelihood.score(model, sequences, token_budget=40)
+    handle.remove()
+    assert len(sizes) > 1 and max(sizes) <= 40
+
+
+def test_batches_cover_everything_once_and_keep_a_prompt_together() -> None:
+    sequences = some_sequences(60)
+    parts = list(likelihood.batches(sequences, 50))
+    assert sorted(i for part in parts for i in part) == list(range(len(sequences)))
+    for part in parts:
+        tokens = sum(len(p) for p in {sequences[i].prompt for i in part}) + sum(len(sequences[i].answer) for i in part)
+        assert tokens <= 50
+    order = [sequences[i].prompt for part in parts for i in part]
+    assert sum(a != b for a, b in zip(order, order[1:], strict=False)) == len(set(order)) - 1
+
+
+def test_take_picks_by_index(model: LlamaForCausalLM) -> None:
+    scores = likelihood.score(model, some_sequences(), hidden="last")
+    taken = scores.take([4, 1])
+    assert taken.mean_nll.tolist() == scores.mean_nll[[4, 1]].tolist()
+    assert taken.correct[1] is scores.correct[1]
+    assert taken.hidden is not None and scores.hidden is not None and taken.hidden[0] is scores.hidden[4]
+
+
+def test_flags_are_restored_and_no_gradient_is_kept(model: LlamaForCausalLM) -> None:
+    model.train()
+    model.model.norm.eval()
+    likelihood.score(model, some_sequences(3))
+    assert model.training and model.lm_head.training and not model.model.norm.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.eval()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sequences": []}, "no sequences"),
+        ({"sequences": [Sequence((1,), ())]}, "empty answer"),
+        ({"hidden": "first"}, "unknown hidden 'first'"),
+        ({"mode": "fast"}, "unknown packing mode 'fast'"),
+        ({"token_budget": 0}, "at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(model: LlamaForCausalLM, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        likelihood.score(model, **{"sequences": some_sequences(2), **arguments})
+
+
+def test_probability() -> None:
+    np.testing.assert_allclose(likelihood.probability([0.0, math.log(4)]), [1.0, 0.25])
+
+
+def test_truth_ratio_by_hand() -> None:
+    # P(right) = 1/2; P(wrong) = 1/4 and 1/16: geometric mean 1/8, arithmetic mean 5/32.
+    right, wrong = math.log(2), [math.log(4), math.log(16)]
+    assert likelihood.truth_ratio(right, wrong) == pytest.approx(1 / 4)
+    assert likelihood.truth_ratio(right, wrong, "arithmetic") == pytest.approx(5 / 16)
+    both = likelihood.truth_ratio(np.array([right, right]), np.array([wrong, [right, right]]), "arithmetic")
+    np.testing.assert_allclose(both, [5 / 16, 1.0])
+
+
+def test_truth_ratio_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="unknown truth ratio convention 'harmonic'"):
+        likelihood.truth_ratio(1.0, [1.0], "harmonic")
+    with pytest.raises(ValueError, match="at least one wrong answer"):
+        likelihood.truth_ratio(1.0, [])
+
+
+@pytest.mark.parametrize("bits", range(64))
+def test_extraction_strength_and_exact_memorisation_by_definition(bits: int) -> None:
+    for length in range(1, 7):
+        hits = [bool(bits >> i & 1) for i in range(length)]
+        smallest = min(k for k in range(length + 1) if all(hits[k:]))
+        assert likelihood.extraction_strength(hits) == pytest.approx(1 - smallest / length)
+        assert likelihood.exact_memorization(hits) == pytest.approx(sum(hits) / length)
+
+
+def test_metrics_of_an_empty_answer_are_undefined() -> None:
+    with pytest.raises(ValueError, match="empty answer"):
+        likelihood.extraction_strength([])
+    with pytest.raises(ValueError, match="empty answer"):
+        likelihood.exact_memorization([])

@@ -1,0 +1,128 @@
+"""Batched greedy decoding gives token for token what Hugging Face generates prompt by prompt."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from evaluation import sampling
+from evaluation.packing import supports_packing
+
+VOCABULARY = 40
+STOPS = (5, 7)
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "eos_token_id": 2,
+}
+
+
+def make(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "llama":
+        model: nn.Module = LlamaForCausalLM(LlamaConfig(**SIZES))
+    elif kind == "mistral":
+        model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8))
+    else:
+        model = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def llama() -> LlamaForCausalLM:
+    return make("llama")  # type: ignore[return-value]
+
+
+def some_prompts(count: int = 20) -> list[tuple[int, ...]]:
+    rng = random.Random(0)
+    made = [tuple(rng.randrange(8, VOCABULARY) for _ in range(rng.randint(1, 12))) for _ in range(count)]
+    return [*made, made[0]]
+
+
+def reference(model: nn.Module, prompts: list[tuple[int, ...]], limit: int) -> list[list[int]]:
+    produced = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        row = model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=list(STOPS),
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        produced.append(row[:-1] if row[-1] in STOPS else row)
+    return produced
+
+
+@pytest.mark.parametrize("limit", [1, 24])
+@pytest.mark.parametrize(("rows", "mode"), [(None, "auto"), (5, "auto"), (1, "auto"), (5, "padded"), (None, "padded")])
+def test_equals_generate_prompt_by_prompt(llama: LlamaForCausalLM, rows: int | None, mode: str, limit: int) -> None:
+    prompts = some_prompts()
+    expected = reference(llama, prompts, limit)
+    lengths = {len(tokens) for tokens in expected}
+    assert limit == 1 or (len(lengths) > 4 and limit in lengths), "the test wants early and late ends"
+    actual = sampling.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, max_batch=rows, mode=mode)
+    assert actual == expected
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral"])
+def test_other_models_fall_back_and_agree(kind: str) -> None:
+    model, prompts = make(kind), some_prompts(6)
+    assert supports_packing(model) is (kind == "mistral")
+    actual = sampling.greedy(model, prompts, max_new_tokens=12, stop_ids=STOPS, max_batch=3)
+    assert actual == reference(model, prompts, 12)
+
+
+def test_token_budget_bounds_the_rows(llama: LlamaForCausalLM) -> None:
+    prompts, widths = some_prompts(), []
+    assert supports_packing(llama)
+    handle = llama.lm_head.register_forward_hook(lambda _m, args, _o: widths.append(args[0].shape[-2]))
+    # Longest prompt 12 + 4 new tokens = 16 columns: 3 rows of the budget.
+    sampling.greedy(llama, prompts, max_new_tokens=4, stop_ids=(), token_budget=50)
+    handle.remove()
+    assert max(widths) == 3
+
+
+def test_equal_prompts_are_continued_once_by_greedy_and_each_by_decode(llama: LlamaForCausalLM) -> None:
+    prompt, rows = (9, 10, 11), []
+
+    def choose(logits: torch.Tensor, prompts: list[int]) -> torch.Tensor:
+        rows.append(list(prompts))
+        return torch.tensor([20 + i for i in prompts])
+
+    produced = sampling.decode(llama, [prompt] * 3, choose, max_new_tokens=2, stop_ids=(21,))
+    assert produced == [[20, 20], [], [22, 22]]
+    assert [sorted(step) for step in rows] == [[0, 1, 2], [0, 2]]
+    first, second = sampling.greedy(llama, [prompt] * 2, max_new_tokens=3, stop_ids=())
+    assert first == second and first is not second
+
+
+def test_no_prompts_no_continuations(llama: LlamaForCausalLM) -> None:
+    assert sampling.greedy(llama, [], max_new_tokens=3, stop_ids=STOPS) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": [(1,), ()]}, "empty prompt"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"max_batch": 0}, "must be at least 1"),
+        ({"token_budget": 0}, "must be at least 1"),
+        ({"mode": "fast"}, "unknown packing mode"),
+    ],
+)
+def test_bad_arguments(llama: LlamaForCausalLM, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sampling.greedy(llama, **{"prompts": [(1, 2)], "max_new_tokens": 2, "stop_ids": STOPS, **arguments})
