@@ -29,12 +29,15 @@ def supports(model: nn.Module, batch: PackedBatch) -> bool:
     if isinstance(model, PeftModel) and model.peft_type != PeftType.LORA:
         return False
     config: Any = base.config
-    if config.hidden_act != "silu" or (base.training and (config.attention_dropout or base.is_gradient_checkpointing)):
+    if config.hidden_act != "silu" or (base.training and config.attention_dropout):
         return False
     dtypes_ok = base.dtype == torch.float32 and base.lm_head.weight.dtype == torch.float32
     layers_ok = all(type(layer) is LlamaDecoderLayer for layer in base.model.layers)
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in base.modules())
-    return dtypes_ok and layers_ok and not hooked and base.lm_head.bias is None
+    special = any(
+        module._forward_hooks or module._forward_pre_hooks or getattr(module, "gradient_checkpointing", False)
+        for module in base.modules()
+    )
+    return dtypes_ok and layers_ok and not special and base.lm_head.bias is None
 
 
 def token_log_probs(model: nn.Module, batch: PackedBatch) -> Tensor:

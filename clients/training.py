@@ -31,7 +31,7 @@ class TrainReport:
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[list[int]]:
     """One epoch: a random permutation of range(count) cut into pieces of `size`, the last one possibly smaller.
 
-    The same as a DataLoader whose RandomSampler has this generator.
+    The same as a DataLoader with batches of this size over that permutation.
     """
     order = torch.randperm(count, generator=generator).tolist()
     for start in range(0, count, size):

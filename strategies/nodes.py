@@ -14,7 +14,7 @@ from flwr.supercore import log
 
 from strategies import protocol
 from strategies.errors import ActorDied, NodeMapError
-from strategies.replies import actor_died, answers
+from strategies.replies import actor_died, answers, error_text
 
 
 class NodeMap:
@@ -81,7 +81,7 @@ class NodeMap:
             reason, partition = _partition_in(answer, self._timeout_s)
             if partition is None:
                 if answer is not None and answer.has_error() and actor_died(answer):
-                    raise ActorDied(f"the worker process of node {node} died: {answer.error.reason}")
+                    raise ActorDied(f"the worker process of node {node} died: {error_text(answer)}")
                 log(WARNING, "node %d is left out: %s", node, reason)
                 reasons.append(reason)
                 self._silent.add(node)
@@ -106,7 +106,7 @@ def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | 
     if answer is None:
         return f"no answer to the query within {timeout_s:.0f} s", None
     if answer.has_error():
-        return f"error {answer.error.code}: {answer.error.reason}", None
+        return error_text(answer), None
     if not answer.has_content():
         return "its answer to the query is empty", None
     for record in answer.content.metric_records.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from flwr.common.constant import ErrorCode
 from strategies import protocol
 from strategies.arrays import finite, view
 from strategies.errors import ActorDied
+
+_LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def judge(
     verdicts = []
     for partition, reply in sorted(exchanged, key=lambda pair: pair[0]):
         if reply is not None and reply.has_error() and actor_died(reply):
-            raise ActorDied(f"the worker process of client {partition} died: {reply.error.reason}")
+            raise ActorDied(f"the worker process of client {partition} died: {error_text(reply)}")
         reason = _fault(partition, reply, reference, arrays_key, weight_key, timeout)
         verdicts.append(Verdict(partition, None if reason else reply, reason))
     return _same_metrics(verdicts)
@@ -76,6 +79,15 @@ def actor_died(reply: Message) -> bool:
     return reply.error.code == ErrorCode.UNKNOWN or "ActorDiedError" in (reply.error.reason or "")
 
 
+def error_text(reply: Message) -> str:
+    """Code and reason of an error reply in one line; of a Python traceback only its last line, the exception."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", reply.error.reason or "")
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    text = "; ".join(lines[-1:] if "Traceback" in plain or "RayTaskError" in plain else lines)
+    text = text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+    return f"error {reply.error.code}: {text}" if text else f"error {reply.error.code}"
+
+
 def _fault(
     partition: int,
     reply: Message | None,
@@ -87,7 +99,7 @@ def _fault(
     if reply is None:
         return "no reply" if timeout is None else f"no reply within {timeout:g} s"
     if reply.has_error():
-        return f"error {reply.error.code}: {reply.error.reason}"
+        return error_text(reply)
     if not reply.has_content():
         return "the reply is empty"
     if reference is not None:

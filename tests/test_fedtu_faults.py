@@ -16,6 +16,7 @@ from strategies.fedtu import (
     FedTU,
     RequestList,
 )
+from strategies.memory_grid import MemoryGrid
 from strategies.replies import answers
 
 
@@ -273,6 +274,27 @@ def test_the_metrics_of_most_replies_count(odd, accepted):
     assert {e[1] for e in recorder.of("reply") if e[2]} == accepted
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (None, "error 2"),
+        ("", "error 2"),
+        ("out of memory", "error 2: out of memory"),
+        ("two\nlines\n", "error 2: two; lines"),
+        (
+            "\x1b[36mray::run\x1b[39m\nTraceback (most recent call last):\n  x\nValueError: b\n\n",
+            "error 2: ValueError: b",
+        ),
+        ("x" * 5000, "error 2: " + "x" * 499 + "…"),
+    ],
+)
+def test_error_reasons_fit_into_one_line(reason, expected):
+    grid, recorder = federation(2), Recorder()
+    grid.nodes[1] = lambda m: Error(code=2, reason=reason)
+    FedTU(build("fedavg"), listener=recorder).start(grid, adapter(noise("start")), num_rounds=1)
+    assert recorder.of("reply")[1][3] == expected
+
+
 def test_a_tie_of_metrics_goes_to_the_lowest_partition():
     for odd in (0, 1):
         grid, recorder = federation(2), Recorder()
@@ -282,7 +304,7 @@ def test_a_tie_of_metrics_goes_to_the_lowest_partition():
 
 
 def test_the_first_of_two_answers_counts_and_foreign_ones_do_not():
-    grid = federation(2)
+    grid = MemoryGrid({p: lambda m: content([9.0]) for p in range(2)})
     messages = [Message(content([float(p)]), dst_node_id=1000 + p, message_type="train") for p in range(2)]
     replies = grid.send_and_receive(messages)
     again = Message(content([7.0]), reply_to=messages[0])

@@ -427,3 +427,10 @@ def test_fingerprint_refuses_incomplete_folders(copy: Path) -> None:
     (copy / "config.json").unlink()
     with pytest.raises(ModelError):
         fp.fingerprint(copy)
+
+
+def test_the_embedded_model_loads_by_its_name() -> None:
+    model, tokenizer = loading.load_base("embedded")
+    assert 5e5 < loading.count(model).total < 3e6
+    assert tokenizer.pad_token_id is not None and tokenizer.eos_token_id is not None
+    assert len(fp.fingerprint_source("embedded")) == 64

@@ -44,7 +44,7 @@ def llama() -> LlamaForCausalLM:
     return make("llama")  # type: ignore[return-value]
 
 
-def some_prompts(count: int = 20) -> list[tuple[int, ...]]:
+def some_prompts(count: int = 14) -> list[tuple[int, ...]]:
     rng = random.Random(0)
     made = [tuple(rng.randrange(8, VOCABULARY) for _ in range(rng.randint(1, 12))) for _ in range(count)]
     return [*made, made[0]]

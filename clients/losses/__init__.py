@@ -35,7 +35,7 @@ class Method:
     defaults: Mapping[str, float | int | str | bool | None]
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All hyperparameters: `given` over the defaults. Raises ValueError for an unknown, ill-typed or infinite one."""
+        """All hyperparameters: `given` over the defaults. Raises ValueError for an unknown or non-finite one."""
         for key, value in given.items():
             if key not in self.defaults:
                 raise ValueError(f"{self.name} has no hyperparameter {key!r}{_nearest(key, self.defaults)}")

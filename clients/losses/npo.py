@@ -17,7 +17,8 @@ def npo(
     """−(2/β) E_forget log σ(−β log(p(y_f|x; f_unl) / p(y_f|x; f_target))) + α E_retain ℓ(y|x): Oblivionis eq. 38.
 
     `forget_log_p`, `forget_reference_log_p` (B,): log-likelihood of the whole answer (sum over its tokens, nats) under
-    the model and under the model as received. `retain_nll` (B,): mean over answer tokens. Raises ValueError unless `beta` > 0.
+    the model and under the model as received. `retain_nll` (B,): mean over answer tokens. Raises ValueError unless
+    `beta` > 0.
     """
     if beta <= 0:
         raise ValueError(f"beta must be positive, got {beta}")
