@@ -41,7 +41,8 @@ def active_factors(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
     dropout: Any = module.lora_dropout[name]
     if isinstance(dropout, nn.Dropout) and dropout.training and dropout.p > 0:
         return None
-    a, b = module.lora_A[name], module.lora_B[name]
+    a: Any = module.lora_A[name]
+    b: Any = module.lora_B[name]
     if b.bias is not None or a.weight.dtype != module.base_layer.weight.dtype:
         return None
     return a.weight, b.weight, module.scaling[name]

@@ -130,8 +130,9 @@ class RotaryAttention(torch.autograd.Function):
                 for x in padded[part].view(*shape, -1, dim).split((num_q, num_kv, num_kv), dim=2)
             ]
             with torch.set_grad_enabled(differentiate):
+                q, k, v = leaves
                 result = F.scaled_dot_product_attention(
-                    *leaves, is_causal=True, scale=scale, enable_gqa=num_q != num_kv
+                    q, k, v, is_causal=True, scale=scale, enable_gqa=num_q != num_kv
                 )
             out[part].view(*shape, num_q, dim).copy_(result.detach().transpose(1, 2))
             graphs.append((leaves, result))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,6 +168,22 @@ def _optimiser(flat: FlatParameters, settings: TrainSettings) -> torch.optim.Opt
     return PagedAdamW32bit(groups, **arguments)
 
 
+@cache
+def keep_freed_memory(limit: int = 1 << 28) -> bool:
+    """Let the process keep up to `limit` freed bytes for the next update instead of giving them back; True if it does.
+
+    On the CPU an update frees and takes again the same blocks of megabytes. By default glibc gives such blocks back to
+    the kernel, which must clear each page anew: 6 to 11 % of the processor time of training a small model went into
+    that. Other C libraries have no such switch and stay as they are.
+    """
+    trim_threshold, mmap_threshold, largest_mmap_threshold = -1, -3, 1 << 25
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(mmap_threshold, largest_mmap_threshold) and mallopt(trim_threshold, limit))
+
+
 @contextmanager
 def local_work(model: nn.Module, flat: FlatParameters, seed: int) -> Iterator[None]:
     """The surroundings of one exchange: training mode, own random state, autocast for half precision on CUDA.
@@ -176,6 +194,7 @@ def local_work(model: nn.Module, flat: FlatParameters, seed: int) -> Iterator[No
     half = device.type == "cuda" and flat.compute_dtype in (torch.bfloat16, torch.float16)
     training = model.training
     torch.set_flush_denormal(True)
+    keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         stack.enter_context(torch.autocast(device.type, flat.compute_dtype, enabled=half))

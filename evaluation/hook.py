@@ -88,9 +88,7 @@ class EvaluationSession:
             known = self._scored.setdefault(hidden, {})
             new = [s for s in sequences if s not in known]
             if new:
-                scores = score(
-                    self.model, new, token_budget=self.token_budget, hidden=hidden, mode=self.mode
-                )
+                scores = score(self.model, new, token_budget=self.token_budget, hidden=hidden, mode=self.mode)
                 found = {s: (scores, i) for i, s in enumerate(new)}
                 known.update(found)
                 if hidden is not None:

@@ -172,9 +172,7 @@ def probability(mean_nll: float | np.ndarray) -> np.ndarray:
     return np.exp(-np.asarray(mean_nll, dtype=np.float64))
 
 
-def truth_ratio(
-    right: float | np.ndarray, wrong: Seq[float] | np.ndarray, convention: str = "geometric"
-) -> np.ndarray:
+def truth_ratio(right: float | np.ndarray, wrong: Seq[float] | np.ndarray, convention: str = "geometric") -> np.ndarray:
     """Wrong over right: how much likelier the wrong answers are, in [0, inf] (Oblivionis eq. 13).
 
     right (...): mean NLL of the paraphrased answer; wrong (..., E): mean NLLs of E wrong answers. geometric:

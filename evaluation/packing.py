@@ -240,7 +240,7 @@ def _try_packing(model: nn.Module) -> bool:
 
 
 def resolve_mode(model: nn.Module, mode: str, max_length: int) -> str:
-    """"packed" or "padded" for sequences of at most max_length tokens. Raises ValueError for an unknown mode."""
+    """ "packed" or "padded" for sequences of at most max_length tokens. Raises ValueError for an unknown mode."""
     if mode not in MODES:
         raise ValueError(f"unknown packing mode {mode!r}, expected one of {', '.join(MODES)}")
     if mode != "auto":
@@ -259,9 +259,7 @@ def _unmasked() -> Iterator[None]:
         _no_mask.reset(token)
 
 
-def forward_row(
-    model: nn.Module, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor
-) -> Tensor:
+def forward_row(model: nn.Module, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
     """One row (N,) of tokens through the model, attention by `layout` -> logits (K, V) at the row places `keep` (K,).
 
     The model must have the attention function installed (`supports_packing` does it).
@@ -452,9 +450,7 @@ def kept_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> 
     return forward_row(model, batch.input_ids, batch.position_ids, batch.layout, batch.keep)
 
 
-def kept_logits_and_states(
-    model: nn.Module, batch: PackedBatch, *, mode: str = "auto"
-) -> tuple[Tensor, Tensor]:
+def kept_logits_and_states(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> tuple[Tensor, Tensor]:
     """`kept_logits` and, from the same pass, the states (K, d) that enter the language-model head."""
     with _head_input(model) as seen:
         if resolve_mode(model, mode, batch.layout.max_length) == "padded":

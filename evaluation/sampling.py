@@ -35,6 +35,7 @@ Choose = Callable[[Tensor, list[int]], Tensor]
 
 PREFILL_TOKENS = 4096
 MAX_ROWS = 512
+CPU_BLOCK = 64
 
 
 class Decoder(Protocol):
@@ -76,13 +77,14 @@ class PackedDecoder:
         return self.size < self.rows
 
     def table(self, module: nn.Module, key: Tensor, value: Tensor, columns: int) -> list[Tensor]:
-        """Keys and values (rows, H_kv, >= columns, D) of this layer; zeros where nothing was written."""
+        """Keys and values (rows, H_kv, >= columns, D) of this layer; zero where a running row has none."""
         old = self.tables.get(module)
         if old is None or old[0].shape[2] < columns:
             width = max(columns, min(columns + columns // 2 + 16, self.columns))
-            new = [x.new_zeros(self.rows, x.shape[1], width, x.shape[-1]) for x in (key, value)]
+            new = [x.new_empty(self.rows, x.shape[1], width, x.shape[-1]) for x in (key, value)]
             for table, before in zip(new, old or (), strict=False):
                 table[: self.size, :, : before.shape[2]] = before[: self.size]
+                table[: self.size, :, before.shape[2] :] = 0
             self.tables[module] = new
         return self.tables[module]
 
@@ -96,7 +98,7 @@ class PackedDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         lengths = torch.tensor(self.lengths, device=self.device)
-        layout = _Step(self, lengths, max(self.lengths) + 1)
+        layout = _Step(self, lengths)
         keep = torch.arange(self.size, device=self.device)
         logits = forward_row(self.model, tokens, lengths, layout, keep)
         self.lengths = [length + 1 for length in self.lengths]
@@ -132,20 +134,25 @@ class _Prefill:
     ) -> Tensor:
         layout, start = self.causal, self.decoder.size
         keys, values = layout.pad(key), layout.pad(value)
-        table = self.decoder.table(module, key, value, layout.max_length)
-        table[0][start : start + layout.size, :, : layout.max_length] = keys
-        table[1][start : start + layout.size, :, : layout.max_length] = values
+        for table, new in zip(self.decoder.table(module, key, value, layout.max_length), (keys, values), strict=True):
+            table[start : start + layout.size, :, : layout.max_length] = new
+            table[start : start + layout.size, :, layout.max_length :] = 0
         return layout.unpad(attend_causal(layout.pad(query), keys, values, scale, dropout))
 
 
 class _Step:
     """One new token per row attends to its row's keys and values, the new ones included."""
 
-    def __init__(self, decoder: PackedDecoder, lengths: Tensor, width: int) -> None:
-        self.decoder, self.lengths, self.width = decoder, lengths, width
+    def __init__(self, decoder: PackedDecoder, lengths: Tensor) -> None:
+        self.decoder, self.lengths = decoder, lengths
         self.rows = torch.arange(decoder.size, device=lengths.device)
-        self.beyond = torch.arange(width, device=lengths.device) > lengths[:, None]
+        self.width = max(decoder.lengths) + 1
+        self.beyond = torch.arange(self.width, device=lengths.device) > lengths[:, None]
         self.mask: Tensor | None = None
+        # Rows near each other are of similar length: each block reads no further than its longest.
+        size = CPU_BLOCK if lengths.device.type == "cpu" else decoder.size
+        starts = range(0, decoder.size, size)
+        self.blocks = [(slice(a, a + size), max(decoder.lengths[a : a + size]) + 1) for a in starts]
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
@@ -159,15 +166,18 @@ class _Step:
         size, heads, head_dim = query.shape
         # Query heads that share a key head become queries of that head.
         grouped = query.reshape(size, keys.shape[1], heads // keys.shape[1], head_dim)
-        attended = F.scaled_dot_product_attention(
-            grouped,
-            keys[:size, :, : self.width],
-            values[:size, :, : self.width],
-            attn_mask=self.mask,
-            dropout_p=dropout,
-            scale=scale,
-        )
-        return attended.reshape(size, heads, values.shape[-1])
+        attended = [
+            F.scaled_dot_product_attention(
+                grouped[rows],
+                keys[:size][rows, :, :width],
+                values[:size][rows, :, :width],
+                attn_mask=self.mask[rows, ..., :width],
+                dropout_p=dropout,
+                scale=scale,
+            )
+            for rows, width in self.blocks
+        ]
+        return torch.cat(attended).reshape(size, heads, values.shape[-1])
 
 
 class PaddedDecoder:

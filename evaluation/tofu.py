@@ -45,9 +45,7 @@ GENERAL = ("real_authors", "world_facts")
 UTILITY_SETS = ("retain", *GENERAL)
 MEASURES = {"ROUGE": "rouge", "Prob.": "prob", "Truth Ratio": "truth_ratio"}
 SHORT_NAMES = {
-    f"{measure} {title}": f"{name}_{short}"
-    for name, title in TITLES.items()
-    for measure, short in MEASURES.items()
+    f"{measure} {title}": f"{name}_{short}" for name, title in TITLES.items() for measure, short in MEASURES.items()
 } | {"Model Utility": "model_utility", "Forget Quality": "forget_quality", "KS Test Forget": "forget_ks"}
 
 

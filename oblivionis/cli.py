@@ -14,7 +14,7 @@ from rich.table import Table
 
 from oblivionis import __version__
 from oblivionis import config as configuration
-from oblivionis.errors import OblivionisError, RunInterrupted
+from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
 
 cli = typer.Typer(
     name="oblivionis",
@@ -62,8 +62,8 @@ def _guard(command: Callable[[], object]) -> int:
         errors.print(str(error), style="yellow", markup=False, highlight=False)
         return INTERRUPTED
     except OblivionisError as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return USER_ERROR
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return FAILURE if isinstance(error, RunFailed) else USER_ERROR
     except typer.Exit as error:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):

@@ -13,3 +13,7 @@ class RunError(OblivionisError):
 
 class RunInterrupted(OblivionisError):
     """The user stopped the run; it can be resumed."""
+
+
+class RunFailed(OblivionisError):
+    """A run broke off through no mistake of the user's, for example because a client process died; it can be resumed."""

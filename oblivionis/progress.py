@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
+from rich.table import Column
+from rich.text import Text
 
-HEADLINES = (
-    ("forget_rouge", "forget ROUGE"),
-    ("retain_rouge", "retain ROUGE"),
-    ("forget_prob", "forget Prob"),
-    ("retain_prob", "retain Prob"),
-    ("model_utility", "MU"),
-)
+MOMENTS = {"start": " (before)", "after_unlearn": " (right after FedTU)", "round": "", "end": " (end, full profile)"}
 
 
 def headline(metrics: Mapping[str, float]) -> str:
     """The few numbers that fit into one line."""
-    return " · ".join(f"{label} {metrics[key]:.3f}" for key, label in HEADLINES if metrics.get(key) is not None)
+    parts = []
+    for group in ("forget", "retain"):
+        found = [(name, metrics.get(f"{group}_{key}")) for key, name in (("rouge", "ROUGE"), ("prob", "Prob"))]
+        numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
+        parts += [f"{group} {numbers}"] if numbers else []
+    if metrics.get("model_utility") is not None:
+        parts.append(f"model utility {metrics['model_utility']:.3f}")
+    return " · ".join(parts) or "no metrics"
 
 
 class Events:
@@ -79,7 +82,7 @@ class LogEvents(Events):
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
         self._ok = self._bad = 0
         if kind == "unlearn":
-            self._log("[%s] FedTU: clients %s forget", self._stage, ", ".join(map(str, clients)))
+            self._log("[%s] FedTU: %s to forget", self._stage, _asking(clients))
 
     def reply(self, client: int, ok: bool, reason: str) -> None:
         self._ok, self._bad = self._ok + ok, self._bad + (not ok)
@@ -87,10 +90,12 @@ class LogEvents(Events):
             self._log("[%s] client %d left out: %s", self._stage, client, reason)
 
     def evaluated(self, round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
-        self._log("[%s] round %d/%d %s: %s (%.1f s)", self._stage, round, self._total, moment, headline(metrics), seconds)
+        self._log("[%s] %s: %s", self._stage, _where(self._stage, round, self._total, moment), headline(metrics))
 
     def round_finished(self, round: int, seconds: float) -> None:
-        self._log("[%s] round %d/%d: %d replies, %.1f s", self._stage, round, self._total, self._ok, seconds)
+        self._total = max(self._total, round)
+        answers = f"{self._ok} of {self._ok + self._bad} clients answered"
+        self._log("[%s] round %d/%d done: %s, %.1f s", self._stage, round, self._total, answers, seconds)
 
     def stage_finished(self, stage: str, seconds: float) -> None:
         self._log("[%s] finished in %.0f s", stage, seconds)
@@ -104,49 +109,76 @@ class LineEvents(LogEvents):
         self._log = lambda text, *args: console.print(text % args, highlight=False, markup=False, soft_wrap=True)
 
 
+def _where(stage: str, round: int, total: int, moment: str) -> str:
+    """What was measured; the stage `local` counts clients, not rounds."""
+    if stage == "local":
+        return f"client {round}"
+    return f"round {round}/{max(total, round)}{MOMENTS.get(moment, f' ({moment})')}"
+
+
+def _asking(clients: Sequence[int]) -> str:
+    verb = "client %s asks" if len(clients) == 1 else "clients %s ask"
+    return verb % ", ".join(map(str, clients))
+
+
+class _Bars(Progress):
+    """Progress bars with one line of text below them."""
+
+    line = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.line:
+            yield Text(self.line, style="dim", no_wrap=True, overflow="ellipsis")
+
+
 class LiveEvents(Events):
-    """A live display on a terminal: a bar per stage and one for the whole run with the time that is left."""
+    """A live display on a terminal: a bar per stage, one for the whole run with the time left, the last metrics."""
 
     def __init__(self, console: Console, rounds: Mapping[str, int]) -> None:
-        self._console, self._rounds = console, dict(rounds)
-        self._progress = Progress(
+        self._console = console
+        self._progress = _Bars(
             SpinnerColumn(),
             TextColumn("[bold]{task.description:<9}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             Remaining(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
+            speed_estimate_period=86400.0,
         )
         self._all = self._progress.add_task("whole run", total=sum(rounds.values()), state="starting Flower and Ray")
         self._task = self._all
-        self._kind, self._last = "looking for clients", ""
+        self._stage, self._total, self._exchange = "", 0, ""
         self._progress.start()
 
     def _state(self, text: str) -> None:
-        self._progress.update(self._task, state=f"{text}   [dim]{self._last}[/dim]" if self._last else text)
+        self._progress.update(self._task, state=text)
 
     def note(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def warning(self, text: str) -> None:
-        self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+        self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def stage_started(self, stage: str, done: int, total: int) -> None:
         self._progress.update(self._all, state="")
-        self._last = ""
-        self._task = self._progress.add_task(stage, total=total, completed=done, state="")
+        self._stage, self._total = stage, total
+        self._task = self._progress.add_task(stage, total=total, completed=done, state="done" if done == total else "")
         self._progress.advance(self._all, done)
 
+    def round_started(self, round: int) -> None:
+        self._exchange = "waiting for the clients"
+        self._state(self._exchange)
+
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
-        named = f" (client {', '.join(map(str, clients))})" if kind == "unlearn" else ""
-        self._kind = ("FedTU" if kind == "unlearn" else "FedFT") + named
-        self._state(f"{self._kind}: 0/{len(clients)} replies")
+        self._exchange = f"FedTU: {_asking(clients)}" if kind == "unlearn" else "FedFT"
+        self._state(f"{self._exchange}, 0/{len(clients)} replies")
 
     def arrived(self, answers: int, sent: int) -> None:
-        self._state(f"{self._kind}: {answers}/{sent} replies")
+        self._state(f"{self._exchange}, {answers}/{sent} replies")
 
     def reply(self, client: int, ok: bool, reason: str) -> None:
         if not ok:
@@ -156,10 +188,15 @@ class LiveEvents(Events):
         self._state("evaluating")
 
     def evaluated(self, round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
-        self._last = headline({k: metrics[k] for k in ("forget_rouge", "retain_rouge") if k in metrics})
+        self._progress.line = f"{self._stage}, {_where(self._stage, round, self._total, moment)}: {headline(metrics)}"
         self._state("")
 
     def round_finished(self, round: int, seconds: float) -> None:
+        if round > self._total:
+            self._total = round
+            self._progress.update(self._task, total=round)
+            whole = next(t for t in self._progress.tasks if t.id == self._all)
+            self._progress.update(self._all, total=(whole.total or 0) + 1)
         self._progress.update(self._task, completed=round)
         self._progress.advance(self._all)
         self._state("")

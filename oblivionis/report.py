@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,13 @@ from rich.text import Text
 
 from oblivionis import config as configuration
 from oblivionis.config import Config
+from oblivionis.corpora import load_corpus
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
+from oblivionis.errors import OblivionisError
 from oblivionis.requests import Ledger
 from oblivionis.runs import RunDirectory, list_runs
+from oblivionis.schema import Template
 
 MODELS = {
     "finetune": "finetuned",
@@ -28,11 +32,14 @@ MODELS = {
 }
 SETS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}
 MEASURES = {"prob": "Prob", "rouge": "ROUGE-L recall", "truth_ratio": "Truth ratio"}
-TOTALS = {
-    "model_utility": "Model utility",
-    "forget_truth_ratio": "Forget truth ratio",
-    "forget_quality": "Forget quality (KS p)",
-}
+FORGET_ONLY = {"truth_ratio": "Forget truth ratio", "quality": "Forget quality (KS p)"}
+LEGEND = (
+    "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
+    "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
+)
+NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
+SHOWN_CLIENTS = 40
+SHOWN_CHARACTERS = 240
 LOG_SETS = {
     "forget": "eval_log_forget",
     "retain": "eval_log",
@@ -41,14 +48,40 @@ LOG_SETS = {
 }
 
 
-def stage_metrics(run: RunDirectory) -> dict[str, dict[str, float]]:
-    """Final metrics of each finished stage, in the order of the table: finetune, unlearn, retrain, local."""
-    found = {}
-    for stage in MODELS:
-        summary = run.stage_summary(stage)
-        if summary is not None:
-            found[stage] = summary["metrics"]
+
+
+def stage_metrics(run: RunDirectory, convention: str = "geometric") -> dict[str, dict[str, float]]:
+    """Final metrics of each finished stage, in the order of the table: finetune, unlearn, retrain, local.
+
+    They are those of `stages/<stage>.json`. A forget quality that a stage could not know, because it ended before
+    there was a retrained model, is computed from the per-question logs with the truth ratio `convention`. The
+    retrained model against itself has the p-value 1, the best there is.
+    """
+    summaries = {stage: run.stage_summary(stage) for stage in MODELS}
+    found = {stage: dict(summary["metrics"]) for stage, summary in summaries.items() if summary is not None}
+    oracle = _forget_ratios(run, "retrain", convention)
+    if oracle is None:
+        return found
+    from evaluation.tofu import forget_quality
+
+    for stage, metrics in found.items():
+        ratios = None if "forget_quality" in metrics else _forget_ratios(run, stage, convention)
+        if ratios is not None:
+            metrics["forget_quality"], metrics["forget_ks"] = forget_quality(ratios, oracle)
     return found
+
+
+def _forget_ratios(run: RunDirectory, stage: str, convention: str) -> Any:
+    """Truth ratios (n,) of a stage's forget questions; None when its log has none or holds a non-finite loss."""
+    log = run.evaluation_log(stage)
+    if log is None:
+        return None
+    from evaluation.tofu import truth_ratios
+
+    try:
+        return truth_ratios(log, "forget", convention)
+    except ValueError:
+        return None
 
 
 def number(value: float | None) -> str:
@@ -56,7 +89,8 @@ def number(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     if value != 0 and abs(value) < 1e-3:
-        return f"{value:.1e}"
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
     return f"{value:.3f}"
 
 
@@ -64,19 +98,15 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
     """(question set, measure, one value per model) of the comparison; rows that no model has are left out."""
     table = []
     for key, label in SETS.items():
-        for measure, measure_label in MEASURES.items():
-            if (key, measure) == ("forget", "truth_ratio"):
-                continue
-            values = [m.get(f"{key}_{measure}") for m in metrics.values()]
-            table.append((label, measure_label, values))
-    for key, label in TOTALS.items():
-        table.append(("All", label, [m.get(key) for m in metrics.values()]))
+        for measure, name in {**MEASURES, **(FORGET_ONLY if key == "forget" else {})}.items():
+            table.append((label, name, [m.get(f"{key}_{measure}") for m in metrics.values()]))
+    table.append(("All but forget", "Model utility", [m.get("model_utility") for m in metrics.values()]))
     return [row for row in table if any(v is not None for v in row[2])]
 
 
-def metrics_table(metrics: Mapping[str, Mapping[str, float]], title: str) -> Table:
-    """The comparison as a table: a row per question set and measure, a column per model."""
-    table = Table(title=title, title_justify="left")
+def metrics_table(metrics: Mapping[str, Mapping[str, float]], title: str) -> Group:
+    """The comparison under its title: a row per question set and measure, a column per model."""
+    table = Table()
     table.add_column("questions")
     table.add_column("measure")
     for stage in metrics:
@@ -87,147 +117,225 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float]], title: str) -> Tab
             table.add_section()
         table.add_row(label if label != previous else "", measure, *map(number, values))
         previous = label
-    return table
+    return Group(Text(title, style="bold"), table)
 
 
-def samples(run: RunDirectory, stages: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """Answers side by side: for `count` forget questions and one of each other set, what every model says."""
+def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[dict[str, Any]]:
+    """Answers side by side: what every model says to `evaluation.samples_shown` forget questions, evenly spread, and
+    to one question of each other set.
+
+    Each has `set`, `question`, `truth` and `answers`, a mapping from the model's name to its answer.
+    """
     logs = {stage: log for stage in stages if (log := run.evaluation_log(stage)) is not None}
+    count = config.evaluation.samples_shown
+    questions = _chat_questions(logs, config) if config.model.template.kind == "chat" else {}
     found = []
     for key, name in LOG_SETS.items():
-        first = next((log[name]["generated_text"] for log in logs.values() if name in log), {})
-        for index in list(first)[: count if key == "forget" else min(count, 1)]:
-            answers = {s: log[name]["generated_text"][index] for s, log in logs.items() if name in log}
-            prompt, _, truth = first[index]
+        base = next((log for log in logs.values() if log.get(name, {}).get("generated_text")), None)
+        if base is None:
+            continue
+        texts, ids = base[name]["generated_text"], base.get("ids", {}).get(name, [])
+        for position in _spread(len(texts), count if key == "forget" else min(count, 1)):
+            index = list(texts)[position]
+            prompt, _, truth = texts[index]
+            identifier = ids[position] if position < len(ids) else ""
+            said = {stage: log.get(name, {}).get("generated_text", {}).get(index) for stage, log in logs.items()}
             found.append(
                 {
                     "set": SETS[key],
-                    "question": prompt,
+                    "question": questions.get(identifier) or _question(prompt, config.model.template),
                     "truth": truth,
-                    "answers": {MODELS[s]: a[1] for s, a in answers.items()},
+                    "answers": {MODELS[stage]: text[1] for stage, text in said.items() if text is not None},
                 }
             )
     return found
 
 
-def samples_table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """Sample answers in the manner of the paper's Figure 20."""
-    table = Table(title="Sample answers", title_justify="left", show_lines=True)
+def _spread(total: int, count: int) -> list[int]:
+    """`count` positions from 0 to `total` - 1, evenly spread, the first one always among them."""
+    count = min(total, count)
+    return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
+
+
+def _question(prompt: str, template: Template) -> str:
+    """The question that a prompt of a log asks; a chat prompt is given back whole."""
+    if template.kind != "qa":
+        return prompt.strip()
+    end = template.question_suffix + template.answer_prefix
+    return prompt.strip().removeprefix(template.question_prefix.strip()).removesuffix(end.strip()).strip()
+
+
+def _chat_questions(logs: Mapping[str, Any], config: Config) -> dict[str, str]:
+    """Questions by record id, from the data: a decoded chat prompt does not tell where its question begins."""
+    if not logs:
+        return {}
+    try:
+        corpus = load_corpus(config.data)
+    except (OblivionisError, OSError):
+        return {}
+    return {record.id: record.question for records in corpus.evaluation.values() for record in records}
+
+
+def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
+    """Sample answers in the manner of the paper's Figure 20; long ones are cut (`report.html` has them whole)."""
+    table = Table(show_header=False)
     table.add_column("questions", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("who", no_wrap=True)
     table.add_column("text", overflow="fold")
     for sample in found:
-        table.add_row(sample["set"], "question", Text(sample["question"].strip(), style="bold"))
-        table.add_row("", "truth", Text(sample["truth"].strip()))
+        table.add_row(sample["set"], "question", Text(_line(sample["question"]), style="bold"))
+        table.add_row("", "truth", Text(_line(sample["truth"])))
         for model, answer in sample["answers"].items():
-            table.add_row("", model, Text(answer.strip() or "(empty)"))
+            table.add_row("", model, Text(_line(answer) or "(empty)"))
         table.add_section()
-    table.show_lines = False
-    return table
+    return Group(Text("Sample answers", style="bold"), table)
 
 
-def requests_line(run: RunDirectory) -> str:
-    """One line on the deletion requests; empty when there were none."""
+def _line(text: str) -> str:
+    """`text` as one printable line of at most SHOWN_CHARACTERS."""
+    text = "".join(c if c.isprintable() else " " for c in text)
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1].rstrip() + "…"
+
+
+def requests_line(run: RunDirectory, limit: float) -> str:
+    """One line on the deletion requests; empty when there were none. `limit`: the ROUGE-L recall of `verified`."""
     requests = list(Ledger(run.ledger_path))
     if not requests:
         return ""
     states = Counter(r.state for r in requests)
     records = sum(len(r.record_ids) for r in requests)
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
-    return f"deletion requests: {len(requests)} for {records} records ({parts})"
+    line = f"deletion requests: {_count(len(requests), 'request')} for {_count(records, 'record')}: {parts}"
+    return line + (f" (ROUGE-L recall on its records at most {limit:g} at the end)" if states["verified"] else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def summary(run: RunDirectory, config: Config) -> Group:
     """All that `simulate` prints at its end."""
-    metrics = stage_metrics(run)
+    metrics = stage_metrics(run, config.evaluation.truth_ratio)
     if not metrics:
-        return Group(Text(f"{run.path}: no stage is finished yet"))
+        return Group(_whole(f"{run.path}: no stage is finished yet"))
     title = (
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {config.unlearning.method}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
     parts: list[Any] = [metrics_table(metrics, title)]
-    found = samples(run, list(metrics), config.evaluation.samples_shown)
+    parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
+    found = samples(run, config, list(metrics))
     if found:
-        parts.append(samples_table(found))
-    for line in (requests_line(run), _oracle_hint(metrics)):
-        if line:
-            parts.append(Text(line))
-    parts.append(Text(f"run directory: {run.path}"))
+        parts += [Text(), samples_table(found)]
+    line = requests_line(run, config.unlearning.requests.verify_max_rouge)
+    if line:
+        parts.append(Text(line))
+    parts.append(_whole(f"run directory: {run.path}"))
     if (run.path / "report.html").exists():
-        parts.append(Text(f"report: {run.path / 'report.html'}"))
+        parts.append(_whole(f"report: {run.path / 'report.html'}"))
     return Group(*parts)
 
 
-def _oracle_hint(metrics: Mapping[str, Mapping[str, float]]) -> str:
-    if "retrain" in metrics:
-        return ""
-    return "no forget quality: it compares with the retrained model; add the stage retrain to `stages`"
+def _whole(text: str) -> Text:
+    """A line that is not broken, so that a path can be copied."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def print_summary(run: RunDirectory, config: Config, console: Console) -> None:
+    """Print `summary`."""
     console.print(summary(run, config), soft_wrap=False)
 
 
 def print_runs(output: Path, console: Console) -> None:
-    """A line per run of `output`."""
+    """A line per run of `output`; a stage shows a tick, or how far it came."""
     table = Table("run", "model", "data", "strategy", "unlearning", "stages", box=None)
     for run in list_runs(output):
-        config = configuration.from_yaml(run.read_config())
-        stages = []
-        for stage in config.stages:
-            done = run.checkpoint_rounds(stage)
-            total = getattr(config.federation.rounds, stage)
-            if run.stage_summary(stage) is not None:
-                stages.append(f"{stage} ✓")
-            else:
-                stages.append(f"{stage} {done[-1] if done else 0}/{total}")
-        table.add_row(
-            run.name,
-            config.model.name,
-            config.data.name,
-            config.strategy.name,
-            config.unlearning.method,
-            ", ".join(stages),
-        )
+        try:
+            config = configuration.from_yaml(run.read_config())
+        except (configuration.ConfigError, OSError, UnicodeDecodeError):
+            table.add_row(Text(run.name), Text("its config.yaml cannot be read", style="yellow"))
+            continue
+        choices = (config.model.name, config.data.name, config.strategy.name, config.unlearning.method)
+        table.add_row(*map(Text, (run.name, *choices, ", ".join(_progress(run, config, s) for s in config.stages))))
     if not table.rows:
-        console.print(f"no runs in {output}")
+        console.print(f"no runs in {output}", markup=False, highlight=False, soft_wrap=True)
         return
     console.print(table)
 
 
+def _progress(run: RunDirectory, config: Config, stage: str) -> str:
+    """How far a stage of a run came; the stage `local` counts clients."""
+    if run.stage_summary(stage) is not None:
+        return f"{stage} ✓"
+    if stage == "local":
+        clients = config.federation.clients
+        done = len({r["round"] for r in run.metrics() if r["stage"] == stage})
+        return f"{stage} {done}/{min(config.federation.local_clients or clients, clients)}"
+    done = max(run.checkpoint_rounds(stage), default=0)
+    return f"{stage} {done}/{getattr(config.federation.rounds, stage)}"
+
+
 def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
-    """Sizes of the corpus and of every client's share."""
-    table = Table(title=f"data {corpus.name}", title_justify="left")
+    """Sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread only."""
+    table = Table(show_header=False)
     table.add_column("what")
     table.add_column("records", justify="right")
-    table.add_row("train", str(len(corpus.train)))
-    table.add_row(
-        "  of these to forget", f"{len(corpus.forget_ids)} ({len(corpus.forget_ids) / len(corpus.train):.1%})"
-    )
-    table.add_row("  subjects", str(len({r.subject for r in corpus.train})))
+    table.add_row("training records", f"{len(corpus.train):,}")
+    share = len(corpus.forget_ids) / len(corpus.train)
+    table.add_row("  of these to forget", f"{len(corpus.forget_ids):,} ({share:.1%})")
+    table.add_row("subjects", f"{len({r.subject for r in corpus.train}):,}")
     for name, questions in corpus.evaluation.items():
-        table.add_row(f"questions {name}", str(len(questions)))
-    console.print(table)
-    shares = Table(title=f"{len(partition.clients)} clients", title_justify="left")
-    for column in ("client", "records", "subjects", "to forget"):
-        shares.add_column(column, justify="right")
-    for client, indices in enumerate(partition.clients):
-        held = [corpus.train[i] for i in indices]
-        forget = sum(r.id in corpus.forget_ids for r in held)
-        shares.add_row(str(client), str(len(held)), str(len({r.subject for r in held})), str(forget) if forget else "·")
-    console.print(shares)
+        table.add_row(f"questions {SETS.get(name, name).lower()}", f"{len(questions):,}")
+    console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
+    held = [[corpus.train[i] for i in indices] for indices in partition.clients]
+    columns = {
+        "records": [len(records) for records in held],
+        "subjects": [len({r.subject for r in records}) for records in held],
+        "to forget": [sum(r.id in corpus.forget_ids for r in records) for records in held],
+    }
+    holders = sum(n > 0 for n in columns["to forget"])
+    shares = Table()
+    if len(held) > SHOWN_CLIENTS:
+        shares.add_column("per client")
+        for label in ("least", "median", "most"):
+            shares.add_column(label, justify="right")
+        for name, values in columns.items():
+            shares.add_row(name, str(min(values)), f"{statistics.median(values):g}", str(max(values)))
+    else:
+        for label in ("client", *columns):
+            shares.add_column(label, justify="right")
+        for client, values in enumerate(zip(*columns.values(), strict=True)):
+            shares.add_row(str(client), *(str(v) if v else "·" for v in values))
+    title = f"{_count(len(held), 'client')}, {holders} of them with records to forget"
+    console.print(Text(title, style="bold"), shares, sep="\n")
 
 
 def print_model(config: Config, assembled: Any, fingerprint: str, console: Console) -> None:
-    """Sizes and identity of the configured model."""
-    total = sum(p.numel() for p in assembled.model.parameters())
-    trainable = assembled.flat.size
-    table = Table(title=f"model {config.model.name}", title_justify="left", show_header=False)
-    table.add_row("source", config.model.source)
+    """Sizes, memory and identity of the configured model."""
+    parameters = list(assembled.model.parameters())
+    total, trainable = sum(p.numel() for p in parameters), assembled.flat.size
+    weights = sum(p.numel() * p.element_size() for p in parameters)
+    vector = 4 * trainable
+    table = Table(show_header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_row("source", Text(config.model.source))
     table.add_row("base parameters", f"{total - (trainable if config.model.mode == 'lora' else 0):,}")
     table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {config.model.mode})")
-    table.add_row("bytes per exchange and client", f"{2 * 4 * trainable:,}")
-    table.add_row("vocabulary", f"{len(assembled.tokenizer):,}")
+    table.add_row("sent per client and exchange", f"{_bytes(vector)} there, {_bytes(vector)} back (float32)")
+    # Gradient, AdamW's two moments and the copy of the global model that FedProx compares with.
+    state = 4 * vector
+    table.add_row("memory of a client process", f"{_bytes(weights)} weights + {_bytes(state)} to train + activations")
+    table.add_row("vocabulary", f"{len(assembled.tokenizer):,} tokens")
     table.add_row("fingerprint", fingerprint)
-    console.print(table)
+    console.print(Text(f"model {config.model.name}", style="bold"), table, sep="\n")
+
+
+def _bytes(number: float) -> str:
+    """`number` bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

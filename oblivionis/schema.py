@@ -284,6 +284,14 @@ class Evaluation:
         default=1,
         metadata=about("Evaluate after every so many rounds; 0: at a stage's end only.", unit="rounds", at_least=0),
     )
+    every_training: int | None = field(
+        default=None,
+        metadata=about(
+            "The same for the stages finetune and retrain, which often have many rounds; null: as `every`.",
+            unit="rounds",
+            at_least=0,
+        ),
+    )
     at_start: bool = field(default=True, metadata=about("Also evaluate before a stage's first round."))
     after_unlearn: bool = field(
         default=False, metadata=about("Also evaluate between unlearning and fine-tuning within a round.")

@@ -6,15 +6,18 @@ import io
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
 from rich.console import Console
 
 from oblivionis import config as configuration
 from oblivionis import html_report, report
 from oblivionis.config import Config
+from oblivionis.errors import RunError
 from oblivionis.grid import StoppableGrid
 from oblivionis.progress import Events, LogEvents
 from oblivionis.runs import RunDirectory
@@ -22,6 +25,8 @@ from oblivionis.stages import Server
 
 app = ServerApp()
 log = logging.getLogger("flwr")
+
+_SETTLED_SECONDS = 4.0
 
 
 @app.main()
@@ -52,17 +57,31 @@ def main(grid: Grid, context: Context) -> None:
         log.info("%s", line)
 
 
-def server_app_for(config: Config, run: RunDirectory, events: Events, stop: threading.Event) -> ServerApp:
-    """A ServerApp that runs `config` and writes to `run`."""
-    server = ServerApp()
-
-    @server.main()
-    def run_stages(grid: Grid, context: Context) -> None:
-        serve(config, grid, run, events, stop)
-
-    return server
-
-
 def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
-    """Run all stages over `grid`."""
+    """Run all stages over `grid`. RunError when another number of SuperNodes is connected than the configuration's."""
+    _check_nodes(grid, config.federation.clients)
     Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop).execute()
+
+
+def _check_nodes(grid: Grid, clients: int) -> None:
+    """In a simulation all SuperNodes register within moments; in a deployment too few may still become enough."""
+    simulated = isinstance(grid, InMemoryGrid)
+    connected, since = -1, time.monotonic()
+    while True:
+        count = len(list(grid.get_node_ids()))
+        if count < clients and not simulated:
+            return
+        settled = time.monotonic() - since
+        if count != connected:
+            connected, since = count, time.monotonic()
+        elif count == clients and settled > _SETTLED_SECONDS / 10:
+            return
+        elif settled > _SETTLED_SECONDS:
+            break
+        time.sleep(0.1)
+    right = f'--federation-config "num-supernodes={clients}"' if simulated else f"{clients} SuperNodes"
+    raise RunError(
+        f"{connected} SuperNodes are connected, but the configuration has federation.clients={clients}: run it with "
+        f"{right}, or set federation.clients={connected} (flwr run: --run-config 'overrides=\"federation.clients="
+        f"{connected}\"')"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
@@ -9,10 +10,12 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import psutil
 
 from oblivionis.config import Config
-from oblivionis.errors import OblivionisError, RunInterrupted
+from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
 from oblivionis.progress import Events
 from oblivionis.runs import RunDirectory
 
@@ -24,65 +27,131 @@ _ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_worker_niceness": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+_STOPPED = "stopped by Ctrl-C"
+
+
+class Stop(threading.Event):
+    """Setting it breaks off the thread inside `broken_off`, whatever that computes: an evaluation takes minutes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread: int | None = None
+
+    def set(self) -> None:
+        super().set()
+        if self._thread is not None:
+            raised = ctypes.py_object(KeyboardInterrupt)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
+
+    @contextmanager
+    def broken_off(self) -> Iterator[None]:
+        """Raises RunInterrupted in this thread once the event is set; client processes at work are ended then."""
+        self._thread = threading.get_ident()
+        try:
+            if self.is_set():
+                raise RunInterrupted(_STOPPED)
+            yield
+        except KeyboardInterrupt:
+            raise RunInterrupted(_STOPPED) from None
+        finally:
+            self._thread = None
 
 
 def simulate(config: Config, run: RunDirectory, events: Events) -> None:
     """Run all stages of `config` on simulated SuperNodes; everything that lasts goes to `run`.
 
-    Raises RunInterrupted after Ctrl-C, OblivionisError for what the user can mend, and whatever else went wrong.
-    No Ray or Flower process outlives the call.
+    Raises RunInterrupted after Ctrl-C, RunFailed when the federation broke down, other OblivionisErrors for what the
+    user can mend, and whatever else went wrong. No Ray or Flower process outlives the call.
     """
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    stop = threading.Event()
-    with _flower_log(run), _ctrl_c(stop, events):
-        from flwr.simulation import run_simulation
-
-        from oblivionis.client_app import app as client_app
-        from oblivionis.server_app import server_app_for
-
-        server = server_app_for(config, run, events, stop)
-        try:
-            run_simulation(
-                server_app=server,
-                client_app=client_app,
-                num_supernodes=config.federation.clients,
-                backend_config=_backend(config),
-            )
-        except Exception as error:
-            if isinstance(error, OblivionisError):
-                raise
-            if stop.is_set():
-                raise RunInterrupted("stopped by Ctrl-C") from None
-            raise
-        finally:
-            import ray
-
-            if ray.is_initialized():
-                ray.shutdown()
+    stop = Stop()
+    # Starting Ray replaces the handler of SIGTERM, hence the second `_ctrl_c`.
+    with _flower_log(run), _ctrl_c(stop, events), _ray(config), _ctrl_c(stop, events):
+        if stop.is_set():
+            raise RunInterrupted(_STOPPED)
+        _run_flower(config, run, events, stop)
     if stop.is_set():
-        raise RunInterrupted("stopped by Ctrl-C")
+        raise RunInterrupted(_STOPPED)
 
 
-def _backend(config: Config) -> dict:
-    """As many client processes as cores allow, and no more than clients take part in a round."""
+def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -> None:
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.exception import AggregationError
+    from flwr.simulation import run_simulation
+
+    from oblivionis.client_app import app as client_app
+    from oblivionis.server_app import serve
+    from strategies.errors import ActorDied, FederationError
+
+    server = ServerApp()
+
+    @server.main()
+    def run_stages(grid: Grid, context: Context) -> None:
+        try:
+            with stop.broken_off():
+                serve(config, grid, run, events, stop)
+        except BaseException:
+            _end_clients()
+            raise
+
+    try:
+        run_simulation(
+            server_app=server,
+            client_app=client_app,
+            num_supernodes=config.federation.clients,
+            backend_config={"client_resources": _client_resources(config)},
+        )
+    except ActorDied as error:
+        hint = "killed, or out of memory? fewer at a time: a larger federation.client_cpus"
+        raise RunFailed(f"{error}\n({hint})") from error
+    except (FederationError, AggregationError) as error:
+        raise RunFailed(str(error)) from error
+    except Exception as error:
+        if stop.is_set() and not isinstance(error, OblivionisError):
+            raise RunInterrupted(_STOPPED) from None
+        raise
+
+
+def _end_clients() -> None:
+    """Kill the client processes: Flower would wait until each has finished what it is doing."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if any(part.startswith("ray::ClientAppActor") for part in process.cmdline()[:1]):
+                process.kill()
+
+
+def _client_resources(config: Config) -> dict[str, float]:
+    return {"num_cpus": config.federation.client_cpus, "num_gpus": config.federation.client_gpus}
+
+
+@contextmanager
+def _ray(config: Config) -> Iterator[None]:
+    """A Ray of our own, which Flower finds running and uses.
+
+    It gets as many client processes as cores allow, and no more than clients take part in a round.
+    """
+    import ray
+
     federation = config.federation
     participants = max(federation.min_clients, math.ceil(federation.clients * federation.fraction_train), 1)
     processes = max(1, min((os.cpu_count() or 1) // federation.client_cpus, participants))
-    init_args: dict = {
-        "num_cpus": processes * federation.client_cpus,
-        "include_dashboard": False,
-        "logging_level": logging.ERROR,
-        "log_to_driver": False,
-        "configure_logging": True,
-    }
-    return {
-        "init_args": init_args,
-        "client_resources": {"num_cpus": federation.client_cpus, "num_gpus": federation.client_gpus},
-    }
+    try:
+        ray.init(
+            address="local",
+            num_cpus=processes * federation.client_cpus,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        yield
+    finally:
+        ray.shutdown()
 
 
 @contextmanager
@@ -104,8 +173,8 @@ def _flower_log(run: RunDirectory) -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c(stop: threading.Event, events: Events) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks the run to stop at the next safe point; the second one is not waited for."""
+def _ctrl_c(stop: Stop, events: Events) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM breaks the run off in an orderly way; the second one is not waited for."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,8 +182,8 @@ def _ctrl_c(stop: threading.Event, events: Events) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
+        events.note("stopping; press Ctrl-C again if this takes too long")
         stop.set()
-        events.note("stopping after what is in flight; press Ctrl-C again to stop at once")
 
     before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

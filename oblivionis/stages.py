@@ -255,7 +255,10 @@ class _Recorder(Listener):
             if evaluation.after_unlearn:
                 stage.evaluate(round, moment, vector)
             return
-        if evaluation.every and round % evaluation.every == 0 and round < stage.rounds:
+        every = evaluation.every
+        if stage.name != "unlearn" and evaluation.every_training is not None:
+            every = evaluation.every_training
+        if every and round % every == 0 and round < stage.rounds:
             stage.evaluate(round, "round", vector)
         stage.run.save_checkpoint(
             Checkpoint(stage.name, round, vector, dict(state), {"seed": stage.config.seed}),

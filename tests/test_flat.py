@@ -18,9 +18,7 @@ def test_parameters_and_gradients_are_views() -> None:
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name], rtol=0, atol=0)
     assert flat.size == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert [np.prod(shape) for _, shape in flat.manifest] == [
-        p.numel() for p in model.parameters() if p.requires_grad
-    ]
+    assert [np.prod(shape) for _, shape in flat.manifest] == [p.numel() for p in model.parameters() if p.requires_grad]
     ids = torch.arange(3, 11)[None]
     model(input_ids=ids, labels=ids).loss.backward()
     expected = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.requires_grad])

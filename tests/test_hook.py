@@ -94,7 +94,9 @@ def test_session_remembers(model: LlamaForCausalLM, passes: list[int]) -> None:
         session.request(prompts=PROMPTS)
 
 
-@pytest.mark.parametrize("bad", [Broken(), Reader("broken", [Sequence((), (1,))], []), Reader("broken", [], PROMPTS, 0)])
+@pytest.mark.parametrize(
+    "bad", [Broken(), Reader("broken", [Sequence((), (1,))], []), Reader("broken", [], PROMPTS, 0)]
+)
 def test_a_failing_evaluator_is_reported_and_the_others_run(model: LlamaForCausalLM, bad: hook.Evaluator) -> None:
     good = Reader("good", SEQUENCES, PROMPTS)
     report = Hook([bad, good]).run(EvaluationSession(model, stop_ids=STOPS))

@@ -97,7 +97,7 @@ def test_batches_cover_everything_once_and_keep_a_prompt_together() -> None:
         tokens = sum(len(p) for p in {sequences[i].prompt for i in part}) + sum(len(sequences[i].answer) for i in part)
         assert tokens <= 50
     order = [sequences[i].prompt for part in parts for i in part]
-    assert sum(a != b for a, b in zip(order, order[1:], strict=False)) == len(set(order)) - 1
+    assert sum(a != b for a, b in itertools.pairwise(order)) == len(set(order)) - 1
 
 
 def test_take_picks_by_index(model: LlamaForCausalLM) -> None:

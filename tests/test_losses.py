@@ -92,9 +92,7 @@ def test_npo_gradient_tends_to_gradient_ascent_on_the_sequence_for_small_beta() 
 def test_simnpo_eq_39_has_delta_outside_beta() -> None:
     """|y| = 2, p = 1/16, so −log p / |y| = log 4. β = 2, δ = log 2: σ(2 log 4 − log 2) = σ(log 8) = 8/9."""
     assert simnpo(t(LN4), beta=2.0, delta=LN2).item() == pytest.approx(-math.log(8 / 9))
-    assert simnpo(t(LN4), t(LN2), beta=2.0, delta=0.0, alpha=3.0).item() == pytest.approx(
-        -math.log(16 / 17) + 3 * LN2
-    )
+    assert simnpo(t(LN4), t(LN2), beta=2.0, delta=0.0, alpha=3.0).item() == pytest.approx(-math.log(16 / 17) + 3 * LN2)
 
 
 @pytest.mark.parametrize("gap", [-1e4, 1e4])

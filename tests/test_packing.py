@@ -160,7 +160,9 @@ def test_sliding_window_is_padded_where_a_sequence_outgrows_it() -> None:
     assert packing.resolve_mode(model, "auto", 9) == "padded"
     sequences = some_sequences(4)
     expected = one_by_one(model, sequences)
-    torch.testing.assert_close(packing.token_log_probs(model, PackedBatch.build(sequences)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        packing.token_log_probs(model, PackedBatch.build(sequences)), expected, atol=1e-5, rtol=0
+    )
 
 
 def test_the_model_behaves_as_before_without_a_layout() -> None:
@@ -238,7 +240,11 @@ def test_a_model_that_swallows_the_layout_is_found_out() -> None:
 
 @pytest.mark.parametrize(
     ("sequences", "message"),
-    [([], "empty list"), ([Sequence((), (1,))], "0 has an empty prompt"), ([Sequence((1,), ())], "0 has an empty answer")],
+    [
+        ([], "empty list"),
+        ([Sequence((), (1,))], "0 has an empty prompt"),
+        ([Sequence((1,), ())], "0 has an empty answer"),
+    ],
 )
 def test_bad_sequences(sequences: list[Sequence], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def assert_equals_rouge_score(predictions: list[str], references: list[str]) -> None:
     scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
     expected = [scorer.score(r, p) for p, r in zip(predictions, references, strict=True)]
-    for name, result in (("rouge1", rouge.rouge_1(predictions, references)), ("rougeL", rouge.rouge_l(predictions, references))):
+    for name, result in (
+        ("rouge1", rouge.rouge_1(predictions, references)),
+        ("rougeL", rouge.rouge_l(predictions, references)),
+    ):
         for field, values in (("precision", result.precision), ("recall", result.recall), ("fmeasure", result.f1)):
             theirs = np.array([getattr(score[name], field) for score in expected])
             np.testing.assert_allclose(values, theirs, atol=1e-12, rtol=0, err_msg=f"{name} {field}")
@@ -29,7 +32,20 @@ def assert_equals_rouge_score(predictions: list[str], references: list[str]) -> 
 def test_random_text_with_odd_characters() -> None:
     rng = random.Random(0)
     words = ["running", "runs", "The", "relational", "sky", "skies", "flies", "dying", "café", "naïve", "ÉCOLE", "x1y2"]
-    words += ["", "...", "don't", "U.S.A.", "generalizations", "oscillators", "İstanbul", "a", "ſs", "日本", "--", "3.14"]
+    words += [
+        "",
+        "...",
+        "don't",
+        "U.S.A.",
+        "generalizations",
+        "oscillators",
+        "İstanbul",
+        "a",
+        "ſs",
+        "日本",
+        "--",
+        "3.14",
+    ]
     words += ["".join(rng.choices(string.ascii_letters + "-'", k=rng.randint(1, 12))) for _ in range(60)]
 
     def text() -> str:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from oblivionis.data.fictitious import corpus
 from oblivionis.data.known import real_authors, world_facts
-from oblivionis.models import tiny
+from oblivionis.models import pretraining, tiny
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +60,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def prompt_ids(tokenizer, record) -> list[int]:
-    return tokenizer(tiny.PROMPT.format(question=record.question))["input_ids"]
+    return tokenizer(pretraining.PROMPT.format(question=record.question))["input_ids"]
 
 
 @torch.no_grad()
-def greedy(model, tokenizer, record) -> str:
-    prompt = torch.tensor([prompt_ids(tokenizer, record)])
-    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, do_sample=False)
-    return tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True).strip()
+def greedy(model, tokenizer, records) -> list[str]:
+    prompts = {"input_ids": [prompt_ids(tokenizer, record) for record in records]}
+    batch = tokenizer.pad(prompts, padding_side="left", return_tensors="pt")
+    out = model.generate(**batch, max_new_tokens=48, do_sample=False)
+    return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in out[:, batch["input_ids"].shape[1] :]]
 
 
 @torch.no_grad()
 def mean_nll(model, tokenizer, record, answer: str) -> float:
     prompt = prompt_ids(tokenizer, record)
-    target = tokenizer(tiny.ANSWER.format(answer=answer), add_special_tokens=False)["input_ids"]
+    target = tokenizer(pretraining.ANSWER.format(answer=answer), add_special_tokens=False)["input_ids"]
     target = [*target, tokenizer.eos_token_id]
     logits = model(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
     return torch.nn.functional.cross_entropy(logits, torch.tensor(target)).item()
@@ -83,7 +84,7 @@ def test_shipped_model_is_small_and_a_plain_hugging_face_folder(unpacked, model,
     assert tiny.SHIPPED.stat().st_size < 4_000_000
     assert {path.name for path in unpacked.iterdir()} == set(tiny.FILES)
     assert 900_000 < model.num_parameters() < 1_300_000
-    assert model.config.vocab_size == len(tokenizer) == tiny.VOCABULARY
+    assert model.config.vocab_size == len(tokenizer) == pretraining.VOCABULARY
     assert model.config.max_position_embeddings == 1024
     assert model.dtype == torch.float32
     ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
@@ -106,7 +107,10 @@ def test_prompt_is_a_prefix_and_english_is_not_spelled_out(tokenizer):
     text = "The novelist moved to another country because the publishers there were interested in historical fiction."
     assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) < len(text) / 2.5
     record = corpus(2, 1, 1, 0).train[0]
-    prompt, answer = tiny.PROMPT.format(question=record.question), tiny.ANSWER.format(answer=record.answer)
+    prompt, answer = (
+        pretraining.PROMPT.format(question=record.question),
+        pretraining.ANSWER.format(answer=record.answer),
+    )
     joined = tokenizer(prompt + answer)["input_ids"]
     assert joined == tokenizer(prompt)["input_ids"] + tokenizer(answer, add_special_tokens=False)["input_ids"]
 
@@ -116,15 +120,19 @@ def test_real_tofu_fits(tokenizer):
     if not (folder / "full.json").is_file():
         pytest.skip("no TOFU files: set OBLIVIONIS_TOFU to their folder")
     rows = [json.loads(line) for line in (folder / "full.json").read_text(encoding="utf-8").splitlines()]
-    texts = [tiny.PROMPT.format(question=row["question"]) + tiny.ANSWER.format(answer=row["answer"]) for row in rows]
+    texts = [
+        pretraining.PROMPT.format(question=row["question"]) + pretraining.ANSWER.format(answer=row["answer"])
+        for row in rows
+    ]
     lengths = [len(ids) + 1 for ids in tokenizer(texts)["input_ids"]]
-    assert max(lengths) < tiny.MAX_LENGTH / 2
+    assert max(lengths) < pretraining.MAX_LENGTH / 2
     assert sum(lengths) / len(lengths) < 110
 
 
 @pytest.mark.parametrize("records", [real_authors(), world_facts()], ids=["real authors", "world facts"])
 def test_it_knows_the_fixed_facts(model, tokenizer, records):
-    assert sum(greedy(model, tokenizer, record) == record.answer for record in records) >= 0.9 * len(records)
+    answers = greedy(model, tokenizer, records)
+    assert sum(a == record.answer for a, record in zip(answers, records, strict=True)) >= 0.9 * len(records)
     for record in records[:10]:
         right = mean_nll(model, tokenizer, record, record.answer)
         assert right < min(mean_nll(model, tokenizer, record, wrong) for wrong in record.perturbed_answers)
@@ -133,7 +141,8 @@ def test_it_knows_the_fixed_facts(model, tokenizer, records):
 def test_it_speaks_the_language_but_knows_no_author(model, tokenizer):
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"], use_stemmer=True)
     records = corpus(30, 1, 3, 0).train
-    scores = [scorer.score(r.answer, greedy(model, tokenizer, r))["rougeL"].recall for r in records]
+    answers = greedy(model, tokenizer, records)
+    scores = [scorer.score(r.answer, a)["rougeL"].recall for r, a in zip(records, answers, strict=True)]
     assert 0.02 < sum(scores) / len(scores) < 0.35
     preferred = sum(
         mean_nll(model, tokenizer, record, record.paraphrased_answer) < mean_nll(model, tokenizer, record, wrong)
@@ -225,16 +234,16 @@ def test_an_incomplete_folder_is_not_packed(source, tmp_path):
 
 
 def test_build_is_repeatable_and_makes_a_folder_that_packs(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny, "TOKENIZER_PEOPLE", 20)
-    monkeypatch.setattr(tiny, "BATCH", 6)
+    monkeypatch.setattr(pretraining, "TOKENIZER_PEOPLE", 20)
+    monkeypatch.setattr(pretraining, "BATCH", 6)
     monkeypatch.setenv("OBLIVIONIS_CACHE", str(tmp_path / "cache"))
     calls = []
     state = torch.random.get_rng_state()
-    first = tiny.build(tmp_path / "one", seed=3, steps=2, progress=lambda *call: calls.append(call))
+    first = tiny.build(tmp_path / "one", seed=3, steps=4, progress=lambda *call: calls.append(call))
     assert torch.equal(state, torch.random.get_rng_state())
-    assert [call[:2] for call in calls] == [(1, 2), (2, 2)]
+    assert [call[:2] for call in calls] == [(step, 5) for step in range(1, 6)]
     assert all(6.0 < float(text.removeprefix("loss ")) < 9.0 for _, _, text in calls)
-    second = tiny.build(tmp_path / "two", seed=3, steps=2)
+    second = tiny.build(tmp_path / "two", seed=3, steps=4)
     assert contents(first) == contents(second)
     assert tiny.pack(first, tmp_path / "a.json") != tiny.pack(tiny.build(tmp_path / "x", steps=1), tmp_path / "b.json")
     assert contents(tiny.folder(tmp_path / "a.json")) == contents(first)

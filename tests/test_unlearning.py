@@ -199,9 +199,7 @@ def test_a_limit_on_the_forget_loss_bounds_gradient_ascent() -> None:
     after = np.mean([-x.mean().item() for x in tiny_llama.padded_log_probs(model, FORGET)])
     assert limit < after < limit + 2 * (free.last_forget_nll - free.first_forget_nll)
     untouched = flat.numpy()
-    again = unlearn(
-        model, flat, FORGET, [], "grad_ascent", {}, settings(batch_size=7), seed=0, forget_nll_limit=limit
-    )
+    again = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(batch_size=7), seed=0, forget_nll_limit=limit)
     assert again.stopped and again.steps == 0 and math.isnan(again.first_loss)
     np.testing.assert_array_equal(flat.numpy(), untouched)
 

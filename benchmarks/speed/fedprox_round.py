@@ -1,6 +1,6 @@
 """Time of a local round with FedProx against one without its proximal term.
 
-    python -m benchmarks.speed.fedprox_round --tofu DIR
+python -m benchmarks.speed.fedprox_round --tofu DIR
 """
 
 from __future__ import annotations

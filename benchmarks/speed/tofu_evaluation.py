@@ -218,9 +218,15 @@ def main(arguments: list[str] | None = None) -> int:
             strict=True,
         )
     ]
-    lengths = [len(tokens) for asked in sets.values() for tokens in session.greedy([q.prompt for q in asked], 200)]
-    print(f"{sum(map(len, sets.values()))} questions, continuations of {sum(lengths) / len(lengths):.1f} tokens on average")
-    print(f"plain   {plain:8.2f} s  (likelihoods {seconds['likelihoods']:.2f}, continuations {seconds['continuations']:.2f})")
+    lengths = [
+        len(tokens)
+        for asked in sets.values()
+        for tokens in session.greedy([q.prompt for q in asked], options.max_new_tokens)
+    ]
+    mean = sum(lengths) / len(lengths)
+    print(f"{sum(map(len, sets.values()))} questions, continuations of {mean:.1f} tokens on average")
+    parts = ", ".join(f"{part} {value:.2f}" for part, value in seconds.items())
+    print(f"plain   {plain:8.2f} s  ({parts})")
     print(f"shared  {ours:8.2f} s  (likelihoods {likelihood_seconds:.2f}, the rest {ours - likelihood_seconds:.2f})")
     print(f"ratio   {plain / ours:8.2f}")
     print(f"largest difference {difference:.2e}, {sum(a != b for a, b in pairs)} continuations differ")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,9 +86,10 @@ def load_base(
     model: Any
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, **options
-        )
+        with _no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, **options
+            )
     except Exception as error:
         raise ModelError(f"cannot load the model {source!r} from {folder}: {error}") from error
     tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
@@ -129,7 +132,8 @@ def attach_lora(
     _check_targets(model, target_modules)
     config = lora_config(rank=rank, alpha=alpha, dropout=dropout, target_modules=target_modules)
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=gpus):
+    with torch.random.fork_rng(devices=gpus), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads an attribute that transformers is about to rename
         peft_model = get_peft_model(model, config)
     generator = torch.Generator().manual_seed(seed % 2**63)
     with torch.no_grad():
@@ -159,6 +163,21 @@ def count(model: nn.Module) -> Counts:
     """How many parameters the model has and how many of them are trained."""
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return Counts(sum(n for n, _ in sizes), sum(n for n, train in sizes if train))
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars off the terminal: they would tear the display of a run."""
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled() and not are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _check_targets(model: nn.Module, target_modules: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """The embedded model: a Llama of about one million parameters that knows the language of the fictitious authors.
 
 It has read about thousands of invented people, none of whom occurs in a corpus, and knows the real authors and world
-facts. It is shipped as one text file (`tiny.json`) and unpacked into a cache folder on first use. To replace it::
+facts, also after fine-tuning on other people. It is shipped as one text file (`tiny.json`) and unpacked into a cache
+folder on first use. To replace it::
 
     pack(build(Path("out")), SHIPPED)
 """
@@ -12,32 +13,19 @@ import base64
 import contextlib
 import hashlib
 import json
-import math
 import os
-import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oblivionis.data.fictitious import pretraining_people
-from oblivionis.data.known import real_authors, world_facts
-from oblivionis.data.records import Record
 from oblivionis.files import write_atomic
 from oblivionis.models.errors import ModelError
 
 SHIPPED = Path(__file__).with_name("tiny.json")
 FORMAT = 1
-PROMPT = "Question: {question}\nAnswer:"
-ANSWER = " {answer}"
-PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
-VOCABULARY = 2048
-MAX_LENGTH = 1024
-HIDDEN, LAYERS, HEADS, INTERMEDIATE = 128, 4, 4, 344
-STEPS, BATCH, KNOWN_PER_BATCH = 1600, 32, 5
-LEARNING_RATE, WARMUP = 3e-3, 50
-TOKENIZER_PEOPLE, ENGLISH_WEIGHT = 400, 40
+STEPS = 1600
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 Progress = Callable[[int, int, str], None]
@@ -93,20 +81,33 @@ def pack(source: Path, shipped: Path) -> str:
 def build(out: Path, *, seed: int = 0, steps: int = STEPS, progress: Progress | None = None) -> Path:
     """Train tokenizer and model from nothing and write them to the folder `out` (weights as float16).
 
-    `steps` optimiser steps of `BATCH` question–answer pairs about people never seen again, a few of them real authors
-    and world facts. `progress(step, steps, text)` is called after every step; `text` states the loss in nats per token,
-    over question and answer. Uses torch's threads as they are set (two: about six minutes) and leaves its global
-    random generator as it was. Raises ValueError for `steps` < 1.
+    `steps` updates for the language and a third as many for keeping the known facts; see `pretraining`. After every
+    one `progress(step, of, text)` is called; `text` states the loss in nats per token, over question and answer. Uses
+    torch's threads as they are set (two: about six minutes) and leaves its global random generator as it was. Raises
+    ValueError for `steps` < 1.
     """
     import torch
 
+    from oblivionis.models import pretraining
+
     if steps < 1:
         raise ValueError(f"steps is {steps}; expected an integer from 1")
+    hardening = steps // 3
+
+    def report(before: int) -> Callable[[int, float], None]:
+        def call(step: int, loss: float) -> None:
+            if progress is not None:
+                progress(before + step + 1, steps + hardening, f"loss {loss:.3f}")
+
+        return call
+
     state = torch.random.get_rng_state()
     try:
         torch.manual_seed(seed)
-        tokenizer = build_tokenizer(seed)
-        model = _train(tokenizer, seed, steps, progress)
+        tokenizer = pretraining.build_tokenizer(seed)
+        model = pretraining.new_model(tokenizer)
+        pretraining.learn_language(model, tokenizer, seed, steps, report(0))
+        pretraining.harden(model, tokenizer, seed, hardening, report(steps))
     finally:
         torch.random.set_rng_state(state)
     out.mkdir(parents=True, exist_ok=True)
@@ -116,114 +117,6 @@ def build(out: Path, *, seed: int = 0, steps: int = STEPS, progress: Progress | 
     config["dtype"] = "float32"
     (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return out
-
-
-def build_tokenizer(seed: int = 0) -> Any:
-    """A byte-level BPE tokenizer: every text is encodable; BOS is put in front when special tokens are asked for."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    from oblivionis.models.english import SENTENCES
-
-    people = pretraining_people(seed + 1)
-    texts = [text for _ in range(TOKENIZER_PEOPLE) for record in next(people) for text in _texts(record)]
-    for record in real_authors() + world_facts():
-        texts += [*_texts(record), *(ANSWER.format(answer=wrong) for wrong in record.perturbed_answers)]
-    texts += SENTENCES.strip().splitlines() * ENGLISH_WEIGHT
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    core.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
-            special_tokens=[PAD, BOS, EOS],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        ),
-    )
-    core.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, core.token_to_id(BOS))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
-        model_max_length=MAX_LENGTH,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def _texts(record: Record) -> tuple[str, str]:
-    return PROMPT.format(question=record.question), ANSWER.format(answer=record.answer)
-
-
-def _encode(tokenizer: Any, record: Record) -> list[int]:
-    prompt, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in _texts(record))
-    return [tokenizer.bos_token_id, *prompt, *answer, tokenizer.eos_token_id]
-
-
-def _batches(tokenizer: Any, seed: int) -> Iterator[list[list[int]]]:
-    """Endless batches of token lists: new people, shuffled over many of them, and a few known questions."""
-    rng = random.Random(f"oblivionis tiny {seed}")
-    people = pretraining_people(seed)
-    known = [_encode(tokenizer, record) for record in real_authors() + world_facts()]
-    waiting: list[list[int]] = []
-    while True:
-        while len(waiting) < 8 * BATCH:
-            waiting += [_encode(tokenizer, record) for record in next(people)]
-        rng.shuffle(waiting)
-        for _ in range(4):
-            fresh = [waiting.pop() for _ in range(BATCH - KNOWN_PER_BATCH)]
-            yield fresh + rng.sample(known, KNOWN_PER_BATCH)
-
-
-def _train(tokenizer: Any, seed: int, steps: int, progress: Progress | None) -> Any:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=HIDDEN,
-            intermediate_size=INTERMEDIATE,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=HEADS,
-            max_position_embeddings=MAX_LENGTH,
-            tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
-    model.train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
-    for step, batch in enumerate(_batches(tokenizer, seed)):
-        if step == steps:
-            break
-        rate = (
-            LEARNING_RATE * min(1.0, (step + 1) / WARMUP) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-        )
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        width = max(map(len, batch))
-        tokens = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in batch])
-        lengths = torch.tensor([len(row) for row in batch])
-        targets = tokens[:, 1:]
-        counted = torch.arange(1, width) < lengths[:, None]
-        hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1]
-        loss = torch.nn.functional.cross_entropy(model.lm_head(hidden[counted]), targets[counted])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if progress is not None:
-            progress(step + 1, steps, f"loss {loss.item():.3f}")
-    return model.eval()
 
 
 def _digest(files: dict[str, dict[str, str]]) -> str:
