@@ -159,7 +159,9 @@ def evaluate_checkpoint(
     expected = run.environment().get("fingerprint")
     actual = fingerprint_source(config.model.source, config.model.revision)
     if expected and actual != expected:
-        raise RunError(f"the base model {config.model.source!r} is not the run's: {actual[:12]}, expected {expected[:12]}")
+        raise RunError(
+            f"the base model {config.model.source!r} is not the run's: {actual[:12]}, expected {expected[:12]}"
+        )
     assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
     measured = Assessor(assembled, load_corpus(config.data), config).measure(
         checkpoint.vector, config.evaluation.full, run.evaluation_log("retrain")

@@ -125,17 +125,14 @@ class _Task:
                 f"client {self.client} has another base model: fingerprint {actual[:12]}, the server's is "
                 f"{expected[:12]}; install the same {self.config.model.source!r} on this node"
             )
-        config = self.config
-        self.worker: Worker = resident(
-            config, (config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed)
-        )
+        self.worker: Worker = resident(self.config)
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
         array = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER]
         self.vector: np.ndarray = np.array(array.numpy(), dtype=np.float32)
         self.node = NodeFolder(self._node_path(context))
         self.seed = seeds.derive(
-            config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
+            self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
 
     def _node_path(self, context: Context) -> Path:
@@ -163,7 +160,7 @@ class _Task:
 
 def _partition(context: Context) -> int:
     if "partition-id" not in context.node_config:
-        raise ClientError('this node has no partition-id; start it with --node-config "partition-id=0 num-partitions=…"')
+        raise ClientError('this node has no partition-id; start it with --node-config "partition-id=…"')
     return int(context.node_config["partition-id"])
 
 

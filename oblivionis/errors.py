@@ -16,4 +16,4 @@ class RunInterrupted(OblivionisError):
 
 
 class RunFailed(OblivionisError):
-    """A run broke off through no mistake of the user's, for example because a client process died; it can be resumed."""
+    """A run broke off through no mistake of the user's, because a client process died, say; it can be resumed."""

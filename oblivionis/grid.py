@@ -45,7 +45,7 @@ class StoppableGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send a list of messages and wait for their answers, at most `timeout` seconds; what came in time is returned."""
+        """Send messages and wait for their answers, at most `timeout` seconds; returns what came in time."""
         waiting = set(self.push_messages(list(messages)))
         total, received = len(waiting), []
         deadline = None if timeout is None else time.monotonic() + timeout

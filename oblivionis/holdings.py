@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,7 @@ from oblivionis.config import Config
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
 from oblivionis.requests import (
-    PENDING,
     SERVED,
-    VERIFIED,
     AllAtRound,
     Ledger,
     NoRequests,
@@ -112,7 +111,4 @@ class SimulatedRequests:
             if request.state == SERVED and len(known) == len(request.record_ids):
                 mean = sum(known) / len(known)
                 self._ledger.verified(request.id, round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
-        counts = dict.fromkeys((PENDING, SERVED, VERIFIED), 0)
-        for request in self._ledger:
-            counts[request.state] = counts.get(request.state, 0) + 1
-        return {state: n for state, n in counts.items() if n}
+        return dict(Counter(request.state for request in self._ledger))

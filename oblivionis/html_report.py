@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from oblivionis import report
 from oblivionis.config import Config
@@ -23,47 +24,67 @@ _STYLE = """
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: 1rem 0; width: 100% }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #8884; text-align: left; vertical-align: top }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-figure { margin: 1rem 0; background: #fff; padding: .5rem }
+div.wide { overflow-x: auto }
+tr.first td { border-top: 2px solid #8888 }
+td { overflow-wrap: anywhere }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+td.who { white-space: nowrap }
+figure { margin: 1rem 0; background: #fff; color: #333; padding: .5rem }
 svg { max-width: 100%; height: auto }
 abbr { text-decoration: underline dotted; cursor: help }
-small, figcaption { opacity: .75 }
-figcaption { color: #333 }
+pre { overflow-x: auto; background: #8881; padding: .8rem }
+summary { cursor: pointer }
 """
 
 _GLOSSARY = {
-    "Prob": "Length-normalised probability of the true answer, exp(−mean NLL per answer token); on real authors and "
-    "world facts its share among the true and the perturbed answers. 0 to 1.",
-    "ROUGE-L recall": "Longest common subsequence of greedy and true answer over the length of the true one, stemmed. "
-    "0 to 1.",
-    "Truth ratio": "max(0, 1 − wrong/right): how much likelier the right answer is than the perturbed ones. 0 to 1, "
-    "higher: the model knows more.",
-    "Forget truth ratio": "Mean of min(R, 1/R) on the forget questions, R = wrong/right. 1: right and wrong answers are "
-    "equally likely.",
-    "Model utility": "Harmonic mean of Prob, ROUGE and truth ratio on retain, real authors and world facts.",
+    "Prob": "Length-normalised probability of the true answer, exp(−mean NLL per answer token), end token included; "
+    "on real authors and world facts its share among the true and the perturbed answers. 0 to 1.",
+    "ROUGE-L recall": "Longest common subsequence of the greedy and the true answer over the length of the true one, "
+    "in stemmed words. 0 to 1.",
+    "Truth ratio": "Mean of max(0, 1 − R), R = wrong/right: how much likelier the right answer is than the perturbed "
+    "ones. 0 to 1; higher: the model knows more.",
+    "Forget truth ratio": "Mean of min(R, 1/R) on the forget questions, R = wrong/right. 1: right and wrong answers "
+    "are equally likely.",
+    "Model utility": "Harmonic mean of Prob, ROUGE-L recall and truth ratio on retain, real authors and world facts; 0 "
+    "as soon as one of the nine is 0.",
     "Forget quality (KS p)": "p-value of a two-sample Kolmogorov–Smirnov test between the truth ratios of this model "
-    "and of the retrained one on the forget questions. Near 0: still tells them apart.",
+    "and of the retrained one on the forget questions. Near 0: the two can be told apart. The retrained model against "
+    "itself has 1.",
+    "FedTU": "Federated targeted unlearning: a client asks to forget records, and only that client is addressed, "
+    "before the round's fine-tuning (FedFT) by a sample of the clients.",
 }
+_STAGES = {
+    "finetune": "finetune: training on all records",
+    "retrain": "retrain: the same without the records to forget",
+    "unlearn": "unlearn: from the finetuned model, serving deletion requests",
+}
+_RC = {"svg.fonttype": "none", "svg.hashsalt": "oblivionis", "font.family": "sans-serif", "font.size": 9}
 
 
 def write_html(run: RunDirectory, config: Config) -> None:
-    """Write `report.html` for `run`: comparison, curves per round with the FedTU rounds, answers, requests."""
-    metrics = report.stage_metrics(run)
+    """Write `report.html` for `run`: comparison, curves per round with the FedTU rounds, requests, answers, settings.
+
+    The page needs no other file and no network. Every text from the data or a model is escaped.
+    """
+    metrics = report.stage_metrics(run, config.evaluation.truth_ratio)
     title = f"{run.name}: {config.strategy.name}, {config.unlearning.method}"
+    legend = report.LEGEND if "retrain" in metrics else report.NO_ORACLE
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>Model <b>{html.escape(config.model.name)}</b>, data <b>{html.escape(config.data.name)}</b>, "
         f"{config.federation.clients} clients, {config.federation.fraction_train:.0%} of them per round, seed "
         f"{config.seed}. Truth ratio: {config.evaluation.truth_ratio}.</p>",
         "<h2>Comparison</h2>",
-        _comparison(metrics) if metrics else "<p>No stage is finished.</p>",
+        f"{_comparison(metrics)}<p>{html.escape(legend)}</p>" if metrics else "<p>No stage is finished.</p>",
         "<h2>Rounds</h2>",
-        *_curves(run, config),
+        *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",
         _requests(run),
         "<h2>Answers</h2>",
-        _answers(report.samples(run, list(metrics), config.evaluation.samples_shown)),
-        f"<h2>Configuration</h2><pre>{html.escape(run.read_config())}</pre>",
+        _answers(report.samples(run, config, list(metrics))),
+        "<details><summary>What the words mean</summary><dl>",
+        *(f"<dt><b>{html.escape(k)}</b></dt><dd>{html.escape(v)}</dd>" for k, v in _GLOSSARY.items()),
+        f"</dl></details><details><summary>Configuration</summary><pre>{html.escape(run.read_config())}</pre></details>",
     ]
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -73,77 +94,120 @@ def write_html(run: RunDirectory, config: Config) -> None:
     write_atomic(run.path / "report.html", page)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric_from: int) -> str:
+def _table(head: Sequence[str], classes: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """An HTML table of cells that are HTML already; a row with a text in its first cell starts a group of rows."""
+
     def row(cells: Sequence[str], tag: str) -> str:
-        return "".join(f'<{tag} class="n">{c}</{tag}>' if i >= numeric_from else f"<{tag}>{c}</{tag}>"
-                       for i, c in enumerate(cells))
+        return "".join(f'<{tag} class="{c}">{cell}</{tag}>' for c, cell in zip(classes, cells, strict=True))
 
-    body = "".join(f"<tr>{row(r, 'td')}</tr>" for r in rows)
-    return f"<table><thead><tr>{row(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _comparison(metrics: dict[str, dict[str, float]]) -> str:
-    head = ["questions", "measure", *(report.MODELS[s] for s in metrics)]
-    rows = [
-        [group, f'<abbr title="{html.escape(_GLOSSARY[measure], quote=True)}">{measure}</abbr>', *map(report.number, v)]
-        for group, measure, v in report.rows(metrics)
-    ]
-    return _table(head, rows, 2)
+    rows = list(rows)
+    grouped = not all(r[0] for r in rows)
+    body = "".join(f"<tr{' class=first' if grouped and r[0] else ''}>{row(r, 'td')}</tr>" for r in rows)
+    return f'<div class="wide"><table><thead><tr>{row(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _curves(run: RunDirectory, config: Config) -> list[str]:
-    """One figure per stage: forget and retain ROUGE and probability after each round."""
-    figures = []
-    rows = run.metrics()
+def _explained(term: str) -> str:
+    return f'<abbr title="{html.escape(_GLOSSARY[term], quote=True)}">{html.escape(term)}</abbr>'
+
+
+def _comparison(metrics: Mapping[str, Mapping[str, float]]) -> str:
+    rows, previous = [], ""
+    for group, measure, values in report.rows(metrics):
+        rows.append([group if group != previous else "", _explained(measure), *map(report.number, values)])
+        previous = group
+    models = [report.MODELS[s] for s in metrics]
+    return _table(["questions", "measure", *models], ["", "", *["n"] * len(models)], rows)
+
+
+def _curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> list[str]:
+    """One figure per stage: forget and retain ROUGE and probability over its rounds."""
+    found = []
+    rows = [r for r in run.metrics() if r["evaluator"] == "tofu"]
     served = sorted({r.served_round for r in Ledger(run.ledger_path) if r.served_round is not None})
-    for stage in config.stages:
-        points = [r for r in rows if r["stage"] == stage and r["evaluator"] == "tofu" and r["moment"] != "end"]
-        if len(points) < 2:
-            continue
-        figure, axes = plt.subplots(1, 2, figsize=(10, 3.2), sharex=True, layout="constrained")
-        for axis, measure, label in ((axes[0], "rouge", "ROUGE-L recall"), (axes[1], "prob", "probability")):
+    for stage, title in _STAGES.items():
+        points = [r for r in rows if r["stage"] == stage]
+        if len(points) > 1:
+            marks, target = (served, oracle) if stage == "unlearn" else ([], {})
+            drawing, caption = _drawing(points, marks, target), _caption(config, marks)
+            found.append(f"<h3>{title}</h3><figure>{drawing}<figcaption>{caption}</figcaption></figure>")
+    return found or ["<p>No stage was measured more than once (see <code>evaluation.every</code>).</p>"]
+
+
+def _caption(config: Config, marks: Sequence[int]) -> str:
+    size = config.evaluation.light.questions_per_set
+    asked = f"a sample of {size} questions per set" if size else "all questions"
+    text = f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."
+    if marks:
+        text += f" Dotted: rounds that began with {_explained('FedTU')}. Dashed: the retrained model at its end."
+    return text
+
+
+def _drawing(points: Sequence[Mapping[str, Any]], marks: Sequence[int], target: Mapping[str, float]) -> str:
+    """ROUGE-L recall and probability over the rounds as SVG. A model right after FedTU stands half a round early."""
+    with matplotlib.rc_context(_RC):
+        figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.1), sharex=True, layout="constrained")
+        for axis, measure, label in ((axes[0], "rouge", "ROUGE-L recall"), (axes[1], "prob", "Prob")):
+            for i, round in enumerate(marks):
+                axis.axvline(round, color="0.6", linestyle=":", linewidth=1, label="_" * (i > 0) + "FedTU")
             for group, color in (("forget", "tab:red"), ("retain", "tab:blue")):
-                key = f"{group}_{measure}"
-                known = [(r["round"], r["metrics"][key]) for r in points if r["metrics"].get(key) is not None]
-                if known:
-                    axis.plot(*zip(*known, strict=True), marker="o", markersize=3, color=color, label=group)
-            for round in served if stage == "unlearn" else []:
-                axis.axvline(round, color="0.6", linestyle=":", linewidth=1, label="FedTU" if round == served[0] else None)
-            axis.set(xlabel="round", ylabel=label, ylim=(-0.02, 1.02))
-            axis.legend(fontsize=8)
+                _line(axis, points, f"{group}_{measure}", group, color)
+                if target.get(f"{group}_{measure}") is not None:
+                    axis.axhline(target[f"{group}_{measure}"], color=color, linestyle="--", linewidth=0.9)
+            axis.set(xlabel="round", ylabel=label, ylim=(-0.03, 1.03))
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axis.spines[["top", "right"]].set_visible(False)
+        handles, labels = axes[0].get_legend_handles_labels()
+        if handles:
+            figure.legend(handles, labels, loc="outside right upper", frameon=False)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
         plt.close(figure)
-        svg = buffer.getvalue()
-        profile = "the light profile: a sample of the questions" if config.evaluation.light.questions_per_set else ""
-        figures.append(f"<h3>{stage}</h3><figure>{svg[svg.index('<svg') :]}<figcaption>After each round, {profile}"
-                       "</figcaption></figure>")
-    return figures or ["<p>No evaluation per round (<code>evaluation.every=0</code>).</p>"]
+    svg = buffer.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _line(axis: Any, points: Sequence[Mapping[str, Any]], key: str, label: str, color: str) -> None:
+    """The values of `key` over the rounds; those that are missing are left out."""
+    known = [
+        (p["round"] - 0.5 * (p["moment"] == "after_unlearn"), p["metrics"][key], p["moment"])
+        for p in points
+        if p["metrics"].get(key) is not None
+    ]
+    known.sort(key=lambda p: p[0])
+    between = [(x, y) for x, y, moment in known if moment != "end"]
+    if between:
+        axis.plot(*zip(*between, strict=True), marker="o", markersize=3.5, color=color, label=label)
+    ends = [(x, y) for x, y, moment in known if moment == "end"]
+    if between and ends:
+        axis.plot(*zip(between[-1], ends[-1], strict=True), color=color, linestyle=":")
+    for x, y in ends[-1:]:
+        axis.plot(x, y, marker="o", markersize=5, color=color, markerfacecolor="white", linestyle="none")
 
 
 def _requests(run: RunDirectory) -> str:
-    requests = list(Ledger(run.ledger_path))
-    if not requests:
-        return "<p>None.</p>"
     rows = [
         [
             html.escape(r.id),
             str(r.client),
             str(len(r.record_ids)),
-            html.escape(r.reason),
-            r.state,
-            str(r.served_round or "–"),
+            str(r.round),
+            "–" if r.served_round is None else str(r.served_round),
             str(r.attempts),
+            html.escape(r.state),
+            html.escape(r.reason),
         ]
-        for r in requests
+        for r in Ledger(run.ledger_path)
     ]
-    return _table(["request", "client", "records", "reason", "state", "served in round", "failed attempts"], rows, 5)
+    head = ["request", "client", "records", "asked in round", "served in", "failed attempts", "state", "reason"]
+    return _table(head, ["who", *["n"] * 5, "who", ""], rows) if rows else "<p>None.</p>"
 
 
-def _answers(found: Sequence[dict[str, Any]]) -> str:
+def _answers(found: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for sample in found:
-        rows.append([html.escape(sample["set"]), "question", f"<b>{html.escape(sample['question'])}</b>"])
+        question = f"<b>{html.escape(sample['question'])}</b>"
+        rows.append([html.escape(sample["set"]), "question", question])
         rows.append(["", "truth", html.escape(sample["truth"])])
-        rows.extend(["", html.escape(model), html.escape(text)] for model, text in sample["answers"].items())
-    return _table(["questions", "", "text"], rows, 9) if rows else "<p>None.</p>"
+        for who, said in sample["answers"].items():
+            rows.append(["", html.escape(who), html.escape(said.strip()) or "(empty)"])
+    return _table(["questions", "who", "text"], ["", "who", ""], rows) if rows else "<p>None.</p>"

@@ -199,15 +199,15 @@ def _line(text: str) -> str:
 
 
 def requests_line(run: RunDirectory, limit: float) -> str:
-    """One line on the deletion requests; empty when there were none. `limit`: the ROUGE-L recall of `verified`."""
+    """One line on the deletion requests; empty when there were none. `limit`: the most that a verified one recalls."""
     requests = list(Ledger(run.ledger_path))
     if not requests:
         return ""
     states = Counter(r.state for r in requests)
     records = sum(len(r.record_ids) for r in requests)
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
-    line = f"deletion requests: {_count(len(requests), 'request')} for {_count(records, 'record')}: {parts}"
-    return line + (f" (ROUGE-L recall on its records at most {limit:g} at the end)" if states["verified"] else "")
+    line = f"{_count(len(requests), 'deletion request')} for {_count(records, 'record')}: {parts}"
+    return line + (f" (verified: final ROUGE-L recall at most {limit:g})" if states["verified"] else "")
 
 
 def _count(number: int, what: str) -> str:
@@ -243,8 +243,8 @@ def _whole(text: str) -> Text:
 
 
 def print_summary(run: RunDirectory, config: Config, console: Console) -> None:
-    """Print `summary`."""
-    console.print(summary(run, config), soft_wrap=False)
+    """Print `summary`; paths may be longer than a line."""
+    console.print(summary(run, config), crop=False)
 
 
 def print_runs(output: Path, console: Console) -> None:

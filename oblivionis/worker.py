@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,13 +161,15 @@ class Worker:
 _worker: Worker | None = None
 
 
-def resident(config: Config, relevant: Sequence[object]) -> Worker:
-    """This process's worker for `config`. It is rebuilt only when what it was built from (`relevant`) changes."""
+def resident(config: Config) -> Worker:
+    """This process's worker for `config`, rebuilt only when what it was built from changes."""
     global _worker
-    key = repr(relevant)
-    if _worker is None or getattr(_worker, "key", None) != key:
+    if _worker is None or _built_from(_worker.config) != _built_from(config):
         _worker = None
         _worker = Worker(config)
-        _worker.key = key  # type: ignore[attr-defined]
     _worker.config = config
     return _worker
+
+
+def _built_from(config: Config) -> tuple[object, ...]:
+    return config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed

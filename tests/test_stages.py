@@ -122,9 +122,9 @@ def test_retrain_differs_from_finetune_and_unlearn_starts_from_finetune(finished
     _, run, _, _ = finished
     finetuned = run.load_checkpoint("finetune").vector
     assert not np.array_equal(finetuned, run.load_checkpoint("retrain").vector)
-    start = [r for r in run.metrics() if r["stage"] == "unlearn" and r["moment"] == "start"][0]["metrics"]
-    end = [r for r in run.metrics() if r["stage"] == "finetune" and r["moment"] == "end"][0]["metrics"]
-    assert start["forget_prob"] != pytest.approx(0) and np.isfinite(end["forget_prob"])
+    before, after = (run.load_checkpoint(s).vector for s in ("finetune", "unlearn"))
+    moved, size = np.linalg.norm(after - before), np.linalg.norm(before)
+    assert 0 < moved < size, "unlearning moves away from the finetuned model, not from nothing"
 
 
 def test_forget_quality_needs_and_uses_the_oracle(finished):
@@ -198,7 +198,8 @@ def test_a_request_whose_reply_is_nan_stays_pending_and_is_served_later(finished
 
 
 def test_a_round_without_any_answer_changes_nothing(tmp_path):
-    config, run = new_run(tmp_path, "silent", "stages=[finetune]", "federation.keep_checkpoints=9", "federation.timeout=1")
+    settings = ("stages=[finetune]", "federation.keep_checkpoints=9", "federation.timeout=1")
+    config, run = new_run(tmp_path, "silent", *settings)
 
     def tamper(client, message, reply):
         is_train = message.metadata.message_type == protocol.TRAIN

@@ -1,0 +1,530 @@
+"""What a run's reader sees, on hand-made run directories: tables, samples, requests, the page, the progress display."""
+
+import io
+import itertools
+import json
+import math
+import warnings
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+from scipy.stats import ks_2samp
+
+from evaluation.tofu import SECTIONS
+from oblivionis import config as configuration
+from oblivionis import html_report, report
+from oblivionis.data.partition import partition
+from oblivionis.data.records import Corpus, Record
+from oblivionis.progress import LineEvents, LiveEvents, for_console
+from oblivionis.requests import Ledger, Request
+from oblivionis.runs import RunDirectory
+
+STAGES = ("finetune", "retrain", "unlearn")
+HOSTILE = '<script>alert("1")</script><img src=http://evil/x onerror=alert(2)> [red]&amp;'
+LOSSES = {
+    # question -> (loss of the paraphrased answer, losses of two perturbed answers)
+    "finetune": [(0.1, (2.0, 4.0)), (0.2, (3.0, 1.0)), (0.3, (1.0, 2.0)), (0.1, (0.5, 3.5))],
+    "unlearn": [(3.0, (3.1, 2.9)), (2.0, (1.0, 4.0)), (2.5, (2.0, 2.5)), (3.0, (1.0, 2.0))],
+    "retrain": [(2.0, (2.1, 1.9)), (1.8, (2.2, 1.0)), (2.1, (2.4, 3.0)), (1.9, (1.0, 2.0))],
+}
+
+
+def metrics_of(stage):
+    """Different numbers for every stage and measure, small and zero ones among them."""
+    base = {"finetune": 0.9, "unlearn": 0.3, "retrain": 0.5}[stage]
+    values = {
+        f"{group}_{measure}": base * (1 - 0.1 * i - 0.03 * j)
+        for i, group in enumerate(SECTIONS)
+        for j, measure in enumerate(("prob", "rouge", "truth_ratio"))
+    }
+    values |= {"model_utility": 0.0 if stage == "unlearn" else base, "retain_extraction_strength": 0.77}
+    if stage == "unlearn":
+        values |= {"forget_prob": 4.25e-7, "forget_quality": 0.125, "forget_ks": 0.5}
+    return values
+
+
+def log_of(stage, text="They live in Vell.", questions=4):
+    """A per-question log; every section has the same questions."""
+    section = {
+        "avg_paraphrased_loss": {str(i): right for i, (right, _) in enumerate(LOSSES[stage])},
+        "average_perturb_loss": {str(i): list(wrong) for i, (_, wrong) in enumerate(LOSSES[stage])},
+        "generated_text": {
+            str(i): [f"Question: Where does {name} live?\nAnswer:", f" {stage} says: {text}", f"{name} lives in Ost."]
+            for i, name in enumerate(["Ann", "Bo", "Cy", "Di"][:questions])
+        },
+    }
+    log = {name: json.loads(json.dumps(section)) for name in SECTIONS.values()}
+    return {**log, "ids": {name: [f"{name}-{i}" for i in range(questions)] for name in SECTIONS.values()}}
+
+
+def make_run(folder, stages=STAGES, *, overrides=(), metrics=metrics_of, logs=log_of):
+    config = configuration.compose("smoke", [f"output={folder}", *overrides])
+    run = RunDirectory.create(folder / "runs", "made")
+    run.write_config(configuration.to_yaml(config))
+    for stage in stages:
+        run.finish_stage(stage, {"stage": stage, "metrics": metrics(stage)}, logs(stage))
+        for round, moment in ((0, "start"), (1, "round"), (2, "end")):
+            row = {"stage": stage, "round": round, "moment": moment, "evaluator": "tofu", "metrics": metrics(stage)}
+            run.append_metrics([row])
+    return run, config
+
+
+def ask(run, *, serve=True, reason="its share"):
+    ledger = Ledger(run.ledger_path)
+    for i, ids in enumerate((("a", "b"), ("c",))):
+        ledger.submit(Request(f"r{i}", i, ids, i + 1, reason))
+    if serve:
+        ledger.served("r0", 1)
+        ledger.verified("r0", 2, True, rouge=0.1)
+
+
+def shown(renderable, width=120):
+    out = io.StringIO()
+    Console(file=out, width=width).print(renderable)
+    return out.getvalue()
+
+
+def summary(run, config, width=120):
+    out = io.StringIO()
+    report.print_summary(run, config, Console(file=out, width=width))
+    return out.getvalue()
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, tables as rows of cell texts, and the text of a page."""
+
+    def __init__(self, run, config):
+        super().__init__()
+        html_report.write_html(run, config)
+        self.source = (run.path / "report.html").read_text(encoding="utf-8")
+        self.tags, self.tables, self.text, self._cell = [], [], "", None
+        self.feed(self.source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self._cell = ""
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append(self._cell)
+            self._cell = None
+
+    def handle_data(self, data):
+        self.text += data
+        if self._cell is not None:
+            self._cell += data
+
+
+def cells(table_text):
+    """Rows of a printed table as lists of stripped cells, with the first column filled down."""
+    rows, group = [], ""
+    for line in table_text.splitlines():
+        if line.startswith("│"):
+            row = [cell.strip() for cell in line.strip("│").split("│")]
+            group = row[0] or group
+            rows.append([group, *row[1:]])
+    return rows
+
+
+# -- the comparison ------------------------------------------------------------------------------------------------
+
+GROUPS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}
+NAMES = {"prob": "Prob", "rouge": "ROUGE-L recall", "truth_ratio": "Truth ratio"}
+
+
+def check_cells(rows, run):
+    """Every cell is the number in `stages/<stage>.json`; all sets, measures and totals are there."""
+    stored = {s: json.loads((run.path / "stages" / f"{s}.json").read_text())["metrics"] for s in STAGES}
+    found = {(row[0], row[1]): row[2:] for row in rows}
+    expected = {
+        (group, "Forget truth ratio" if (key, m) == ("forget", "truth_ratio") else name): f"{key}_{m}"
+        for key, group in GROUPS.items()
+        for m, name in NAMES.items()
+    } | {("All but forget", "Model utility"): "model_utility"}
+    assert set(found) == {*expected, ("Forget", "Forget quality (KS p)")}
+    for row, key in expected.items():
+        for cell, stage in zip(found[row], ("finetune", "unlearn", "retrain"), strict=True):
+            exact = stored[stage][key]
+            assert float(cell) == pytest.approx(exact, abs=5e-4 if exact >= 1e-3 else 0, rel=0.05), (row, stage)
+    assert found["Forget", "Forget quality (KS p)"][1] == "0.125"
+
+
+def test_the_printed_table_holds_the_numbers_of_the_stages(tmp_path):
+    run, config = make_run(tmp_path)
+    text = summary(run, config)
+    header = next(line for line in text.splitlines() if "finetuned" in line)
+    assert header.index("finetuned") < header.index("unlearned") < header.index("retrained")
+    check_cells([row for row in cells(text) if len(row) == 5], run)
+
+
+def test_the_page_holds_the_numbers_of_the_stages(tmp_path):
+    run, config = make_run(tmp_path)
+    head, *rows = Page(run, config).tables[0]
+    assert head == ["questions", "measure", "finetuned", "unlearned", "retrained"]
+    groups = list(itertools.accumulate((row[0] for row in rows), lambda before, now: now or before))
+    check_cells([[group, *row[1:]] for group, row in zip(groups, rows, strict=True)], run)
+
+
+@pytest.mark.parametrize("convention", ["geometric", "arithmetic"])
+def test_forget_quality_of_the_finetuned_model_comes_from_the_logs(tmp_path, convention):
+    run, _ = make_run(tmp_path)
+
+    def ratios(stage):
+        if convention == "geometric":
+            return [math.exp(right - sum(wrong) / 2) for right, wrong in LOSSES[stage]]
+        return [sum(math.exp(right - w) for w in wrong) / 2 for right, wrong in LOSSES[stage]]
+
+    metrics = report.stage_metrics(run, convention)
+    expected = ks_2samp(ratios("finetune"), ratios("retrain"))
+    assert metrics["finetune"]["forget_quality"] == pytest.approx(expected.pvalue, abs=1e-12)
+    assert metrics["finetune"]["forget_ks"] == pytest.approx(expected.statistic, abs=1e-12)
+    assert expected.pvalue < 0.5, "the two samples differ, so 1 would be wrong"
+    assert metrics["retrain"]["forget_quality"] == 1.0
+    assert metrics["unlearn"]["forget_quality"] == 0.125, "what the stage stored stays"
+
+
+def test_without_a_retrained_model_there_is_no_forget_quality(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    assert "forget_quality" not in report.stage_metrics(run)["finetune"]
+    text = summary(run, config)
+    assert "Forget quality (KS p)" not in text and "Add the stage retrain" in text
+    assert "unlearned" not in text and "retrained │" not in text
+    assert "Add the stage retrain" in Page(run, config).text
+
+
+def test_a_run_without_a_finished_stage(tmp_path):
+    run, config = make_run(tmp_path, [])
+    assert summary(run, config) == f"{run.path}: no stage is finished yet\n"
+    assert "No stage is finished" in Page(run, config).text
+
+
+def test_a_collapsed_model_and_missing_metrics(tmp_path):
+    def broken(stage):
+        known = metrics_of(stage)
+        if stage != "unlearn":
+            return known
+        return {"forget_prob": 3e-31, "retain_prob": None, "model_utility": 0.0}
+
+    run, config = make_run(tmp_path, metrics=broken)
+    log = log_of("unlearn")
+    log["eval_log_forget"]["avg_paraphrased_loss"]["2"] = math.inf
+    (run.path / "evaluations" / "unlearn.json").write_text(json.dumps(log))
+    found = {(r[0], r[1]): r[2:] for r in cells(summary(run, config)) if len(r) == 5}
+    assert found["Forget", "Prob"][1] == "3.0e-31"
+    assert found["Retain", "Prob"][1] == "–" and found["World facts", "Prob"][1] == "–"
+    assert found["All but forget", "Model utility"][1] == "0.000"
+    assert found["Forget", "Forget quality (KS p)"][1] == "–", "an infinite loss has no truth ratio"
+    assert "3.0e-31" in Page(run, config).text
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        *[(None, "–"), (math.nan, "–"), (0.0, "0.000"), (1.0, "1.000"), (0.12349, "0.123"), (0.001, "0.001")],
+        *[(4.26e-7, "4.3e-7"), (9.99e-4, "1.0e-3"), (-2e-5, "-2.0e-5"), (1e-120, "1.0e-120")],
+    ],
+)
+def test_numbers(value, cell):
+    assert report.number(value) == cell
+
+
+def test_the_title_is_as_wide_as_it_needs(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    first = summary(run, config, width=120).splitlines()[0]
+    assert first == "made: tiny · fictitious · fedavg · npo · truth ratio geometric"
+
+
+def test_paths_are_never_broken(tmp_path):
+    folder = tmp_path / ("long-" * 30)
+    folder.mkdir()
+    run, config = make_run(folder, ["finetune"])
+    assert f"run directory: {run.path}" in summary(run, config, width=60).splitlines()
+
+
+def test_sections_are_those_of_the_evaluation():
+    assert report.LOG_SETS == SECTIONS and report.SETS == GROUPS
+
+
+# -- sample answers ------------------------------------------------------------------------------------------------
+
+
+def test_samples_show_question_truth_and_every_answer(tmp_path):
+    run, config = make_run(tmp_path, overrides=["evaluation.samples_shown=2"])
+    found = report.samples(run, config, STAGES)
+    assert [s["set"] for s in found] == ["Forget", "Forget", "Retain", "Real authors", "World facts"]
+    assert found[0] == {
+        "set": "Forget",
+        "question": "Where does Ann live?",
+        "truth": "Ann lives in Ost.",
+        "answers": {
+            "finetuned": " finetune says: They live in Vell.",
+            "retrained": " retrain says: They live in Vell.",
+            "unlearned": " unlearn says: They live in Vell.",
+        },
+    }
+    assert found[1]["question"] == "Where does Di live?", "spread from the first to the last question"
+    text = summary(run, config)
+    assert "Where does Ann live?" in text and "Question:" not in text and "Answer:" not in text
+
+
+@pytest.mark.parametrize(("count", "positions"), [(0, []), (1, [0]), (2, [0, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
+def test_the_number_of_samples(tmp_path, count, positions):
+    run, config = make_run(tmp_path, ["unlearn"], overrides=[f"evaluation.samples_shown={count}"])
+    found = report.samples(run, config, ["unlearn"])
+    names = ["Ann", "Bo", "Cy", "Di"]
+    assert [s["question"] for s in found if s["set"] == "Forget"] == [f"Where does {names[i]} live?" for i in positions]
+    assert len(found) == (len(positions) + 3 if count else 0)
+
+
+def test_a_log_without_texts_or_sets_has_no_samples(tmp_path):
+    def logs(stage):
+        return {"eval_log": {"avg_gt_loss": {"0": 1.0}}, "ids": {"eval_log": ["x"]}}
+
+    run, config = make_run(tmp_path, ["finetune"], logs=logs)
+    assert report.samples(run, config, ["finetune"]) == []
+    assert "Sample answers" not in summary(run, config)
+
+
+def test_a_chat_prompt_is_replaced_by_the_question_of_its_record(tmp_path):
+    data = tmp_path / "mine.jsonl"
+    rows = [{"id": f"m{i}", "question": f"Who is {i}?", "answer": "Me.", "forget": i == 0} for i in range(3)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def logs(stage):
+        log = log_of(stage)
+        prompt = "system\n\nBe kind.user\n\nWho is 0?assistant\n\n"
+        log["eval_log_forget"]["generated_text"] = {"0": [prompt, "It", "Me."]}
+        log["ids"]["eval_log_forget"] = ["m0"]
+        return log
+
+    run, config = make_run(tmp_path, ["finetune"], overrides=["data=jsonl", f"data.path={data}"], logs=logs)
+    config.model.template.kind = "chat"
+    assert report.samples(run, config, ["finetune"])[0]["question"] == "Who is 0?"
+    data.unlink()
+    assert "Who is 0?" in report.samples(run, config, ["finetune"])[0]["question"], "the prompt, when the data are gone"
+
+
+def test_long_empty_and_unprintable_answers(tmp_path):
+    long = "word " * 400
+    texts = {"finetune": long, "retrain": "\x1b[31mred\x07\n\nline", "unlearn": ""}
+
+    def logs(stage):
+        log = log_of(stage)
+        log["eval_log_forget"]["generated_text"]["0"][1] = texts[stage]
+        return log
+
+    run, config = make_run(tmp_path, logs=logs, overrides=["evaluation.samples_shown=1"])
+    text = summary(run, config)
+    assert "\x1b" not in text and "\x07" not in text and "[31mred line" in text
+    assert "(empty)" in text and "…" in text
+    assert text.count("word") < 60, "cut on the terminal"
+    page = Page(run, config)
+    assert page.text.count("word") >= 400, "whole in the page"
+    assert "(empty)" in page.text
+
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_on_requests(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    assert report.requests_line(run, 0.5) == ""
+    ask(run)
+    line = "2 deletion requests for 3 records: 1 pending, 1 verified (verified: final ROUGE-L recall at most 0.5)"
+    assert report.requests_line(run, 0.5) == line
+    assert line in summary(run, config)
+    rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
+    assert rows[1] == ["r0", "0", "2", "1", "1", "0", "verified", "its share"]
+    assert rows[2] == ["r1", "1", "1", "2", "–", "0", "pending", "its share"]
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def test_hostile_texts_stay_texts(tmp_path):
+    def logs(stage):
+        log = log_of(stage, text=HOSTILE)
+        log["eval_log"]["generated_text"]["0"] = [f"Question: {HOSTILE}\nAnswer:", HOSTILE, HOSTILE]
+        return log
+
+    run, config = make_run(tmp_path, logs=logs)
+    config.model.name = HOSTILE
+    ask(run, reason=HOSTILE)
+    page = Page(run, config)
+    assert not {"script", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.tags}
+    assert page.text.count(HOSTILE) >= 3 + 2 + 2 + 1, "answers, question and truth, requests, model"
+    assert summary(run, config).count("[red]") >= 4, "markup of the terminal is text, too"
+
+
+def test_the_page_needs_no_network(tmp_path):
+    run, config = make_run(tmp_path)
+    ask(run)
+    page = Page(run, config)
+    assert page.source.startswith("<!doctype html>") and "<svg" in page.source
+    assert not {"script", "link", "img", "iframe", "image", "base"} & {tag for tag, _ in page.tags}
+    for tag, attributes in page.tags:
+        for name, value in attributes.items():
+            if not name.startswith("xmlns"):
+                assert "//" not in (value or ""), (tag, name, value)
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                assert value.startswith("#"), (tag, name, value)
+    style = "".join(page.source.split("<style")[1:])
+    assert "@import" not in style and "url(http" not in style and "@font-face" not in style
+
+
+def test_curves_mark_the_rounds_with_fedtu(tmp_path):
+    run, config = make_run(tmp_path)
+    assert "FedTU</text>" not in Page(run, config).source.replace(" ", "")
+    ask(run)
+    page = Page(run, config)
+    assert page.source.count("<svg") == 3, "one figure per stage"
+    figures = page.source.split("<svg")[1:]
+    assert ["FedTU" in f.split("</svg>")[0] for f in figures] == [False, False, True]
+    assert all("ROUGE-L recall" in f and "forget" in f and "retain" in f for f in figures)
+
+
+def test_curves_do_without_what_was_not_measured(tmp_path):
+    def few(stage):
+        return {"retain_prob": 0.5} if stage == "finetune" else {"unrelated": 1.0}
+
+    run, config = make_run(tmp_path, metrics=few, logs=lambda stage: {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        page = Page(run, config)
+    assert page.source.count("<svg") == 3
+    (run.path / "metrics.jsonl").unlink()
+    assert "evaluation.every" in Page(run, config).text
+
+
+def test_every_measure_is_explained_on_hover(tmp_path):
+    run, config = make_run(tmp_path)
+    titles = [attributes.get("title", "") for tag, attributes in Page(run, config).tags if tag == "abbr"]
+    assert len(titles) >= 14 and all(len(title) > 40 for title in titles)
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def listed(folder):
+    out = io.StringIO()
+    report.print_runs(folder, Console(file=out, width=160))
+    return out.getvalue()
+
+
+def test_runs_are_listed_with_how_far_they_came(tmp_path):
+    assert listed(tmp_path) == f"no runs in {tmp_path}\n"
+    run, _ = make_run(tmp_path, ["finetune"], overrides=["stages=[finetune,retrain,local]"])
+    folder = run.path / "checkpoints" / "retrain"
+    folder.mkdir(parents=True)
+    (folder / "round-0001.safetensors").touch()
+    run.append_metrics([{"stage": "local", "round": client, "metrics": {}} for client in (0, 0, 1)])
+    broken = tmp_path / "runs" / "broken"
+    broken.mkdir()
+    (broken / "config.yaml").write_text("federation: {clients: many}\n")
+    text = listed(tmp_path / "runs")
+    assert "finetune ✓, retrain 1/2, local 2/2" in text
+    assert "broken" in text and "cannot be read" in text
+
+
+def described(clients, records=120):
+    train = tuple(Record(f"r{i}", f"q{i}", "a", f"s{i % 7}") for i in range(records))
+    corpus = Corpus("made", train, frozenset(f"r{i}" for i in range(0, 30, 3)), {"forget": train[:3]})
+    shares = partition(corpus, scheme="iid", clients=clients)
+    out = io.StringIO()
+    report.print_data(corpus, shares, Console(file=out, width=100))
+    return out.getvalue(), corpus, shares
+
+
+def test_every_client_of_few_has_a_row():
+    text, corpus, shares = described(30)
+    rows = {row[0]: row[1:] for row in cells(text) if len(row) == 4}
+    assert len(rows) == 30
+    for client, ids in enumerate(shares.ids):
+        forget = sum(i in corpus.forget_ids for i in ids)
+        assert rows[str(client)][0] == str(len(ids)) and rows[str(client)][2] == (str(forget) if forget else "·")
+    holders = sum(any(i in corpus.forget_ids for i in ids) for ids in shares.ids)
+    assert f"30 clients, {holders} of them with records to forget" in text
+    assert "10 (8.3%)" in text and "questions forget" in text
+
+
+def test_many_clients_are_summed_up():
+    text, corpus, shares = described(50)
+    rows = {row[0]: row[1:] for row in cells(text) if len(row) == 4}
+    assert set(rows) == {"records", "subjects", "to forget"}
+    assert rows["records"] == ["2", "2", "3"]
+    most = max(sum(i in corpus.forget_ids for i in ids) for ids in shares.ids)
+    assert rows["to forget"] == ["0", "0", str(most)]
+    assert len(text.splitlines()) < 25
+
+
+# -- progress ------------------------------------------------------------------------------------------------------
+
+METRICS = {"forget_rouge": 0.25, "retain_rouge": 0.5, "forget_prob": 0.75, "model_utility": 0.125}
+
+
+def play(events):
+    """Two rounds of unlearn, of which the second one is an extra round with a failed client."""
+    events.note("a [note]")
+    events.stage_started("unlearn", 0, 1)
+    events.evaluated(0, "start", METRICS, 0.1)
+    for round in (1, 2):
+        events.round_started(round)
+        events.exchange_started("unlearn", [3])
+        events.arrived(1, 1)
+        events.reply(3, round == 1, "OutOfMemoryError: [bold]no room")
+        events.exchange_started("train", [1, 2])
+        events.reply(1, True, "")
+        events.reply(2, True, "")
+        events.evaluating("round")
+        events.evaluated(round, "round", METRICS, 0.1)
+        events.round_finished(round, 0.5)
+    events.stage_finished("unlearn", 2.0)
+    events.close()
+
+
+def test_progress_as_lines():
+    out = io.StringIO()
+    events = for_console(Console(file=out, width=40), {"unlearn": 1})
+    assert isinstance(events, LineEvents)
+    play(events)
+    numbers = "forget ROUGE 0.250 Prob 0.750 · retain ROUGE 0.500 · model utility 0.125"
+    assert out.getvalue().splitlines() == [
+        "a [note]",
+        "[unlearn] 1 rounds",
+        f"[unlearn] round 0/1 (before): {numbers}",
+        "[unlearn] FedTU: client 3 asks to forget",
+        f"[unlearn] round 1/1: {numbers}",
+        "[unlearn] round 1/1 done: 2 of 2 clients answered, 0.5 s",
+        "[unlearn] FedTU: client 3 asks to forget",
+        "[unlearn] client 3 left out: OutOfMemoryError: [bold]no room",
+        f"[unlearn] round 2/2: {numbers}",
+        "[unlearn] round 2/2 done: 2 of 2 clients answered, 0.5 s",
+        "[unlearn] finished in 2 s",
+    ]
+
+
+def test_progress_on_a_terminal():
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None, legacy_windows=False)
+    events = for_console(console, {"unlearn": 1})
+    assert isinstance(events, LiveEvents)
+    play(events)
+    text = out.getvalue()
+    assert "warning: client 3 left out: OutOfMemoryError: [bold]no room" in text and "a [note]" in text
+    last = text[text.rindex("whole run") :]
+    assert "2/2" in last.splitlines()[0] and "2/2" in last.splitlines()[1], "the extra round counts"
+    assert "done" in last and "unlearn, round 2/2: forget ROUGE 0.250" in last
+
+
+def test_the_stage_local_counts_clients():
+    out = io.StringIO()
+    events = LineEvents(Console(file=out, width=200))
+    events.stage_started("local", 0, 2)
+    events.evaluated(17, "end", METRICS, 0.1)
+    assert "[local] client 17: forget ROUGE" in out.getvalue()
