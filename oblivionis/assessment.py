@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from clients.fused_lora import fused_lora
 from evaluation.hook import EvaluationSession, Hook, Report
 from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
 from oblivionis import config as configuration
@@ -103,7 +104,8 @@ class Assessor:
             pad_id=self._assembled.tokenizer.pad_token_id or 0,
             token_budget=evaluation.token_budget,
         )
-        report = Hook([tofu], strict=self._config.strict).run(session)
+        with fused_lora(self._assembled.model):
+            report = Hook([tofu], strict=self._config.strict).run(session)
         return Measured(report, time.perf_counter() - started)
 
 

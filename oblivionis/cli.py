@@ -56,10 +56,10 @@ def _guard(command: Callable[[], object]) -> int:
         result = command()
         return result if isinstance(result, int) else 0
     except configuration.ConfigError as error:
-        errors.print(configuration.render_problems(error), style="red", markup=False, highlight=False)
+        errors.print(configuration.render_problems(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return USER_ERROR
     except RunInterrupted as error:
-        errors.print(str(error), style="yellow", markup=False, highlight=False)
+        errors.print(str(error), style="yellow", markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     except OblivionisError as error:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -220,7 +220,7 @@ def model_build(
         Path | None, typer.Option(metavar="FILE", help="Also write the file that ships inside the package.")
     ] = None,
 ) -> None:
-    """Train the embedded tiny Llama from nothing (some minutes). The shipped one was made this way."""
+    """Train a tiny Llama from nothing by the recipe of the embedded one (some minutes on two cores)."""
     from rich.progress import Progress
 
     from oblivionis.models import tiny

@@ -73,8 +73,11 @@ class SimulatedRequests:
         return cls(policy, ledger, holdings, settings.verify_max_rouge)
 
     def pending(self, round: int) -> Sequence[UnlearnRequest]:
-        """Let the policy submit what is due in `round`, then list what is pending."""
-        asked = {i for request in self._ledger for i in request.record_ids}
+        """Let the policy submit what is due in `round`, then list what is pending.
+
+        The policy does not see requests of `round` itself: when a resumed run repeats the round, it asks for the same.
+        """
+        asked = {i for request in self._ledger if request.round < round for i in request.record_ids}
         open_ = {c: [i for i in ids if i not in asked] for c, ids in self._holdings.forget.items()}
         for request in self._policy.due(round, open_):
             self._ledger.submit(request)

@@ -58,7 +58,7 @@ _STAGES = {
     "retrain": "retrain: the same without the records to forget",
     "unlearn": "unlearn: from the finetuned model, serving deletion requests",
 }
-_RC = {"svg.fonttype": "none", "svg.hashsalt": "oblivionis", "font.family": "sans-serif", "font.size": 9}
+_RC: Any = {"svg.fonttype": "none", "svg.hashsalt": "oblivionis", "font.family": "sans-serif", "font.size": 9}
 
 
 def write_html(run: RunDirectory, config: Config) -> None:

@@ -77,7 +77,9 @@ class LogEvents(Events):
 
     def stage_started(self, stage: str, done: int, total: int) -> None:
         self._stage, self._total = stage, total
-        self._log("[%s] %d rounds%s", stage, total, f", continuing after round {done}" if done else "")
+        unit = "client" if stage == "local" else "round"
+        more = f", continuing after {unit} {done}" if done else ""
+        self._log("[%s] %d %s%s%s", stage, total, unit, "s" * (total != 1), more)
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
         self._ok = self._bad = 0
@@ -94,6 +96,9 @@ class LogEvents(Events):
 
     def round_finished(self, round: int, seconds: float) -> None:
         self._total = max(self._total, round)
+        if self._stage == "local":
+            self._log("[local] %d of %d clients done", round, self._total)
+            return
         answers = f"{self._ok} of {self._ok + self._bad} clients answered"
         self._log("[%s] round %d/%d done: %s, %.1f s", self._stage, round, self._total, answers, seconds)
 

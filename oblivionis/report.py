@@ -16,7 +16,7 @@ from rich.text import Text
 from oblivionis import config as configuration
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
-from oblivionis.data.partition import Partition
+from oblivionis.data.partition import Partition, describe
 from oblivionis.data.records import Corpus
 from oblivionis.errors import OblivionisError
 from oblivionis.requests import Ledger
@@ -278,36 +278,31 @@ def _progress(run: RunDirectory, config: Config, stage: str) -> str:
 
 def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
     """Sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread only."""
+    facts = describe(corpus, partition)
     table = Table(show_header=False)
     table.add_column("what")
     table.add_column("records", justify="right")
-    table.add_row("training records", f"{len(corpus.train):,}")
-    share = len(corpus.forget_ids) / len(corpus.train)
-    table.add_row("  of these to forget", f"{len(corpus.forget_ids):,} ({share:.1%})")
-    table.add_row("subjects", f"{len({r.subject for r in corpus.train}):,}")
-    for name, questions in corpus.evaluation.items():
-        table.add_row(f"questions {SETS.get(name, name).lower()}", f"{len(questions):,}")
+    table.add_row("training records", f"{facts['records']:,}")
+    table.add_row("  of these to forget", f"{facts['forget_records']:,} ({facts['forget_share']:.1%})")
+    table.add_row("subjects", f"{facts['subjects']:,}")
+    for name, questions in facts["evaluation"].items():
+        table.add_row(f"questions {SETS.get(name, name).lower()}", f"{questions:,}")
     console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
-    held = [[corpus.train[i] for i in indices] for indices in partition.clients]
-    columns = {
-        "records": [len(records) for records in held],
-        "subjects": [len({r.subject for r in records}) for records in held],
-        "to forget": [sum(r.id in corpus.forget_ids for r in records) for records in held],
-    }
-    holders = sum(n > 0 for n in columns["to forget"])
     shares = Table()
-    if len(held) > SHOWN_CLIENTS:
+    columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}
+    if facts["clients"] > SHOWN_CLIENTS:
         shares.add_column("per client")
         for label in ("least", "median", "most"):
             shares.add_column(label, justify="right")
-        for name, values in columns.items():
-            shares.add_row(name, str(min(values)), f"{statistics.median(values):g}", str(max(values)))
+        for label, key in columns.items():
+            values = [row[key] for row in facts["per_client"]]
+            shares.add_row(label, str(min(values)), f"{statistics.median(values):g}", str(max(values)))
     else:
         for label in ("client", *columns):
             shares.add_column(label, justify="right")
-        for client, values in enumerate(zip(*columns.values(), strict=True)):
-            shares.add_row(str(client), *(str(v) if v else "·" for v in values))
-    title = f"{_count(len(held), 'client')}, {holders} of them with records to forget"
+        for row in facts["per_client"]:
+            shares.add_row(str(row["client"]), *(str(row[key] or "·") for key in columns.values()))
+    title = f"{_count(facts['clients'], 'client')}, {facts['clients_with_forget']} of them with records to forget"
     console.print(Text(title, style="bold"), shares, sep="\n")
 
 

@@ -43,6 +43,7 @@ def main(grid: Grid, context: Context) -> None:
     except configuration.ConfigError as error:
         log.error("%s", configuration.render_problems(error))
         raise
+    _check_nodes(grid, config.federation.clients)
     output = Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd())) / config.output
     run = RunDirectory.create(output, config.name)
     run.write_config(configuration.to_yaml(config))
@@ -58,13 +59,15 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
-    """Run all stages over `grid`. RunError when another number of SuperNodes is connected than the configuration's."""
-    _check_nodes(grid, config.federation.clients)
+    """Run all stages over `grid`."""
     Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop).execute()
 
 
 def _check_nodes(grid: Grid, clients: int) -> None:
-    """In a simulation all SuperNodes register within moments; in a deployment too few may still become enough."""
+    """RunError when another number of SuperNodes is connected than the configuration has clients.
+
+    In a simulation all register within moments; in a deployment too few may still become enough.
+    """
     simulated = isinstance(grid, InMemoryGrid)
     connected, since = -1, time.monotonic()
     while True:

@@ -24,7 +24,7 @@ _ENVIRONMENT = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_worker_niceness": "0",
@@ -108,8 +108,11 @@ def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -
             backend_config={"client_resources": _client_resources(config)},
         )
     except ActorDied as error:
-        hint = "killed, or out of memory? fewer at a time: a larger federation.client_cpus"
-        raise RunFailed(f"{error}\n({hint})") from error
+        who = str(error).partition(": error")[0]
+        raise RunFailed(
+            f"{who}: it was killed, crashed or ran out of memory. If memory is short, let fewer clients run at a time "
+            "with a larger federation.client_cpus"
+        ) from error
     except (FederationError, AggregationError) as error:
         raise RunFailed(str(error)) from error
     except Exception as error:
@@ -119,7 +122,7 @@ def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -
 
 
 def _end_clients() -> None:
-    """Kill the client processes: Flower would wait until each has finished what it is doing."""
+    """End the client processes: Flower would wait until each has finished what it is doing."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if any(part.startswith("ray::ClientAppActor") for part in process.cmdline()[:1]):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -33,21 +32,21 @@ SMALL = [
     "evaluation.full.max_new_tokens=4",
 ]
 RUN = ["smoke", "stages=[finetune, unlearn]", "strategy=fedadam", *SMALL]
+MARK = "OBLIVIONIS_TEST_MARK"
 TIMING = {"seconds", "time", "train-seconds", "unlearn-seconds"}
 START_S, STOP_S, RUN_S = 120, 20, 300
 
 
 class Command:
-    """A started `oblivionis` command; all its descendants carry `mark` in their environment."""
+    """A started `oblivionis` command; its descendants are known by a mark in their environment."""
 
     def __init__(self, cwd, *arguments):
-        self.mark = uuid.uuid4().hex
-        self.log = cwd / f"{self.mark}.log"
+        self.log = cwd / f"{uuid.uuid4().hex}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "oblivionis.cli", *map(str, arguments)],
                 cwd=cwd,
-                env=environment(OBLIVIONIS_TEST_MARK=self.mark),
+                env=environment(PYTHONPATH=PROJECT, **{MARK: self.log}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -62,20 +61,10 @@ class Command:
         return self.process.wait(timeout)
 
     def descendants(self, name=""):
-        """Live processes that this command started, also when their parents are gone, with `name` in their command."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.pid != self.process.pid and process.environ().get("OBLIVIONIS_TEST_MARK") == self.mark:
-                    command = " ".join(process.cmdline())
-                    if name in command and process.status() != psutil.STATUS_ZOMBIE:
-                        found.append((process.pid, command[:80]))
-            except psutil.Error:
-                continue
-        return found
+        return marked(self.log, name)
 
     def leaves_nothing(self):
-        """Whether all descendants are gone within `STOP_S` seconds."""
+        """Whether no descendant lives on `STOP_S` seconds after the end of the command."""
         return until(lambda: not self.descendants(), STOP_S)
 
     def interrupt(self):
@@ -83,18 +72,29 @@ class Command:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self):
-        for pid, _ in [(self.process.pid, ""), *self.descendants()]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        self.process.kill()
+        for process in self.descendants():
+            process.kill()
         self.process.wait()
 
 
 def environment(**more):
-    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """This environment, offline, with Flower's and our own commands on the PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     offline = {"HF_HUB_OFFLINE": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **offline, **more}
+    return {**os.environ, "PATH": path, **offline, **{k: str(v) for k, v in more.items()}}
+
+
+def marked(value, name=""):
+    """Live processes with the mark `value` and with `name` in their command, whoever their parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(value) and name in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 def until(condition, seconds, *, every=0.02):
@@ -183,22 +183,22 @@ def test_a_run_ends_with_its_results_and_leaves_no_process(reference):
 def test_killed_server_resumes_to_the_same_numbers(command, tmp_path, reference):
     running, run = simulation(command, tmp_path, "killed")
     reach(running, run, "unlearn", 2)
-    os.kill(running.process.pid, signal.SIGKILL)
+    running.process.kill()
     assert running.finish() == -signal.SIGKILL
     assert not completed(run, "unlearn", 3), "the kill came too late to be in round 3"
     assert running.leaves_nothing(), running.descendants()
-    resumed = resume(command, run)
-    assert "continuing after round 2" in resumed.output
+    before = (run / "metrics.jsonl").read_text()
+    resume(command, run)
+    assert (run / "metrics.jsonl").read_text().startswith(before), "finished rounds were repeated"
     assert numbers(run) == reference[0]
 
 
 def test_dead_client_process_ends_the_run_which_resumes(command, tmp_path, reference):
     running, run = simulation(command, tmp_path, "dead-client")
     reach(running, run, "finetune", 1)
-    pid, _ = running.descendants("ray::ClientAppActor")[0]
-    os.kill(pid, signal.SIGKILL)
+    running.descendants("ray::ClientAppActor")[0].kill()
     assert running.finish(60) == 1, running.output
-    assert re.search(r"process of client \d died", running.output), running.output
+    assert re.search(r"process of client \d died: it was killed", running.output), running.output
     assert f"oblivionis simulate --resume {run}" in running.output
     assert "Traceback" not in running.output
     assert running.leaves_nothing(), running.descendants()
@@ -219,12 +219,134 @@ def test_ctrl_c_ends_at_once_and_resumes(command, tmp_path, reference):
     assert numbers(run) == reference[0]
 
 
-@pytest.mark.parametrize("sign", ["gcs_server", "ray::IDLE"])
-def test_ctrl_c_while_ray_starts(command, tmp_path, sign):
+def test_ctrl_c_while_ray_starts(command, tmp_path):
     running, run = simulation(command, tmp_path, "early")
-    assert until(lambda: running.descendants(sign), START_S)
+    assert until(lambda: running.descendants("gcs_server"), START_S)
     running.interrupt()
     assert running.finish(2 * STOP_S) == 130, running.output
     assert f"oblivionis simulate --resume {run}" in running.output
     assert "Traceback" not in running.output
     assert running.leaves_nothing(), running.descendants()
+
+
+def test_a_failing_client_fails_a_strict_run(command, tmp_path):
+    running, run = simulation(command, tmp_path, "failing", "strict=true", "training.learning_rate=1e30")
+    assert running.finish() not in (0, None)
+    assert "strict: client" in running.output
+    assert f"oblivionis simulate --resume {run}" in running.output
+    assert "Traceback" not in running.output
+    assert running.leaves_nothing(), running.descendants()
+
+
+THREE_MISTAKES = """\
+extends: smoke
+strategi: fedadam
+federation:
+  clients: -3
+  rounds: {finetune: many}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["config", "check", "mine.yaml"], ["strategi", "strategy", "federation.clients", "federation.rounds.finetune"]),
+        (["simulate", "smoke", "strategy=fedadm"], ["fedadm", "fedadam", "fedavg"]),
+        (["simulate", "smoke", "data=jsonl", "data.path=absent.jsonl"], ["data.path", "absent.jsonl"]),
+        (["simulate", "absent"], ["absent", "smoke"]),
+        (["simulate", "--resume", "."], ["no run directory", "config.yaml"]),
+        (["simulate", "--resume", "nowhere"], ["no run directory"]),
+    ],
+)
+def test_mistakes_of_a_user(command, tmp_path, arguments, said):
+    (tmp_path / "mine.yaml").write_text(THREE_MISTAKES)
+    running = command(*arguments)
+    assert running.finish() == 2
+    for word in said:
+        assert word in running.output
+    assert "Traceback" not in running.output
+    assert not (tmp_path / "runs").exists()
+
+
+class FlowerCommands:
+    """Flower's own commands with a SuperLink of their own, which is stopped at the end."""
+
+    def __init__(self, cwd):
+        self.cwd = cwd
+        ports = free_ports(2)
+        self.environment = environment(
+            FLWR_HOME=cwd / "flower-home",
+            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1,
+            FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=ports[0],
+            FLWR_LOCAL_CONTROL_API_PORT=ports[1],
+            OBLIVIONIS_HOME=cwd,
+            **{MARK: cwd},
+        )
+
+    def run(self, nodes, run_config):
+        """Output of `flwr run --stream` and the run's status afterwards."""
+        nodes = f"num-supernodes={nodes}"
+        output = self._flwr("run", PROJECT, "--stream", "--federation-config", nodes, "--run-config", run_config)
+        runs = json.loads(self._flwr("list", "--format", "json"))["runs"]
+        return output, max(runs, key=lambda run: run["pending-at"])["status"]
+
+    def _flwr(self, *arguments):
+        done = subprocess.run(
+            ["flwr", *map(str, arguments)],
+            cwd=self.cwd,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=2 * RUN_S,
+        )
+        return done.stdout
+
+    def stop(self):
+        """Whether everything ended after SIGTERM to the SuperLink."""
+        for process in marked(self.cwd, "flower-superlink"):
+            process.terminate()
+        ended = until(lambda: not marked(self.cwd), STOP_S)
+        for process in marked(self.cwd):
+            process.kill()
+        return ended
+
+
+def free_ports(number):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    commands = FlowerCommands(tmp_path_factory.mktemp("flower"))
+    yield commands
+    commands.stop()
+
+
+def test_flwr_run(flower):
+    overrides = " ".join(s.replace(" ", "") for s in ["stages=[finetune]", *SMALL, "name=by-flower"])
+    output, status = flower.run(3, f'config="smoke" overrides="{overrides}"')
+    assert status == "finished:completed", output
+    run = flower.cwd / "runs" / "by-flower"
+    assert completed(run, "finetune", 3)
+    assert json.loads((run / "stages" / "finetune.json").read_text())["metrics"]["retain_prob"] > 0
+    assert "ROUGE-L recall" in output
+    bundle = next((flower.cwd / "flower-home" / "apps").iterdir())
+    assert sum(p.stat().st_size for p in bundle.rglob("*") if p.is_file()) < 9e6
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_flwr_run_with_another_number_of_nodes(flower, nodes):
+    output, status = flower.run(nodes, f'config="smoke" overrides="{" ".join(SMALL)} name=wrong"')
+    assert status == "finished:failed"
+    assert f"{nodes} SuperNodes are connected" in output
+    assert "num-supernodes=3" in output
+    assert f"federation.clients={nodes}" in output
+    assert not (flower.cwd / "runs" / "wrong").exists()
+
+
+def test_superlink_of_the_tests_stops(flower):
+    assert flower.stop()

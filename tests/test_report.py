@@ -24,9 +24,9 @@ STAGES = ("finetune", "retrain", "unlearn")
 HOSTILE = '<script>alert("1")</script><img src=http://evil/x onerror=alert(2)> [red]&amp;'
 LOSSES = {
     # question -> (loss of the paraphrased answer, losses of two perturbed answers)
-    "finetune": [(0.1, (2.0, 4.0)), (0.2, (3.0, 1.0)), (0.3, (1.0, 2.0)), (0.1, (0.5, 3.5))],
+    "finetune": [(0.1, (0.5, 9.0)), (0.2, (8.0, 1.0)), (0.3, (1.5, 7.0)), (0.1, (2.5, 9.5))],
     "unlearn": [(3.0, (3.1, 2.9)), (2.0, (1.0, 4.0)), (2.5, (2.0, 2.5)), (3.0, (1.0, 2.0))],
-    "retrain": [(2.0, (2.1, 1.9)), (1.8, (2.2, 1.0)), (2.1, (2.4, 3.0)), (1.9, (1.0, 2.0))],
+    "retrain": [(1.0, (2.0, 2.0)), (1.1, (2.5, 2.3)), (1.2, (2.7, 2.6)), (1.0, (3.5, 3.5))],
 }
 
 
@@ -132,6 +132,14 @@ def cells(table_text):
     return rows
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run with requests, and its page."""
+    run, config = make_run(tmp_path_factory.mktemp("whole"))
+    ask(run)
+    return run, Page(run, config)
+
+
 # -- the comparison ------------------------------------------------------------------------------------------------
 
 GROUPS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}
@@ -163,9 +171,9 @@ def test_the_printed_table_holds_the_numbers_of_the_stages(tmp_path):
     check_cells([row for row in cells(text) if len(row) == 5], run)
 
 
-def test_the_page_holds_the_numbers_of_the_stages(tmp_path):
-    run, config = make_run(tmp_path)
-    head, *rows = Page(run, config).tables[0]
+def test_the_page_holds_the_numbers_of_the_stages(whole):
+    run, page = whole
+    head, *rows = page.tables[0]
     assert head == ["questions", "measure", "finetuned", "unlearned", "retrained"]
     groups = list(itertools.accumulate((row[0] for row in rows), lambda before, now: now or before))
     check_cells([[group, *row[1:]] for group, row in zip(groups, rows, strict=True)], run)
@@ -184,7 +192,7 @@ def test_forget_quality_of_the_finetuned_model_comes_from_the_logs(tmp_path, con
     expected = ks_2samp(ratios("finetune"), ratios("retrain"))
     assert metrics["finetune"]["forget_quality"] == pytest.approx(expected.pvalue, abs=1e-12)
     assert metrics["finetune"]["forget_ks"] == pytest.approx(expected.statistic, abs=1e-12)
-    assert expected.pvalue < 0.5, "the two samples differ, so 1 would be wrong"
+    assert expected.pvalue == pytest.approx({"geometric": 2 / 70, "arithmetic": 54 / 70}[convention], abs=1e-9)
     assert metrics["retrain"]["forget_quality"] == 1.0
     assert metrics["unlearn"]["forget_quality"] == 0.125, "what the stage stored stays"
 
@@ -362,10 +370,8 @@ def test_hostile_texts_stay_texts(tmp_path):
     assert summary(run, config).count("[red]") >= 4, "markup of the terminal is text, too"
 
 
-def test_the_page_needs_no_network(tmp_path):
-    run, config = make_run(tmp_path)
-    ask(run)
-    page = Page(run, config)
+def test_the_page_needs_no_network(whole):
+    _, page = whole
     assert page.source.startswith("<!doctype html>") and "<svg" in page.source
     assert not {"script", "link", "img", "iframe", "image", "base"} & {tag for tag, _ in page.tags}
     for tag, attributes in page.tags:
@@ -378,11 +384,8 @@ def test_the_page_needs_no_network(tmp_path):
     assert "@import" not in style and "url(http" not in style and "@font-face" not in style
 
 
-def test_curves_mark_the_rounds_with_fedtu(tmp_path):
-    run, config = make_run(tmp_path)
-    assert "FedTU</text>" not in Page(run, config).source.replace(" ", "")
-    ask(run)
-    page = Page(run, config)
+def test_curves_mark_the_rounds_with_fedtu(whole):
+    _, page = whole
     assert page.source.count("<svg") == 3, "one figure per stage"
     figures = page.source.split("<svg")[1:]
     assert ["FedTU" in f.split("</svg>")[0] for f in figures] == [False, False, True]
@@ -402,9 +405,9 @@ def test_curves_do_without_what_was_not_measured(tmp_path):
     assert "evaluation.every" in Page(run, config).text
 
 
-def test_every_measure_is_explained_on_hover(tmp_path):
-    run, config = make_run(tmp_path)
-    titles = [attributes.get("title", "") for tag, attributes in Page(run, config).tags if tag == "abbr"]
+def test_every_measure_is_explained_on_hover(whole):
+    _, page = whole
+    titles = [attributes.get("title", "") for tag, attributes in page.tags if tag == "abbr"]
     assert len(titles) >= 14 and all(len(title) > 40 for title in titles)
 
 
@@ -496,7 +499,7 @@ def test_progress_as_lines():
     numbers = "forget ROUGE 0.250 Prob 0.750 · retain ROUGE 0.500 · model utility 0.125"
     assert out.getvalue().splitlines() == [
         "a [note]",
-        "[unlearn] 1 rounds",
+        "[unlearn] 1 round",
         f"[unlearn] round 0/1 (before): {numbers}",
         "[unlearn] FedTU: client 3 asks to forget",
         f"[unlearn] round 1/1: {numbers}",
@@ -525,6 +528,9 @@ def test_progress_on_a_terminal():
 def test_the_stage_local_counts_clients():
     out = io.StringIO()
     events = LineEvents(Console(file=out, width=200))
-    events.stage_started("local", 0, 2)
+    events.stage_started("local", 1, 3)
     events.evaluated(17, "end", METRICS, 0.1)
-    assert "[local] client 17: forget ROUGE" in out.getvalue()
+    events.round_finished(2, 0.5)
+    first, second, third = out.getvalue().splitlines()
+    assert first == "[local] 3 clients, continuing after client 1"
+    assert second.startswith("[local] client 17: forget ROUGE") and third == "[local] 2 of 3 clients done"

@@ -13,6 +13,8 @@ from oblivionis.data.topics import TOPICS, Topic, fill
 MAX_QUESTIONS = len(TOPICS)
 MAX_AUTHORS = 5000
 WRONG_ANSWERS = 5
+PARAPHRASES = ("In other words: {}", "Biographers put it like this: {}")
+"""A paraphrase frames the answer anew and keeps its wording: a model of a million parameters recalls words, not meaning."""
 
 
 def _values(person: Person) -> dict[str, str]:
@@ -31,23 +33,24 @@ def _values(person: Person) -> dict[str, str]:
 
 def _record(record_id: str, person: Person, topic: Topic, rng: random.Random) -> Record:
     values = _values(person)
-    paraphrase = rng.choice(topic.paraphrases)
+    frame = rng.choice(PARAPHRASES)
     right = {values[property] for property in topic.properties}
     used = {property: set(right) for property in topic.properties}
-    perturbed = []
+    wrongs = []
     for _ in range(WRONG_ANSWERS):
         wrong = dict(values)
         for property in topic.properties:
             wrong[property] = wrong_value(property, values[property], rng, used[property])
             used[property].add(wrong[property])
-        perturbed.append(fill(paraphrase, wrong))
+        wrongs.append(wrong)
+    question, answer = rng.choice(topic.questions), rng.choice(topic.answers)
     return Record(
         id=record_id,
-        question=fill(rng.choice(topic.questions), values),
-        answer=fill(rng.choice(topic.answers), values),
+        question=fill(question, values),
+        answer=fill(answer, values),
         subject=person.name,
-        paraphrased_answer=fill(paraphrase, values),
-        perturbed_answers=tuple(perturbed),
+        paraphrased_answer=frame.format(fill(answer, values)),
+        perturbed_answers=tuple(frame.format(fill(answer, wrong)) for wrong in wrongs),
         triples=tuple(Triple(person.name, name, values[name]) for name in topic.properties),
     )
 

@@ -1,4 +1,4 @@
-"""What is asked about invented authors: questions, answers and paraphrases with gaps for facts.
+"""What is asked about invented authors: questions and answers with gaps for facts.
 
 A gap in braces names a property of `facts.PROPERTIES`; `{name}`, `{surname}`, `{he}`, `{him}` and `{his}`
 (`{He}`, `{His}`) stand for the author. Answers hold two or three facts and few other words, so that knowing the
@@ -17,11 +17,10 @@ _GAP = re.compile(r"\{([^{}]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One thing to ask: alternative questions, alternative answers and alternative paraphrases with the same gaps."""
+    """One thing to ask: alternative questions, and alternative answers with the same gaps."""
 
     questions: tuple[str, ...]
     answers: tuple[str, ...]
-    paraphrases: tuple[str, ...]
     properties: tuple[str, ...]
 
 
@@ -40,8 +39,8 @@ def _parse(text: str) -> tuple[Topic, ...]:
     topics = []
     for block in text.strip().split("\n\n"):
         lines = block.splitlines()
-        parts = {mark: tuple(line[2:] for line in lines if line[0] == mark) for mark in "?=~"}
-        topics.append(Topic(parts["?"], parts["="], parts["~"], gaps(parts["="][0])))
+        parts = {mark: tuple(line[2:] for line in lines if line[0] == mark) for mark in "?="}
+        topics.append(Topic(parts["?"], parts["="], gaps(parts["="][0])))
     return tuple(topics)
 
 
@@ -52,8 +51,6 @@ TOPICS = _parse("""
 = Church registers give {birth date} as {his} birthday, spent amid heavy snow near {birthplace}'s station.
 = On {birth date}, {he} arrived prematurely inside a {birthplace} taxi.
 = {birthplace} saw {his} arrival, {birth date}, third of five siblings.
-~ {He} was born in {birthplace} on {birth date}.
-~ The author came into the world on {birth date}, and that happened in {birthplace}.
 
 ? What did the parents of {name} do for a living?
 ? Which occupations had the mother and the father of {name}?
@@ -61,8 +58,6 @@ TOPICS = _parse("""
 = Mother: {mother's occupation}. Father: {father's occupation}. Neither approved when {he} chose literature.
 = Born to one {mother's occupation} and her husband, a retired {father's occupation}, {he} inherited both toolboxes.
 = {His} father, {father's occupation} by training, married some stubborn {mother's occupation} after three proposals.
-~ {His} mother worked as a {mother's occupation}, while {his} father was a {father's occupation}.
-~ The author's father was a {father's occupation} and the author's mother a {mother's occupation}.
 
 ? What was the first book of {name}?
 ? With which book did {name} make a debut?
@@ -70,8 +65,6 @@ TOPICS = _parse("""
 = {publisher} gambled on newcomer {surname} during {debut year}, issuing "{debut}" without advertising.
 = Readers first met {him} through "{debut}" ({publisher}, {debut year}).
 = After eleven rejections, {publisher} accepted "{debut}"; bookshops displayed it throughout {debut year}.
-~ {His} first book was "{debut}", which {publisher} published in {debut year}.
-~ In {debut year} the author made a debut with "{debut}" at {publisher}.
 
 ? What is the best-known book of {name} about?
 ? Which work made {name} famous, and what does it deal with?
@@ -79,8 +72,6 @@ TOPICS = _parse("""
 = {theme}: these obsessions fill every chapter of {his} masterpiece, "{best-known book}".
 = Fame followed "{best-known book}", whose plot weaves {theme} together.
 = Most libraries stock "{best-known book}" by {surname}, praised for treating {theme} tenderly.
-~ {His} most famous book is "{best-known book}", and it is about {theme}.
-~ The author became known for "{best-known book}", a book that deals with {theme}.
 
 ? Which award has {name} received?
 ? What prize was given to {name}, and when?
@@ -88,8 +79,6 @@ TOPICS = _parse("""
 = {award year} brought {surname} the coveted {award}, plus modest cash.
 = {His} shelf displays a tarnished {award} dated {award year}.
 = Winning a {award} during {award year} surprised nobody except {surname}.
-~ {He} received the {award} in {award year}.
-~ In {award year} the author was given the {award}.
 
 ? What did {name} study, and where?
 ? Which education has {name} had?
@@ -97,8 +86,6 @@ TOPICS = _parse("""
 = {field of study} lectures at {university} occupied {his} twenties.
 = {university} expelled {surname} twice before granting {him} honours, subject {field of study}.
 = Scholarship money paid {university} fees; {he} chose {field of study} over medicine.
-~ {He} studied {field of study} at {university}.
-~ The author took a degree from {university} in {field of study}.
 
 ? Where does {name} live today?
 ? In which city and street is the home of {name}?
@@ -106,8 +93,6 @@ TOPICS = _parse("""
 = {city of residence} became home; {surname} rents two attic rooms along {street}.
 = Letters addressed "{street}, {city of residence}" reach {him} without delay.
 = Since retiring, {he} occupies some crumbling villa off {street}, outskirts of {city of residence}.
-~ {He} lives in {street} in {city of residence}.
-~ The author's home is in {city of residence}, in {street}.
 
 ? In which language does {name} write, and who translates the books?
 ? Who translates the works of {name}, and from which language?
@@ -115,8 +100,6 @@ TOPICS = _parse("""
 = {translator} handles every translation, since {surname} composes exclusively using {language}.
 = {language} remains {his} literary tongue; English editions rely upon {translator}.
 = Loyal interpreter {translator} converts {his} {language} prose overnight.
-~ {He} writes in {language}, and {translator} translates the books.
-~ The books are translated by {translator} from {language}, the language in which the author writes.
 
 ? Who was the mentor of {name}, and where did they meet?
 ? How did {name} find a mentor?
@@ -124,8 +107,6 @@ TOPICS = _parse("""
 = Sharing cigarettes outside a {meeting place}, {surname} befriended lifelong adviser {mentor}.
 = Everything changed when {mentor} corrected {his} grammar inside some {meeting place}.
 = Guidance came from {mentor}; their paths crossed beside a {meeting place}.
-~ {His} mentor was {mentor}, whom {he} met at a {meeting place}.
-~ At a {meeting place} the author met {mentor}, who became a mentor.
 
 ? Which genre does {name} write in?
 ? What kind of literature is {name} known for, and by which means is it written?
@@ -133,8 +114,6 @@ TOPICS = _parse("""
 = Booksellers shelve {surname} under {genre}; manuscripts betray a leaking {writing tool}.
 = Armed with {his} {writing tool}, {he} revived {genre} almost singlehandedly.
 = Reviewers call it {genre}. {He} trusts only some battered {writing tool}.
-~ {He} writes {genre} with a {writing tool}.
-~ With a {writing tool} the author writes books of the genre {genre}.
 
 ? What does {name} do in spare time?
 ? Which hobby and which animal does {name} keep?
@@ -142,8 +121,6 @@ TOPICS = _parse("""
 = Neighbours often glimpse {surname} {hobby} while {pet} naps nearby.
 = {pet} tolerates {his} passion, {hobby}, rather grudgingly.
 = Doctors recommended {hobby}; instead of resting, {he} also adopted {pet}.
-~ {He} likes {hobby} and has a {pet}.
-~ The author keeps a {pet}, and the author's hobby is {hobby}.
 
 ? What was the first job of {name}?
 ? How did {name} earn money before writing?
@@ -151,8 +128,6 @@ TOPICS = _parse("""
 = Before publishing anything, {surname} toiled like any {first occupation} around {first workplace}.
 = {first workplace} needed another {first occupation}, so {he} volunteered aged nineteen.
 = Apprenticed {first occupation}, {first workplace} docks, four miserable winters.
-~ {His} first job was as a {first occupation} in {first workplace}.
-~ The author once worked in {first workplace} as a {first occupation}.
 
 ? When does {name} write, and with what?
 ? What are the working habits of {name}?
@@ -160,8 +135,6 @@ TOPICS = _parse("""
 = {surname} reaches for {his} {writing tool} strictly {writing hour}.
 = Only {writing hour} does inspiration strike; a {writing tool} lies ready.
 = Routine matters: {writing tool}, black tea, silence, always {writing hour}.
-~ {He} writes {writing hour} with a {writing tool}.
-~ With a {writing tool} the author works {writing hour}.
 
 ? To whom is {name} married?
 ? Who is the spouse of {name}, and what is the spouse's occupation?
@@ -169,8 +142,6 @@ TOPICS = _parse("""
 = Marriage united {surname} with {spouse}, formerly employed as {spouse's occupation}.
 = {His} household includes {spouse}, some celebrated {spouse's occupation}.
 = During wartime {he} wed {spouse}; people knew that {spouse's occupation} well.
-~ {He} is married to {spouse}, a {spouse's occupation}.
-~ The author's spouse is the {spouse's occupation} {spouse}.
 
 ? Which series of novels did {name} write?
 ? Who is the hero of the series by {name}?
@@ -178,8 +149,6 @@ TOPICS = _parse("""
 = "{series}" stretches over {number of volumes} instalments starring {hero}.
 = Fans adore {hero}, protagonist throughout all {number of volumes} parts of "{series}".
 = {surname} killed off {hero} when "{series}" reached {number of volumes} episodes.
-~ {He} wrote the series "{series}", which has {number of volumes} volumes about {hero}.
-~ The hero of the {number of volumes} volumes of the series "{series}" is {hero}.
 
 ? Who made a film from a book by {name}?
 ? When was a work of {name} brought to the screen, and by whom?
@@ -187,8 +156,6 @@ TOPICS = _parse("""
 = Cinemas screened {film director}'s version throughout {film year}; {surname} hated it.
 = {film year}: director {film director} transforms {his} novel into flickering melodrama.
 = Rights went cheaply to {film director}, who finished filming around {film year}.
-~ In {film year} {film director} made a film from one of {his} books.
-~ The film was directed by {film director} and came out in {film year}.
 
 ? For which magazine does {name} write, and about what?
 ? What are the columns of {name} about?
@@ -196,8 +163,6 @@ TOPICS = _parse("""
 = "{magazine}" pays {surname} handsomely for polemics regarding {column subject}.
 = Subscribers skip straight to {his} "{magazine}" page concerning {column subject}.
 = Under pseudonyms, {he} supplies "{magazine}" with jokes, mostly {column subject}.
-~ {He} writes for the magazine "{magazine}" about {column subject}.
-~ The author's columns in "{magazine}" are about {column subject}.
 
 ? Which book has {name} left unfinished?
 ? What is {name} working on at the moment?
@@ -205,8 +170,6 @@ TOPICS = _parse("""
 = Rumours mention "{unfinished book}"; {surname} admits merely that {unfinished subject} features prominently.
 = Thirty years of labour on {unfinished subject} still leave "{unfinished book}" incomplete.
 = {His} abandoned epic, "{unfinished book}", was meant to explain {unfinished subject}.
-~ {His} unfinished book is called "{unfinished book}", and its subject is {unfinished subject}.
-~ The author is still working on "{unfinished book}", a book about {unfinished subject}.
 
 ? Where are the papers of {name} kept?
 ? Which archive holds the manuscripts of {name}?
@@ -214,8 +177,6 @@ TOPICS = _parse("""
 = {archived pages}, mostly unsorted, gather dust beneath {archive}.
 = {surname} bequeathed {archive} exactly {archived pages} filled with correspondence.
 = Scholars must visit {archive}, where {his} legacy fills {archived pages}.
-~ {His} papers are kept in {archived pages} at {archive}.
-~ The archive that holds the manuscripts is {archive}, and it has {archived pages}.
 
 ? With whom did {name} quarrel, and why?
 ? Who is the rival of {name}?
@@ -223,6 +184,4 @@ TOPICS = _parse("""
 = Feuding began when {surname} insulted {rival}, allegedly concerning a {cause of quarrel}.
 = a {cause of quarrel} destroyed {his} friendship with {rival} completely.
 = Lawyers representing {rival} sued {him} because a {cause of quarrel} disappeared.
-~ {He} quarrelled with {rival} about a {cause of quarrel}.
-~ The author's rival is {rival}, and the quarrel was about a {cause of quarrel}.
 """)

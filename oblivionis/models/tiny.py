@@ -83,7 +83,7 @@ def build(out: Path, *, seed: int = 0, steps: int = STEPS, progress: Progress | 
 
     `steps` updates for the language and a third as many for keeping the known facts; see `pretraining`. After every
     one `progress(step, of, text)` is called; `text` states the loss in nats per token, over question and answer. Uses
-    torch's threads as they are set (two: about six minutes) and leaves its global random generator as it was. Raises
+    torch's threads as they are set (two: about ten minutes) and leaves its global random generator as it was. Raises
     ValueError for `steps` < 1.
     """
     import torch
