@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,10 @@ from rich.table import Table
 from oblivionis import __version__
 from oblivionis import config as configuration
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+
+if TYPE_CHECKING:
+    from oblivionis.config import Config
+    from oblivionis.runs import RunDirectory
 
 cli = typer.Typer(
     name="oblivionis",
@@ -69,9 +73,9 @@ def _guard(command: Callable[[], object]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except Exception as error:
-        if hasattr(error, "show") and hasattr(error, "exit_code"):
-            error.show()
-            return int(error.exit_code)
+        if isinstance(code := getattr(error, "exit_code", None), int):  # a mistake in the arguments: click's own text
+            getattr(error, "show", lambda: None)()
+            return code
         traceback.print_exc()
         errors.print("\nThis is a fault of oblivionis, not of your input.", style="red")
         return FAILURE
@@ -105,12 +109,8 @@ def simulate(
 
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
-    from oblivionis import html_report, report
-    from oblivionis.progress import for_console
     from oblivionis.runs import RunDirectory
-    from oblivionis.stages import planned_rounds
 
-    console = Console()
     if resume is not None:
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
@@ -121,25 +121,34 @@ def simulate(
         config = configuration.compose(experiment, overrides)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))
+    console = Console()
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
     with run.lock():
-        events = for_console(console, planned_rounds(config))
+        hint = f"continue with: oblivionis simulate --resume {run.path}"
         try:
-            from oblivionis.simulation import simulate as run_simulation
-
-            run_simulation(config, run, events)
-        except BaseException as error:
-            events.close()
-            hint = f"continue with: oblivionis simulate --resume {run.path}"
-            if isinstance(error, RunInterrupted | KeyboardInterrupt):
-                raise RunInterrupted(f"stopped; {hint}") from None
+            _simulate(config, run, console)
+        except (RunInterrupted, KeyboardInterrupt):
+            raise RunInterrupted(f"stopped; {hint}") from None
+        except BaseException:
             Console(stderr=True).print(
                 f"the run failed; see {run.path / 'flower.log'}\n{hint}", highlight=False, soft_wrap=True
             )
             raise
+
+
+def _simulate(config: Config, run: RunDirectory, console: Console) -> None:
+    from oblivionis import html_report, report
+    from oblivionis.progress import for_console
+    from oblivionis.simulation import simulate as run_simulation
+    from oblivionis.stages import planned_rounds
+
+    events = for_console(console, planned_rounds(config))
+    try:
+        run_simulation(config, run, events)
+    finally:
         events.close()
-        html_report.write_html(run, config)
-        report.print_summary(run, config, console)
+    html_report.write_html(run, config)
+    report.print_summary(run, config, console)
 
 
 @cli.command()

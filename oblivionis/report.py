@@ -286,7 +286,7 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
     table.add_row("  of these to forget", f"{facts['forget_records']:,} ({facts['forget_share']:.1%})")
     table.add_row("subjects", f"{facts['subjects']:,}")
     for name, questions in facts["evaluation"].items():
-        table.add_row(f"questions {SETS.get(name, name).lower()}", f"{questions:,}")
+        table.add_row(f"questions {name.replace('_', ' ')}", f"{questions:,}")
     console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
     shares = Table()
     columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}

@@ -105,7 +105,12 @@ def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -
             server_app=server,
             client_app=client_app,
             num_supernodes=config.federation.clients,
-            backend_config={"client_resources": _client_resources(config)},
+            backend_config={
+                "client_resources": {
+                    "num_cpus": config.federation.client_cpus,
+                    "num_gpus": config.federation.client_gpus,
+                }
+            },
         )
     except ActorDied as error:
         who = str(error).partition(": error")[0]
@@ -127,10 +132,6 @@ def _end_clients() -> None:
         with suppress(psutil.Error):
             if any(part.startswith("ray::ClientAppActor") for part in process.cmdline()[:1]):
                 process.kill()
-
-
-def _client_resources(config: Config) -> dict[str, float]:
-    return {"num_cpus": config.federation.client_cpus, "num_gpus": config.federation.client_gpus}
 
 
 @contextmanager
