@@ -149,8 +149,11 @@ def evaluate_checkpoint(
     is nothing to measure or the base model is another one than the run's.
     """
     if target.is_file():
-        run = RunDirectory.open(target.resolve().parents[2])
         checkpoint = read_checkpoint(target)
+        folders = target.resolve().parents
+        if len(folders) < 3 or not (folders[2] / "config.yaml").is_file():
+            raise RunError(f"{target} does not lie in a run directory, under checkpoints/<stage>/; expected it there")
+        run = RunDirectory.open(folders[2])
     else:
         run = RunDirectory.open(target)
         finished = [s for s in ("finetune", "retrain", "unlearn") if run.stage_summary(s) is not None]

@@ -89,13 +89,19 @@ def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
     return "default", arguments
 
 
-@cli.callback()
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(__version__)
         raise typer.Exit()
+
+
+@cli.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None: ...
 
 
 @cli.command()
@@ -190,6 +196,7 @@ def config_check(arguments: Arguments = None) -> None:
 def config_list() -> None:
     """List the experiments and the choices of each group."""
     table = Table("group", "choices", box=None)
+    table.add_row("experiment", ", ".join(configuration.list_experiments()))
     for group, names in configuration.list_choices().items():
         table.add_row(group, ", ".join(names))
     Console().print(table)

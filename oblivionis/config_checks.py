@@ -113,8 +113,15 @@ def _data_path(config: Config) -> Iterator[Problem]:
     name, path = config.data.name, config.data.path
     if name == "jsonl" and path is None:
         yield Problem("data.path", "jsonl data need a file", "the path of a file of JSON lines")
-    elif name == "jsonl" and path is not None and not Path(path).expanduser().is_file():
-        yield Problem("data.path", f"there is no file {path}", "the path of a file of JSON lines")
+    elif name == "jsonl" and path is not None and not _lines_file(path).is_file():
+        expected = "the path of a file of JSON lines, or of a folder with train.jsonl"
+        yield Problem("data.path", f"there is no file {_lines_file(path)}", expected)
+
+
+def _lines_file(path: str) -> Path:
+    """The file of training records that `data.path` names for `jsonl`."""
+    given = Path(path).expanduser()
+    return given / "train.jsonl" if given.is_dir() else given
 
 
 @_reads("data.name", "data.path", "data.forget_split")
@@ -181,7 +188,7 @@ def _size(config: Config) -> int | None:
         return data.authors * data.questions_per_author
     if data.name == "tofu":
         return TOFU_RECORDS
-    file = Path(data.path).expanduser() if data.path else None
+    file = _lines_file(data.path) if data.path else None
     if file is None or not file.is_file():
         return None
     with file.open("rb") as lines:

@@ -57,7 +57,7 @@ def read_lines(path: Path) -> list[Any]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_bytes().decode(errors="replace").split("\n"):  # U+2028 and its like end no line here
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

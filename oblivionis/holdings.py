@@ -55,8 +55,9 @@ class SimulatedRequests:
     It stands in for the clients' own requests, and so knows their records; the messages carry ids only.
     """
 
-    def __init__(self, policy: Policy, ledger: Ledger, holdings: Holdings, max_rouge: float) -> None:
-        self._policy, self._ledger, self._holdings, self._max_rouge = policy, ledger, holdings, max_rouge
+    def __init__(self, policy: Policy, ledger: Ledger, holdings: Holdings, max_rouge: float, last_round: int) -> None:
+        self._policy, self._ledger, self._holdings = policy, ledger, holdings
+        self._max_rouge, self._last_round = max_rouge, last_round
 
     @classmethod
     def of(cls, config: Config, run: RunDirectory, holdings: Holdings, *, active: bool) -> SimulatedRequests:
@@ -70,16 +71,17 @@ class SimulatedRequests:
         elif active and settings.policy == "file":
             policy = read_schedule(Path(str(settings.file)), holdings.records)
         ledger = Ledger(run.ledger_path) if active else Ledger(run.path / "no-requests.jsonl")
-        return cls(policy, ledger, holdings, settings.verify_max_rouge)
+        return cls(policy, ledger, holdings, settings.verify_max_rouge, config.federation.rounds.unlearn)
 
     def pending(self, round: int) -> Sequence[UnlearnRequest]:
         """Let the policy submit what is due in `round`, then list what is pending.
 
         The policy does not see requests of `round` itself: when a resumed run repeats the round, it asks for the same.
+        Nobody asks after the last planned round: the rounds that are added then serve what is waiting.
         """
         asked = {i for request in self._ledger if request.round < round for i in request.record_ids}
         open_ = {c: [i for i in ids if i not in asked] for c, ids in self._holdings.forget.items()}
-        for request in self._policy.due(round, open_):
+        for request in self._policy.due(round, open_) if round <= self._last_round else ():
             self._ledger.submit(request)
         return [UnlearnRequest(r.id, r.client, r.record_ids) for r in self._ledger.pending(round)]
 

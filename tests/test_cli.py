@@ -94,6 +94,16 @@ def test_every_command_has_help(command):
     assert re.search(rf"Usage: .*{command} ", result.out)
 
 
+def test_help_explains_the_arguments():
+    assert "federation.rounds.unlearn=5" in " ".join(call("simulate", "--help").out.split())
+    assert "A run directory or a checkpoint file." in call("evaluate", "--help").out
+
+
+def test_the_version_is_printed():
+    result = call("--version")
+    assert (result.code, result.out, result.err) == (0, f"{cli.__version__}\n", "")
+
+
 def test_without_arguments_the_help_is_printed():
     result = call()
     assert result.code == 2
@@ -220,7 +230,7 @@ def test_config_check_lists_three_mistakes_at_once(tmp_path):
 def test_config_list_names_every_choice():
     result = call("config", "list")
     assert result.code == 0
-    for group, names in configuration.list_choices().items():
+    for group, names in {"experiment": configuration.list_experiments(), **configuration.list_choices()}.items():
         line = next(line for line in result.out.splitlines() if line.split()[:1] == [group])
         assert all(name in line for name in names)
 
@@ -252,6 +262,12 @@ def test_data_describe_counts_json_lines(tmp_path):
     assert [int(c[0]) for c in clients] == [0, 1, 2]
     assert sum(int(c[1]) for c in clients) == 12
     assert sum(int(c[3]) for c in clients if c[3] != "·") == 2
+
+
+def test_data_describe_takes_the_folder_of_the_training_file(tmp_path):
+    write_lines(tmp_path / "train.jsonl", people(4))
+    result = call("data", "describe", "data=jsonl", f"data.path={tmp_path}", "federation.clients=2")
+    assert result.code == 0 and re.search(r"training records +│ +4 ", result.out)
 
 
 def test_data_describe_names_every_faulty_line(tmp_path):
@@ -333,6 +349,18 @@ def test_evaluate_prints_the_last_stage_or_a_checkpoint(finished):
         assert result.code == 0 and result.err == ""
         assert result.out.startswith("tried: stage unlearn, round 2\n")
         assert table(result.out)["Forget", "Prob"] == [expected]
+
+
+def test_evaluate_refuses_a_file_that_is_no_checkpoint_of_a_run(finished, tmp_path):
+    run, _ = finished
+    text = tmp_path / "notes.txt"
+    text.write_text("not a checkpoint")
+    result = call("evaluate", text)
+    assert result.code == 2 and "notes.txt is no readable checkpoint" in result.err
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes((run / "checkpoints" / "unlearn" / "round-0002.safetensors").read_bytes())
+    result = call("evaluate", moved)
+    assert result.code == 2 and "does not lie in a run directory" in result.err
 
 
 def test_evaluate_with_another_convention(finished):

@@ -443,7 +443,7 @@ def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path
     "overrides",
     [
         ["federation.clients=10", "data.authors=5", "data.questions_per_author=2"],
-        ["federation.clients=60", "data.partition.scheme=by_author"],
+        ["federation.clients=30", "data.partition.scheme=by_author"],
         ["federation.clients=200", "data=tofu", "data.partition.scheme=by_author"],
         ["federation.min_clients=30", "federation.local_clients=30"],
         ["data.authors=4", "data.questions_per_author=10"],

@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from oblivionis.data import facts, topics
-from oblivionis.data.fictitious import PARAPHRASES, MAX_QUESTIONS, corpus, pretraining_people
+from oblivionis.data.fictitious import MAX_QUESTIONS, PARAPHRASES, corpus, pretraining_people
 from oblivionis.data.known import real_authors, world_facts
 
 

@@ -156,3 +156,9 @@ def test_tombstones_survive_and_do_not_repeat(tmp_path):
 def test_write_atomic_creates_folders(tmp_path):
     write_atomic(tmp_path / "a/b/c.txt", "text")
     assert (tmp_path / "a/b/c.txt").read_text() == "text"
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+    rows = [{"reason": "a\u2028b\u0085c\u2029d"}, {"reason": "e"}]
+    append_lines(tmp_path / "l.jsonl", rows)
+    assert read_lines(tmp_path / "l.jsonl") == rows

@@ -101,6 +101,13 @@ def test_a_run_serves_every_holder_once_and_buries_its_records(finished):
     assert not events.left_out
 
 
+def test_nobody_asks_after_the_last_planned_round(tmp_path):
+    config, run = new_run(tmp_path, "short", "federation.rounds.unlearn=1", "stages=[finetune, unlearn]")
+    execute(config, run)
+    assert [r.round for r in Ledger(run.ledger_path)] == [1]
+    assert run.stage_summary("unlearn")["rounds"] == 1
+
+
 def test_only_asking_clients_are_addressed_by_fedtu(finished):
     _, run, _, grid = finished
     unlearn = [client for client, kind in grid.sent if kind == protocol.UNLEARN]

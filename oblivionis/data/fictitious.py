@@ -14,7 +14,7 @@ MAX_QUESTIONS = len(TOPICS)
 MAX_AUTHORS = 5000
 WRONG_ANSWERS = 5
 PARAPHRASES = ("In other words: {}", "Biographers put it like this: {}")
-"""A paraphrase frames the answer anew and keeps its wording: a model of a million parameters recalls words, not meaning."""
+"""A paraphrase frames the answer and keeps its wording: a model of a million parameters recalls words, not meaning."""
 
 
 def _values(person: Person) -> dict[str, str]:
