@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +41,8 @@ def run_local(server: Server) -> None:
     nodes = server.nodes.refresh(server.grid)
     width = max(1, math.ceil(config.federation.fraction_train * config.federation.clients))
     todo = [c for c in clients if c not in done]
+    for client in todo:
+        shutil.rmtree(_nodes_path(server) / str(client), ignore_errors=True)
     for first in range(0, len(todo), width):
         group = todo[first : first + width]
         began = time.perf_counter()
@@ -55,6 +59,11 @@ def run_local(server: Server) -> None:
     for stage in (FORGOTTEN, TRAINED):
         _summarise(server, stage, time.perf_counter() - started)
     server.events.stage_finished("local", time.perf_counter() - started)
+
+
+def _nodes_path(server: Server) -> Path:
+    """Tombstones of this stage lie apart: a client that is repeated starts without them."""
+    return server.run.path / "nodes-local"
 
 
 def _measured_clients(server: Server, clients: list[int]) -> set[int]:
@@ -76,7 +85,7 @@ def _exchange(
     messages = []
     for client, vector in vectors.items():
         config = server.message_config("local")
-        config["nodes-dir"] = str(server.run.path / "nodes-local")
+        config["nodes-dir"] = str(_nodes_path(server))
         config["epochs"] = federation.rounds.local * federation.local_epochs
         config[protocol.STAGE] = "local"
         config[protocol.SERVER_ROUND] = 1

@@ -33,8 +33,9 @@ _SETTLED_SECONDS = 4.0
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`: the configuration comes from the run config's `config` and `overrides`.
 
-    A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Errors are raised:
-    Flower then marks the run as failed.
+    A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Other relative
+    paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better give
+    absolute ones. Errors are raised: Flower then marks the run as failed.
     """
     run_config = context.run_config
     experiment, overrides = str(run_config.get("config") or "default"), str(run_config.get("overrides") or "")
@@ -50,7 +51,11 @@ def main(grid: Grid, context: Context) -> None:
     events = LogEvents()
     events.note(f"run directory: {run.path}")
     with run.lock():
-        serve(config, grid, run, events, threading.Event())
+        try:
+            serve(config, grid, run, events, threading.Event())
+        except Exception:
+            log.error("the run failed; continue with: oblivionis simulate --resume %s", run.path)
+            raise
         html_report.write_html(run, config)
     buffer = io.StringIO()
     report.print_summary(run, config, Console(file=buffer, width=120))
