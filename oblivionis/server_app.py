@@ -34,8 +34,8 @@ def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`: the configuration comes from the run config's `config` and `overrides`.
 
     A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Other relative
-    paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better give
-    absolute ones. Errors are raised: Flower then marks the run as failed.
+    paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better
+    give absolute ones. Errors are raised: Flower then marks the run as failed.
     """
     run_config = context.run_config
     experiment, overrides = str(run_config.get("config") or "default"), str(run_config.get("overrides") or "")

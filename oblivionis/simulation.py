@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from oblivionis.config import Config
-from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+from oblivionis.errors import RunFailed, RunInterrupted
 from oblivionis.progress import Events
 from oblivionis.runs import RunDirectory
 
@@ -90,40 +90,41 @@ def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -
     from strategies.errors import ActorDied, FederationError
 
     server = ServerApp()
+    failure: BaseException | None = None
 
     @server.main()
     def run_stages(grid: Grid, context: Context) -> None:
+        nonlocal failure
         try:
             with stop.broken_off():
                 serve(config, grid, run, events, stop)
-        except BaseException:
+        except BaseException as error:
+            # Returned to us below: Flower would wait some seconds for a ServerApp that raises.
+            logging.getLogger("flwr").error("the run broke off", exc_info=error)
+            failure = error
             _end_clients()
-            raise
 
+    resources = {"num_cpus": config.federation.client_cpus, "num_gpus": config.federation.client_gpus}
     try:
         run_simulation(
             server_app=server,
             client_app=client_app,
             num_supernodes=config.federation.clients,
-            backend_config={
-                "client_resources": {
-                    "num_cpus": config.federation.client_cpus,
-                    "num_gpus": config.federation.client_gpus,
-                }
-            },
+            backend_config={"client_resources": {**resources}},
         )
-    except ActorDied as error:
-        who = str(error).partition(": error")[0]
+    except Exception:
+        if failure is None and not stop.is_set():
+            raise
+    if isinstance(failure, ActorDied):
+        who = str(failure).partition(": error")[0]
         raise RunFailed(
             f"{who}: it was killed, crashed or ran out of memory. If memory is short, let fewer clients run at a time "
             "with a larger federation.client_cpus"
-        ) from error
-    except (FederationError, AggregationError) as error:
-        raise RunFailed(str(error)) from error
-    except Exception as error:
-        if stop.is_set() and not isinstance(error, OblivionisError):
-            raise RunInterrupted(_STOPPED) from None
-        raise
+        ) from failure
+    if isinstance(failure, FederationError | AggregationError):
+        raise RunFailed(str(failure)) from failure
+    if failure is not None:
+        raise failure
 
 
 def _end_clients() -> None:
