@@ -82,13 +82,12 @@ def train(message: Message, context: Context) -> Message:
 def unlearn(message: Message, context: Context) -> Message:
     """FedTU: forget the named records. They are buried first: whatever happens next, no exchange trains on them."""
     task = _Task(message, context)
-    record_ids = tuple(task.message_config[protocol.RECORD_IDS])  # type: ignore[arg-type]
+    record_ids = task.texts(protocol.RECORD_IDS)
     held = {r.id for r in task.worker.holding(task.client).records}
     unknown = [i for i in record_ids if i not in held]
     if unknown:
         raise ClientError(f"client {task.client} does not hold record {unknown[0]!r} ({len(unknown)} unknown)")
-    request_ids = task.message_config.get(protocol.REQUEST_IDS, [""])
-    task.node.bury(record_ids, ", ".join(map(str, request_ids)))  # type: ignore[arg-type]
+    task.node.bury(record_ids, ", ".join(task.texts(protocol.REQUEST_IDS)))
     vector, report = task.worker.forget(
         task.client,
         task.vector,
@@ -141,6 +140,9 @@ class _Task:
 
     def text(self, key: str) -> str:
         return str(self.message_config.get(key, ""))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        return tuple(map(str, self.message_config[key]))  # type: ignore[arg-type]
 
     def number(self, key: str, default: int) -> int:
         return int(self.message_config.get(key, default))  # type: ignore[arg-type]
