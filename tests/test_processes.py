@@ -34,7 +34,7 @@ SMALL = [
 RUN = ["smoke", "stages=[finetune, unlearn]", "strategy=fedadam", *SMALL]
 MARK = "OBLIVIONIS_TEST_MARK"
 TIMING = {"seconds", "time", "train-seconds", "unlearn-seconds"}
-START_S, STOP_S, RUN_S = 300, 20, 600
+START_S, STOP_S, RUN_S = 300, 120, 600
 
 
 class Command:
@@ -198,7 +198,7 @@ def test_dead_client_process_ends_the_run_which_resumes(command, tmp_path, refer
     running, run = simulation(command, tmp_path, "dead-client")
     reach(running, run, "finetune", 1)
     running.descendants("ray::ClientAppActor")[0].kill()
-    assert running.finish(60) == 1, running.output
+    assert running.finish(2 * STOP_S) == 1, running.output
     assert re.search(r"process of client \d died: it was killed", running.output), running.output
     assert f"oblivionis simulate --resume {run}" in running.output
     assert "Traceback" not in running.output
