@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clients import llama
 from clients.flat import FlatParameters
-from clients.fused_lora import fused_lora
-from evaluation import packing
-from evaluation.packing import PackedBatch
+from evaluation.fused_lora import fused_lora
+from evaluation.models import keep_freed_memory
 
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")
@@ -168,22 +164,6 @@ def _optimiser(flat: FlatParameters, settings: TrainSettings) -> torch.optim.Opt
     return PagedAdamW32bit(groups, **arguments)
 
 
-@cache
-def keep_freed_memory(limit: int = 1 << 28) -> bool:
-    """Let the process keep up to `limit` freed bytes for the next update instead of giving them back; True if it does.
-
-    On the CPU an update frees and takes again the same blocks of megabytes. By default glibc gives such blocks back to
-    the kernel, which must clear each page anew: 6 to 11 % of the processor time of training a small model went into
-    that. Other C libraries have no such switch and stay as they are.
-    """
-    trim_threshold, mmap_threshold, largest_mmap_threshold = -1, -3, 1 << 25
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(mallopt(mmap_threshold, largest_mmap_threshold) and mallopt(trim_threshold, limit))
-
-
 @contextmanager
 def local_work(model: nn.Module, flat: FlatParameters, seed: int) -> Iterator[None]:
     """The surroundings of one exchange: training mode, own random state, autocast for half precision on CUDA.
@@ -203,10 +183,3 @@ def local_work(model: nn.Module, flat: FlatParameters, seed: int) -> Iterator[No
         model.train()
         stack.enter_context(fused_lora(model))
         yield
-
-
-def token_log_probs(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """log p of each answer token (M,) of the batch, float32, by the fastest way that the model allows."""
-    if llama.supports(model, batch):
-        return llama.token_log_probs(model, batch)
-    return packing.token_log_probs(model, batch)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from clients.losses import Method
-from clients.optimisation import token_log_probs
+from evaluation.forward import token_log_probs
 from evaluation.packing import PackedBatch, Sequence, sequence_nll
 
 

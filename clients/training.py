@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from clients.flat import FlatParameters
-from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work, token_log_probs
+from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work
+from evaluation.forward import token_log_probs
 from evaluation.packing import PackedBatch, Sequence
 
 __all__ = ["NonFiniteError", "Prox", "TrainReport", "TrainSettings", "batches", "train"]

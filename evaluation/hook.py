@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from evaluation.likelihood import Scores, score
-from evaluation.packing import Sequence, evaluation_mode
+from evaluation.models import evaluation_mode
+from evaluation.packing import Sequence
 from evaluation.sampling import greedy
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class EvaluationSession:
                     # States come on top of the plain scores: those are known now as well.
                     self._scored.setdefault(None, {}).update(found)
         self._sequences.clear()
+        starts = self._known_starts() if self._prompts else {}
         limits: dict[int, list[tuple[int, ...]]] = {}
         for prompt, limit in self._prompts.items():
             if self._continued.get(prompt, (0, []))[0] < limit:
@@ -105,11 +107,23 @@ class EvaluationSession:
                 prompts,
                 max_new_tokens=limit,
                 stop_ids=self.stop_ids,
+                starts=starts,
                 pad_id=self.pad_id,
                 mode=self.mode,
             )
             self._continued.update({p: (limit, tokens) for p, tokens in zip(prompts, produced, strict=True)})
         self._prompts.clear()
+
+    def _known_starts(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """How the greedy continuation of a prompt begins, as far as a scored answer agrees with it at every token."""
+        starts: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for found in self._scored.values():
+            for sequence, (scores, i) in found.items():
+                misses = np.flatnonzero(~scores.correct[i])
+                start = sequence.answer[: int(misses[0])] if misses.size else sequence.answer
+                if len(start) > len(starts.get(sequence.prompt, ())):
+                    starts[sequence.prompt] = start
+        return starts
 
     def scores(self, sequences: Seq[Sequence], hidden: str | None = None) -> Scores:
         """`likelihood.score` of the sequences, in their order; each distinct one is computed once per session."""

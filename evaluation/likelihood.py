@@ -14,15 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evaluation.packing import (
-    PackedBatch,
-    Sequence,
-    evaluation_mode,
-    kept_logits,
-    kept_logits_and_states,
-    model_device,
-    vocabulary_size,
-)
+from evaluation.forward import Scorer
+from evaluation.models import evaluation_mode, keep_freed_memory, model_device, side_by_side, vocabulary_size
+from evaluation.packing import PackedBatch, Sequence
 
 CONVENTIONS = ("geometric", "arithmetic")
 POOLINGS = ("all", "last", "mean")
@@ -109,9 +103,9 @@ def score(
 
     hidden: None; "all": states (num_tokens + 1, d) after the last norm at the last prompt token and at every answer
     token (state j predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,)
-    over the answer tokens. token_budget bounds the memory of a batch (`default_token_budget`); mode as in `packing`.
-    Runs in eval mode without gradients and restores the mode. Raises ValueError for an empty list, an empty prompt
-    or answer, an unknown `hidden` or `mode`, a budget below 1.
+    over the answer tokens. token_budget bounds the memory of a batch (`default_token_budget`); mode as in
+    `evaluation.forward`. Runs in eval mode without gradients and restores the mode. Raises ValueError for an empty
+    list, an empty prompt or answer, an unknown `hidden` or `mode`, a budget below 1.
     """
     if hidden is not None and hidden not in POOLINGS:
         raise ValueError(f"unknown hidden {hidden!r}, expected None or one of {', '.join(POOLINGS)}")
@@ -127,33 +121,28 @@ def score(
     log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
     correct: list[np.ndarray] = [np.empty(0, bool)] * len(distinct)
     states: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
+    keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
-        for indices in batches(distinct, budget):
-            batch = PackedBatch.build(
-                [distinct[i] for i in indices], model_device(model), share=True, last=hidden is not None
-            )
-            if hidden is None:
-                logits = kept_logits(model, batch, mode=mode)
-            else:
-                logits, state = kept_logits_and_states(model, batch, mode=mode)
-                for i, pooled in zip(indices, _pooled(state, batch, hidden), strict=True):
-                    states[i] = pooled
-            lengths = batch.answer_lengths.tolist()
-            parts = [x.cpu().split(lengths) for x in _read(logits, batch)]
-            for i, logp, hit in zip(indices, *parts, strict=True):
-                log_probs[i], correct[i] = logp.numpy(), hit.numpy()
+        scorer = Scorer(model, mode)
+        device, last = model_device(model), hidden is not None
+
+        def work(indices: list[int]) -> None:
+            with torch.inference_mode():
+                batch = PackedBatch.build([distinct[i] for i in indices], device, share=True, last=last)
+                logp, hits, state = scorer(batch, states=last)
+                if hidden is not None and state is not None:
+                    for i, pooled in zip(indices, _pooled(state, batch, hidden), strict=True):
+                        states[i] = pooled
+                lengths = batch.answer_lengths.tolist()
+                parts = [x.cpu().split(lengths) for x in (logp, hits)]
+                for i, logp, hit in zip(indices, *parts, strict=True):
+                    log_probs[i], correct[i] = logp.numpy(), hit.numpy()
+
+        side_by_side(work, batches(distinct, budget), scorer.workers)
     total = np.array([-x.sum(dtype=np.float64) for x in log_probs])
     count = np.array([x.size for x in log_probs], dtype=np.int64)
     kept = None if hidden is None else tuple(states)
     return Scores(total, total / count, count, tuple(log_probs), tuple(correct), kept).take(which)
-
-
-def _read(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Log-probability (M,) float32 of every answer token and whether it is the argmax, from logits (K, V)."""
-    logits = logits.float()
-    chosen = logits[batch.rows, batch.labels]
-    logp = chosen - logits.logsumexp(-1)[batch.rows]
-    return logp.clamp_max_(0.0), logits.argmax(-1)[batch.rows] == batch.labels
 
 
 def _pooled(state: Tensor, batch: PackedBatch, pooling: str) -> list[np.ndarray]:

@@ -1,40 +1,22 @@
-"""Padding-free forward passes: many (prompt, answer) sequences in one row, no padding in the linear layers.
+"""Many (prompt, answer) sequences in one row without padding.
 
 All tokens of a batch lie in a single row (1, N) whose position ids restart with every sequence. Only attention needs
-to know where a sequence begins: a private attention function gathers queries, keys and values into (B, H, L, D),
-attends causally, and puts the result back into the row. Sequences may share prefixes (one prompt, many answers): each
-distinct prefix token then lies in the row once, and the gather repeats it where it is needed.
-
-The attention function is installed in a model the first time it is used; calls without a layout run the model's own
-"sdpa" attention, so that the model behaves as before everywhere else. Models that cannot take it (see
-`supports_packing`) are run with right-padded batches instead, with the same results.
+to know where a sequence begins: a `Layout` tells it. Sequences may share prefixes (one prompt, many answers): each
+distinct prefix token then lies in the row once. `evaluation.forward` runs models on such rows.
 """
 
 from __future__ import annotations
 
-import contextvars
-import inspect
 import itertools
-import threading
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-ATTENTION = "oblivionis_packed"
-MODES = ("auto", "packed", "padded")
-
-_no_mask: contextvars.ContextVar[bool] = contextvars.ContextVar("oblivionis_no_mask", default=False)
-_supported: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 class Sequence(NamedTuple):
@@ -52,10 +34,6 @@ class Layout(Protocol):
     ) -> Tensor:
         """query (N, H, D), key and value (N, H_kv, D) of the row -> attention output (N, H, D)."""
         ...
-
-
-class PackingError(RuntimeError):
-    """The model does not hand the layout to its attention, or its attention wants what packing cannot give."""
 
 
 class _Move(torch.autograd.Function):
@@ -80,6 +58,11 @@ class CausalLayout:
 
     gather (B*L,): row token at each padded place, 0 where there is none; scatter (N,): a padded place of each row
     token; real (B*L, 1, 1): 1 at places that hold a token; shared: some row token lies in several sequences.
+
+    keys (T,): the row tokens of all sequences, one sequence after the other; spans: (start, stop, first, last) per
+    sequence whose row tokens start..stop belong to no sequence before it: they are the last ones among first..last,
+    which index `keys` if shared, else the row. Every row token lies between start and stop of one span.
+    plans: what kernels derive from the layout, kept for the next layer.
     """
 
     size: int
@@ -88,6 +71,9 @@ class CausalLayout:
     scatter: Tensor
     real: Tensor
     shared: bool
+    keys: Tensor
+    spans: tuple[tuple[int, int, int, int], ...]
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def pad(self, x: Tensor) -> Tensor:
         """(N, H, D) of the row -> (B, H, L, D)."""
@@ -123,176 +109,28 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None
     )
 
 
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    layout: Layout | None = kwargs.pop("packing", None)
-    if layout is None:
-        if _no_mask.get():
-            raise PackingError(f"{type(module).__name__} was not handed the layout by its model")
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
-        raise PackingError(f"{type(module).__name__} uses an attention that packing does not know")
-    row_query, row_key, row_value = (x[0].transpose(0, 1) for x in (query, key, value))
-    output = layout.attend(
-        module,
-        row_query,
-        row_key,
-        row_value,
-        scale=kwargs.get("scaling"),
-        dropout=kwargs.get("dropout", 0.0) or 0.0,
-    )
-    return output.unsqueeze(0), None
-
-
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    return None if _no_mask.get() else sdpa_mask(*args, **kwargs)
-
-
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, _mask)
-
-
-def base_model(model: nn.Module) -> nn.Module:
-    """The Hugging Face model inside a PEFT wrapper, or the model itself."""
-    unwrap = getattr(model, "get_base_model", None)
-    return unwrap() if callable(unwrap) else model  # type: ignore[return-value]
-
-
-def text_config(model: nn.Module) -> Any:
-    """The configuration of the language model, also where it is a part of a larger one."""
-    config: Any = base_model(model).config
-    return config.gettext_config() if hasattr(config, "gettext_config") else config
-
-
-def vocabulary_size(model: nn.Module) -> int:
-    """Number of logits per position."""
-    return int(text_config(model).vocab_size)
-
-
-def model_device(model: nn.Module) -> torch.device:
-    """Device of the model's first parameter: where token ids go."""
-    return next(model.parameters()).device
-
-
-def _window(model: nn.Module) -> int | None:
-    """Longest sequence without a sliding window or a chunk border, None where attention has neither."""
-    config = text_config(model)
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
-    return min((int(size) for size in sizes if size), default=None)
-
-
-def supports_packing(model: nn.Module) -> bool:
-    """Whether the model computes the same with packing as with padding: tried once per model on two short sequences.
-
-    Needs the model's own attention to be "sdpa" and to go through transformers' attention interface; state-space
-    layers, soft-capped or biased attention do not qualify. May change the model's attention name, nothing else.
-    """
-    base = base_model(model)
-    if base not in _supported:
-        _supported[base] = _try_packing(model)
-    return _supported[base]
-
-
-def install(model: nn.Module) -> str:
-    """Make the packing attention the model's attention; returns the name of the one before."""
-    base: Any = base_model(model)
-    before = base.config._attn_implementation
-    if before != ATTENTION:
-        base.set_attn_implementation(ATTENTION)
-    return before
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, every module's own train or eval flag as before afterwards."""
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags.items():
-            module.training = training
-
-
-def _try_packing(model: nn.Module) -> bool:
-    base: Any = base_model(model)
-    name = getattr(getattr(base, "config", None), "_attn_implementation", None)
-    if not getattr(base, "_supports_attention_backend", False) or name not in ("sdpa", ATTENTION):
-        return False
-    vocabulary = vocabulary_size(model)
-    ids = [(7 * i + 3) % vocabulary for i in range(9)]
-    probe = [Sequence(tuple(ids[:2]), tuple(ids[2:5])), Sequence(tuple(ids[4:7]), tuple(ids[1:4] + ids[7:]))]
-    tolerance = 1e-3 if base.dtype in (torch.float32, torch.float64) else 0.2
-    try:
-        with evaluation_mode(model), torch.no_grad():
-            batch = PackedBatch.build(probe, model_device(model))
-            padded = token_log_probs(model, batch, mode="padded")
-            packed = token_log_probs(model, batch, mode="packed")
-        ok = packed.shape == padded.shape and bool(torch.allclose(packed, padded, rtol=0, atol=tolerance))
-    except (PackingError, TypeError, RuntimeError, ValueError, IndexError, AttributeError):
-        ok = False
-    if not ok:
-        base.set_attn_implementation("sdpa")
-    return ok
-
-
-def resolve_mode(model: nn.Module, mode: str, max_length: int) -> str:
-    """ "packed" or "padded" for sequences of at most max_length tokens. Raises ValueError for an unknown mode."""
-    if mode not in MODES:
-        raise ValueError(f"unknown packing mode {mode!r}, expected one of {', '.join(MODES)}")
-    if mode != "auto":
-        return mode
-    window = _window(model)
-    short = window is None or max_length <= window
-    return "packed" if short and supports_packing(model) else "padded"
-
-
-@contextmanager
-def _unmasked() -> Iterator[None]:
-    token = _no_mask.set(True)
-    try:
-        yield
-    finally:
-        _no_mask.reset(token)
-
-
-def forward_row(model: nn.Module, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
-    """One row (N,) of tokens through the model, attention by `layout` -> logits (K, V) at the row places `keep` (K,).
-
-    The model must have the attention function installed (`supports_packing` does it).
-    """
-    with _unmasked():
-        output = model(
-            input_ids=input_ids.unsqueeze(0),
-            position_ids=position_ids.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=keep,
-            packing=layout,
-        )
-    return output.logits[0]
-
-
-def prefix_tree(sequences: Seq[Seq[int]]) -> list[list[int]]:
+def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
     """Place in the row of every token of every sequence, such that equal prefixes share their places.
 
-    Places are numbered 0..N-1 without gaps, increasing along each sequence.
+    Places are numbered 0..N-1 without gaps, increasing along each sequence. Also returns how many tokens of each
+    sequence, its last ones and neighbours in the row, belong to it first.
     """
     order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
     places: list[list[int]] = [[] for _ in sequences]
+    owned = [0] * len(sequences)
     previous: Seq[int] = ()
     previous_places: list[int] = []
     used = 0
     for i in order:
         current = sequences[i]
-        common = sum(1 for _ in itertools.takewhile(lambda ab: ab[0] == ab[1], zip(previous, current, strict=False)))
+        pairs = enumerate(zip(previous, current, strict=False))
+        common = next((k for k, (a, b) in pairs if a != b), min(len(previous), len(current)))
         fresh = len(current) - common
         places[i] = previous_places[:common] + list(range(used, used + fresh))
+        owned[i] = fresh
         used += fresh
         previous, previous_places = current, places[i]
-    return places
+    return places, owned
 
 
 @dataclass(frozen=True)
@@ -340,15 +178,15 @@ class PackedBatch:
                 raise ValueError(f"sequence {i} has an empty {'answer' if s.prompt else 'prompt'}")
         inputs = [s.prompt + (s.answer if last else s.answer[:-1]) for s in sequences]
         layout, ids, positions, places = row_layout(inputs, share=share, device=device)
-        states = [place for s, row in zip(sequences, places, strict=True) for place in row[len(s.prompt) - 1 :]]
-        keep, state_rows = torch.tensor(states), torch.arange(len(states))
+        keep = _integers(row[len(s.prompt) - 1 :] for s, row in zip(sequences, places, strict=True))
+        state_rows = torch.arange(keep.numel())
         if share:
             keep, state_rows = torch.unique(keep, return_inverse=True)
         answer_lengths = torch.tensor([len(s.answer) for s in sequences])
-        predicts = torch.ones(len(states), dtype=torch.bool)
+        predicts = torch.ones(state_rows.numel(), dtype=torch.bool)
         if last:
             predicts[torch.cumsum(answer_lengths + 1, 0) - 1] = False
-        labels = torch.tensor([token for s in sequences for token in s.answer])
+        labels = _integers(s.answer for s in sequences)
         segment = torch.repeat_interleave(torch.arange(len(sequences)), answer_lengths)
         return cls(
             sequences=sequences,
@@ -375,18 +213,25 @@ def row_layout(
     sequences: Seq[Seq[int]], *, share: bool, device: torch.device | str | None = None
 ) -> tuple[CausalLayout, Tensor, Tensor, list[list[int]]]:
     """Layout, input ids (N,), position ids (N,) and the row places of every token of every sequence."""
+    sizes = [len(s) for s in sequences]
+    ends = list(itertools.accumulate(sizes))
     if share:
-        places = prefix_tree(sequences)
+        places, owned = prefix_tree(sequences)
     else:
-        starts = itertools.accumulate((len(s) for s in sequences), initial=0)
-        places = [list(range(start, start + len(s))) for start, s in zip(starts, sequences, strict=False)]
-    lengths = torch.tensor([len(s) for s in sequences])
+        places, owned = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)], sizes
+    lengths = torch.tensor(sizes)
     longest = int(lengths.max())
-    flat_places = torch.tensor(list(itertools.chain.from_iterable(places)))
-    flat_ids = torch.tensor(list(itertools.chain.from_iterable(sequences)))
+    flat_places = _integers(places)
+    flat_ids = _integers(sequences)
     real = torch.arange(longest) < lengths[:, None]
     padded = real.flatten().nonzero().squeeze(1)
     total = int(flat_places.max()) + 1
+    shared = total < flat_places.numel()
+    spans = tuple(
+        (row[-1] + 1 - own, row[-1] + 1, *((end - len(row), end) if shared else (row[0], row[-1] + 1)))
+        for row, own, end in zip(places, owned, ends, strict=True)
+        if own
+    )
     gather = torch.zeros(real.numel(), dtype=torch.long)
     gather[padded] = flat_places
     scatter, ids, positions = (torch.empty(total, dtype=torch.long) for _ in range(3))
@@ -399,80 +244,16 @@ def row_layout(
         gather=gather.to(device),
         scatter=scatter.to(device),
         real=real.flatten()[:, None, None].to(device),
-        shared=total < flat_places.numel(),
+        shared=shared,
+        keys=flat_places.to(device),
+        spans=spans,
     )
     return layout, ids.to(device), positions.to(device), places
 
 
-def _forward_padded(model: nn.Module, batch: PackedBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Logits of a right-padded batch with an attention mask, and where in them the places `keep` are."""
-    layout = batch.layout
-    shape = (layout.size, layout.max_length)
-    mask = layout.real.view(shape).long()
-    ids = batch.input_ids[layout.gather].view(shape) * mask
-    padded = layout.scatter[batch.keep]
-    row, column = padded // layout.max_length, padded % layout.max_length
-    crop: dict[str, Tensor] = {}
-    if "logits_to_keep" in inspect.signature(base_model(model).forward).parameters:
-        first = int(column.min())
-        crop = {"logits_to_keep": torch.arange(first, shape[1], device=ids.device)}
-        column = column - first
-    return model(input_ids=ids, attention_mask=mask, use_cache=False, **crop).logits, (row, column)
-
-
-@contextmanager
-def _head_input(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects what enters the language-model head: the final hidden states after the last norm."""
-    head: Any = base_model(model).get_output_embeddings()  # type: ignore[operator]
-    seen: list[Tensor] = []
-    thread = threading.get_ident()
-
-    def collect(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if threading.get_ident() == thread:
-            seen.append(args[0])
-
-    handle = head.register_forward_pre_hook(collect)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def kept_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
-    """Logits (K, V) at the row places `batch.keep`; differentiable, in the model's dtype.
-
-    mode: "packed", "padded" (right-padded batch, the reference), or "auto" (packed where the model supports it).
-    """
-    if resolve_mode(model, mode, batch.layout.max_length) == "padded":
-        logits, where = _forward_padded(model, batch)
-        return logits[where]
-    install(model)
-    return forward_row(model, batch.input_ids, batch.position_ids, batch.layout, batch.keep)
-
-
-def kept_logits_and_states(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> tuple[Tensor, Tensor]:
-    """`kept_logits` and, from the same pass, the states (K, d) that enter the language-model head."""
-    with _head_input(model) as seen:
-        if resolve_mode(model, mode, batch.layout.max_length) == "padded":
-            seen.clear()
-            logits, where = _forward_padded(model, batch)
-            return logits[where], seen[-1][where]
-        logits = kept_logits(model, batch, mode="packed")
-        return logits, seen[-1][0]
-
-
-def answer_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
-    """Logits (M, V) that predict each answer token, in the order of `batch.labels`; differentiable, model's dtype."""
-    logits = kept_logits(model, batch, mode=mode)
-    return logits if batch.direct else logits[batch.rows]
-
-
-def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
-    """log p(answer token | everything before it), shape (M,), float32, in (-inf, 0]; differentiable."""
-    logits = kept_logits(model, batch, mode=mode).float()
-    if batch.direct:
-        return -F.cross_entropy(logits, batch.labels, reduction="none")
-    return logits[batch.rows, batch.labels] - logits.logsumexp(-1)[batch.rows]
+def _integers(parts: Iterable[Seq[int]]) -> Tensor:
+    """The parts one after the other, int64."""
+    return torch.from_numpy(np.array(list(itertools.chain.from_iterable(parts)), dtype=np.int64))
 
 
 def sequence_nll(logp: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:

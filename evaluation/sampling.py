@@ -8,7 +8,7 @@ and values left-aligned in a preallocated table, so nothing is padded, concatena
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,25 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evaluation.packing import (
-    CausalLayout,
-    attend_causal,
-    base_model,
-    evaluation_mode,
-    forward_row,
-    install,
-    model_device,
-    resolve_mode,
-    row_layout,
-    text_config,
-)
+from evaluation.forward import resolve_mode, row_forward
+from evaluation.models import base_model, evaluation_mode, model_device, text_config
+from evaluation.packing import CausalLayout, attend_causal, row_layout
 
 Choose = Callable[[Tensor, list[int]], Tensor]
 """Logits (B, V) of the next token and the index of the prompt of each row -> chosen token ids (B,)."""
 
 PREFILL_TOKENS = 4096
-MAX_ROWS = 512
-CPU_BLOCK = 64
+MAX_ROWS = 1024
+CPU_BLOCK = 128
 
 
 class Decoder(Protocol):
@@ -64,35 +55,33 @@ class Decoder(Protocol):
 class PackedDecoder:
     """Left-aligned table of keys and values per attention layer, filled by the packing attention function."""
 
-    def __init__(self, model: nn.Module, rows: int, columns: int) -> None:
-        self.model, self.rows, self.columns = model, rows, columns
-        self.size = 0
+    def __init__(self, model: nn.Module, rows: int, columns: int, mode: str = "packed") -> None:
+        self.rows, self.columns = rows, columns
+        self.forward = row_forward(model, mode)
+        self.size = self.finite = 0
         self.lengths: list[int] = []
         self.device = model_device(model)
         self.tables: dict[nn.Module, list[Tensor]] = {}
-        install(model)
 
     @property
     def open(self) -> bool:
         return self.size < self.rows
 
-    def table(self, module: nn.Module, key: Tensor, value: Tensor, columns: int) -> list[Tensor]:
-        """Keys and values (rows, H_kv, >= columns, D) of this layer; zero where a running row has none."""
-        old = self.tables.get(module)
-        if old is None or old[0].shape[2] < columns:
-            width = max(columns, min(columns + columns // 2 + 16, self.columns))
-            new = [x.new_empty(self.rows, x.shape[1], width, x.shape[-1]) for x in (key, value)]
-            for table, before in zip(new, old or (), strict=False):
-                table[: self.size, :, : before.shape[2]] = before[: self.size]
-                table[: self.size, :, before.shape[2] :] = 0
-            self.tables[module] = new
+    def table(self, module: nn.Module, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Keys and values (rows, H_kv, columns, D) of this layer.
+
+        Of the running rows, each row's own up to its length, and anything finite in the first `finite` columns.
+        """
+        if module not in self.tables:
+            self.tables[module] = [x.new_empty(self.rows, x.shape[1], self.columns, x.shape[-1]) for x in (key, value)]
         return self.tables[module]
 
     def add(self, prompts: Seq[Seq[int]]) -> Tensor:
         layout, ids, positions, places = row_layout(prompts, share=True, device=self.device)
         keep = torch.tensor([row[-1] for row in places], device=self.device)
-        logits = forward_row(self.model, ids, positions, _Prefill(self, layout), keep)
+        logits = self.forward(ids, positions, _Prefill(self, layout), keep)
         self.size += len(prompts)
+        self.finite = max(self.finite, layout.max_length)
         self.lengths += [len(prompt) for prompt in prompts]
         return logits
 
@@ -100,8 +89,9 @@ class PackedDecoder:
         lengths = torch.tensor(self.lengths, device=self.device)
         layout = _Step(self, lengths)
         keep = torch.arange(self.size, device=self.device)
-        logits = forward_row(self.model, tokens, lengths, layout, keep)
+        logits = self.forward(tokens, lengths, layout, keep)
         self.lengths = [length + 1 for length in self.lengths]
+        self.finite = max(self.finite, layout.width)
         return logits
 
     def keep(self, rows: list[int]) -> list[int]:
@@ -132,11 +122,12 @@ class _Prefill:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
     ) -> Tensor:
-        layout, start = self.causal, self.decoder.size
+        layout, start, finite = self.causal, self.decoder.size, self.decoder.finite
         keys, values = layout.pad(key), layout.pad(value)
-        for table, new in zip(self.decoder.table(module, key, value, layout.max_length), (keys, values), strict=True):
+        for table, new in zip(self.decoder.table(module, key, value), (keys, values), strict=True):
+            table[:start, :, finite : layout.max_length] = 0
             table[start : start + layout.size, :, : layout.max_length] = new
-            table[start : start + layout.size, :, layout.max_length :] = 0
+            table[start : start + layout.size, :, layout.max_length : finite] = 0
         return layout.unpad(attend_causal(layout.pad(query), keys, values, scale, dropout))
 
 
@@ -157,17 +148,19 @@ class _Step:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
     ) -> Tensor:
-        keys, values = self.decoder.table(module, key, value, self.width)
-        keys[self.rows, :, self.lengths] = key
-        values[self.rows, :, self.lengths] = value
+        keys, values = self.decoder.table(module, key, value)
+        for table, new in ((keys, key), (values, value)):
+            table[: self.decoder.size, :, self.decoder.finite : self.width] = 0
+            table[self.rows, :, self.lengths] = new
         if self.mask is None:
             mask = torch.zeros(self.beyond.shape, dtype=query.dtype, device=query.device)
             self.mask = mask.masked_fill_(self.beyond, float("-inf"))[:, None, None]
         size, heads, head_dim = query.shape
         # Query heads that share a key head become queries of that head.
         grouped = query.reshape(size, keys.shape[1], heads // keys.shape[1], head_dim)
+        attend = _attend_few if query.device.type == "cpu" else F.scaled_dot_product_attention
         attended = [
-            F.scaled_dot_product_attention(
+            attend(
                 grouped[rows],
                 keys[:size][rows, :, :width],
                 values[:size][rows, :, :width],
@@ -178,6 +171,16 @@ class _Step:
             for rows, width in self.blocks
         ]
         return torch.cat(attended).reshape(size, heads, values.shape[-1])
+
+
+def _attend_few(
+    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, dropout_p: float, scale: float | None
+) -> Tensor:
+    """`scaled_dot_product_attention` for very few queries (R, H, n, D) of each row, where its blocks are too large."""
+    flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
+    scores = torch.bmm(flat_query, flat_key.transpose(1, 2)).mul_(query.shape[-1] ** -0.5 if scale is None else scale)
+    weights = scores.view(*query.shape[:3], -1).add_(attn_mask).softmax(-1)
+    return torch.bmm(F.dropout(weights, dropout_p).flatten(0, 1), flat_value).view(*query.shape[:3], -1)
 
 
 class PaddedDecoder:
@@ -240,7 +243,7 @@ def decode(
     prompts: Seq[Seq[int]],
     choose: Choose,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | Seq[int],
     stop_ids: Collection[int],
     pad_id: int = 0,
     token_budget: int | None = None,
@@ -249,28 +252,31 @@ def decode(
 ) -> list[list[int]]:
     """Continue every prompt until `choose` picks a stop id (not returned) or max_new_tokens are there.
 
+    max_new_tokens: one limit or one per prompt;
     token_budget: cached tokens at most, hence rows <= budget / (longest prompt + max_new_tokens), at least one;
-    max_batch: rows at most (512). mode as in `packing`. Equal prompts are continued separately. Runs in eval mode
-    without gradients and restores the mode. Raises ValueError for an empty prompt or a size below 1.
+    max_batch: rows at most (1024). mode as in `evaluation.forward`. Equal prompts are continued separately.
+    Runs in eval mode without gradients and restores the mode. Raises ValueError for an empty prompt or a size below 1.
     """
     if any(not prompt for prompt in prompts):
         raise ValueError("cannot continue an empty prompt")
-    if max_new_tokens < 1:
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if min(limits, default=1) < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if (max_batch is not None and max_batch < 1) or (token_budget is not None and token_budget < 1):
         raise ValueError("max_batch and token_budget must be at least 1")
     if not prompts:
         return []
     stops = frozenset(stop_ids)
-    columns = max(len(prompt) for prompt in prompts) + max_new_tokens
+    columns = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
     budget = default_token_budget(model) if token_budget is None else token_budget
     rows = max(1, min(budget // columns, max_batch or MAX_ROWS, len(prompts)))
     waiting = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     produced: list[list[int]] = [[] for _ in prompts]
     running: list[int] = []
     with evaluation_mode(model), torch.inference_mode():
-        packed = resolve_mode(model, mode, columns) == "packed"
-        decoder: Decoder = PackedDecoder(model, rows, columns) if packed else PaddedDecoder(model, pad_id)
+        way = resolve_mode(model, mode, columns, shared=True)
+        packed = way != "padded"
+        decoder: Decoder = PackedDecoder(model, rows, columns, way) if packed else PaddedDecoder(model, pad_id)
         logits: Tensor | None = None
         while waiting or running:
             free = rows - len(running)
@@ -287,7 +293,7 @@ def decode(
                 if token in stops:
                     continue
                 produced[prompt].append(token)
-                if len(produced[prompt]) < max_new_tokens:
+                if len(produced[prompt]) < limits[prompt]:
                     alive.append(row)
             if len(alive) < len(running):
                 order = decoder.keep(alive)
@@ -318,6 +324,7 @@ def greedy(
     *,
     max_new_tokens: int,
     stop_ids: Collection[int],
+    starts: Mapping[tuple[int, ...], Seq[int]] | None = None,
     pad_id: int = 0,
     token_budget: int | None = None,
     max_batch: int | None = None,
@@ -325,19 +332,31 @@ def greedy(
 ) -> list[list[int]]:
     """Greedy continuation of every prompt, without the stop token; equal prompts are continued once.
 
-    The tokens are those of Hugging Face `generate(do_sample=False)` prompt by prompt. Arguments as in `decode`.
+    The tokens are those of Hugging Face `generate(do_sample=False)` prompt by prompt. starts: tokens that are known to
+    begin the continuation of a prompt (the start of a scored answer whose every token is the likeliest); they are not
+    generated again. Other arguments as in `decode`.
     """
-    numbers: dict[tuple[int, ...], int] = {}
-    which = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    known: dict[tuple[int, ...], list[int]] = {}
+    finished: dict[tuple[int, ...], bool] = {}
+    for prompt in map(tuple, prompts):
+        start = list((starts or {}).get(prompt, ()))[:max_new_tokens]
+        end = next((i for i, token in enumerate(start) if token in stop_ids), None)
+        known[prompt] = start[:end]
+        finished[prompt] = end is not None or len(start) == max_new_tokens
+    open_prompts = [prompt for prompt in known if not finished[prompt]]
     produced = decode(
         model,
-        list(numbers),
+        [(*prompt, *known[prompt]) for prompt in open_prompts],
         lambda logits, _: logits.argmax(-1),
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=[max_new_tokens - len(known[prompt]) for prompt in open_prompts],
         stop_ids=stop_ids,
         pad_id=pad_id,
         token_budget=token_budget,
         max_batch=max_batch,
         mode=mode,
     )
-    return [list(produced[number]) for number in which]
+    for prompt, tokens in zip(open_prompts, produced, strict=True):
+        known[prompt] += tokens
+    return [list(known[tuple(prompt)]) for prompt in prompts]

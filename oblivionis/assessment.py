@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clients.fused_lora import fused_lora
+from evaluation.fused_lora import fused_lora
 from evaluation.hook import EvaluationSession, Hook, Report
 from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
 from oblivionis import config as configuration

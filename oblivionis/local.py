@@ -70,9 +70,7 @@ def _measured_clients(server: Server, clients: list[int]) -> set[int]:
     """Clients with a complete set of rows. Rows of an interrupted client are dropped."""
     rows = [r for r in server.run.metrics() if r["stage"] in (TRAINED, FORGOTTEN)]
     found = {stage: {r["round"] for r in rows if r["stage"] == stage} for stage in (TRAINED, FORGOTTEN)}
-    return {
-        c for c in clients if c in found[TRAINED] and (c in found[FORGOTTEN] or c not in server.holdings.forget)
-    }
+    return {c for c in clients if c in found[TRAINED] and (c in found[FORGOTTEN] or c not in server.holdings.forget)}
 
 
 def _exchange(

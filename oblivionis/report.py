@@ -48,8 +48,6 @@ LOG_SETS = {
 }
 
 
-
-
 def stage_metrics(run: RunDirectory, convention: str = "geometric") -> dict[str, dict[str, float]]:
     """Final metrics of each finished stage, in the order of the table: finetune, unlearn, retrain, local.
 

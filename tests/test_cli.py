@@ -212,9 +212,7 @@ def test_config_check_passes_a_good_configuration():
 
 def test_config_check_lists_three_mistakes_at_once(tmp_path):
     file = tmp_path / "bad.yaml"
-    file.write_text(
-        "extends: default\nfederation: {fraction_train: 1.7}\nunlearning: {metod: npo}\nstrategy: fedadm\n"
-    )
+    file.write_text("extends: default\nfederation: {fraction_train: 1.7}\nunlearning: {metod: npo}\nstrategy: fedadm\n")
     result = call("config", "check", file)
     assert result.code == 2 and result.out == ""
     text = " ".join(result.err.split())

@@ -9,9 +9,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation import hook
+from evaluation.forward import supports_packing
 from evaluation.hook import EvaluationSession, Hook, Result
 from evaluation.likelihood import score
-from evaluation.packing import Sequence, supports_packing
+from evaluation.packing import Sequence
 from evaluation.sampling import greedy
 
 SEQUENCES = [Sequence((1, 2), (3, 4)), Sequence((1, 2), (5,)), Sequence((6,), (7, 8, 9))]
@@ -92,6 +93,19 @@ def test_session_remembers(model: LlamaForCausalLM, passes: list[int]) -> None:
         session.scores([])
     with pytest.raises(ValueError, match="max_new_tokens >= 1"):
         session.request(prompts=PROMPTS)
+
+
+def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalLM, passes: list[int]) -> None:
+    prompt = PROMPTS[0]
+    (expected,) = greedy(model, [prompt], max_new_tokens=6, stop_ids=STOPS)
+    wrong = (expected[3] + 1) % 30
+    answers = [(*expected[:3], wrong, 4), (*expected[:2], wrong), (wrong,)]
+    session = EvaluationSession(model, stop_ids=STOPS)
+    session.request(sequences=[Sequence(prompt, answer) for answer in answers], prompts=[prompt], max_new_tokens=6)
+    passes.clear()
+    assert session.greedy([prompt], 6) == [expected]
+    # After the scoring pass one prefill of the prompt and three known tokens, and two steps.
+    assert passes[1:] == [len(prompt) + 3, 1, 1]
 
 
 @pytest.mark.parametrize(

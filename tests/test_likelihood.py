@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
+import threading
+import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation import likelihood
-from evaluation.packing import Sequence
+from evaluation import forward, likelihood
+from evaluation.forward import Scorer
+from evaluation.llama import FusedLlama
+from evaluation.models import side_by_side
+from evaluation.packing import PackedBatch, Sequence
 
 VOCABULARY = 40
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -46,15 +53,17 @@ def some_sequences(count: int = 30) -> list[Sequence]:
     return [*made, made[-1], made[0]]
 
 
-@pytest.mark.parametrize("mode", ["auto", "padded"])
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
 @pytest.mark.parametrize("budget", [None, 40, 1])
 def test_a_set_scores_like_its_members(model: LlamaForCausalLM, budget: int | None, mode: str) -> None:
     sequences = some_sequences()
+    # Asking for hidden states leaves hooks in a model.
+    watched = copy.deepcopy(model)
     scores = likelihood.score(model, sequences, token_budget=budget, mode=mode, hidden="all")
     assert len(scores) == len(sequences)
     for i, (prompt, answer) in enumerate(sequences):
         with torch.no_grad():
-            output = model(input_ids=torch.tensor([prompt + answer]), output_hidden_states=True)
+            output = watched(input_ids=torch.tensor([prompt + answer]), output_hidden_states=True)
         rows = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
         logp = rows[torch.arange(len(answer)), torch.tensor(answer)].numpy()
         np.testing.assert_allclose(scores.log_probs[i], logp, atol=1e-5)
@@ -75,17 +84,23 @@ def test_pooled_states_are_those_of_the_answer_tokens(model: LlamaForCausalLM) -
         np.testing.assert_allclose(mean[i], full[i][1:].mean(0), atol=1e-5)
 
 
-def test_each_distinct_sequence_is_computed_once_within_the_budget(model: LlamaForCausalLM) -> None:
+def test_each_distinct_sequence_is_computed_once_within_the_budget(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sequences, sizes = some_sequences(), []
-    likelihood.score(model, sequences[:1])
-    handle = model.model.embed_tokens.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].numel()))
+    states = FusedLlama.states
+
+    def watched(self: FusedLlama, input_ids: torch.Tensor, *rest: object) -> torch.Tensor:
+        sizes.append(input_ids.numel())
+        return states(self, input_ids, *rest)
+
+    monkeypatch.setattr(FusedLlama, "states", watched)
     likelihood.score(model, sequences * 3, token_budget=10_000)
     assert len(sizes) == 1
     # Everything but the last token of every distinct sequence, each distinct prefix once.
     assert sizes[0] == len({(s.prompt + s.answer)[:n] for s in sequences for n in range(1, len(s.prompt + s.answer))})
     sizes.clear()
     likelihood.score(model, sequences, token_budget=40)
-    handle.remove()
     assert len(sizes) > 1 and max(sizes) <= 40
 
 
@@ -98,6 +113,61 @@ def test_batches_cover_everything_once_and_keep_a_prompt_together() -> None:
         assert tokens <= 50
     order = [sequences[i].prompt for part in parts for i in part]
     assert sum(a != b for a, b in itertools.pairwise(order)) == len(set(order)) - 1
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("hidden", [None, "mean"])
+@pytest.mark.usefixtures("four_threads")
+def test_batches_scored_side_by_side_give_the_same(
+    model: LlamaForCausalLM, hidden: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences, threads = some_sequences(200), set()
+    call = Scorer.__call__
+
+    def watched(self: Scorer, batch: PackedBatch, *, states: bool = False) -> object:
+        threads.add(threading.get_ident())
+        assert torch.get_num_threads() == (4 if self.workers == 1 else 1)
+        return call(self, batch, states=states)
+
+    monkeypatch.setattr(Scorer, "__call__", watched)
+    together = likelihood.score(model, sequences, token_budget=50, hidden=hidden)
+    assert len(threads) > 1 and torch.get_num_threads() == 4
+    threads.clear()
+    monkeypatch.setattr(forward, "WORKERS_BYTES", 0)
+    alone = likelihood.score(model, sequences, token_budget=50, hidden=hidden)
+    assert threads == {threading.get_ident()}
+    for i in range(len(sequences)):
+        np.testing.assert_allclose(together.log_probs[i], alone.log_probs[i], atol=1e-5)
+        np.testing.assert_array_equal(together.correct[i], alone.correct[i])
+        if hidden is not None:
+            np.testing.assert_allclose(together.hidden[i], alone.hidden[i], atol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.usefixtures("four_threads")
+def test_an_error_side_by_side_is_raised_and_ends_the_work(workers: int) -> None:
+    seen: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 3:
+            raise ValueError("three")
+        time.sleep(0.001)
+        seen.append(item)
+
+    with pytest.raises(ValueError, match="three"):
+        side_by_side(work, range(1000), workers)
+    assert set(seen) >= {0, 1, 2} and len(seen) < 500
+    assert torch.get_num_threads() == 4
+    seen.clear()
+    side_by_side(work, range(10, 50), workers)
+    assert sorted(seen) == list(range(10, 50))
 
 
 def test_take_picks_by_index(model: LlamaForCausalLM) -> None:

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from evaluation import sampling
-from evaluation.packing import supports_packing
+from evaluation.forward import supports_packing
 
 VOCABULARY = 40
 STOPS = (5, 7)
@@ -74,7 +74,8 @@ def reference(model: nn.Module, prompts: list[tuple[int, ...]], limit: int) -> l
 
 
 @pytest.mark.parametrize("limit", [1, 24])
-@pytest.mark.parametrize(("rows", "mode"), [(None, "auto"), (5, "auto"), (1, "auto"), (5, "padded"), (None, "padded")])
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("rows", [None, 5, 1])
 def test_equals_generate_prompt_by_prompt(llama: LlamaForCausalLM, rows: int | None, mode: str, limit: int) -> None:
     prompts = some_prompts()
     expected = reference(llama, prompts, limit)
@@ -114,6 +115,59 @@ def test_equal_prompts_are_continued_once_by_greedy_and_each_by_decode(llama: Ll
     assert [sorted(step) for step in rows] == [[0, 1, 2], [0, 2]]
     first, second = sampling.greedy(llama, [prompt] * 2, max_new_tokens=3, stop_ids=())
     assert first == second and first is not second
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+def test_each_prompt_may_have_its_own_limit(llama: LlamaForCausalLM, mode: str) -> None:
+    prompts = some_prompts()
+    limits = [1 + 5 * i % 17 for i in range(len(prompts))]
+    expected = [reference(llama, [p], limit)[0] for p, limit in zip(prompts, limits, strict=True)]
+    produced = sampling.decode(
+        llama,
+        prompts,
+        lambda logits, _: logits.argmax(-1),
+        max_new_tokens=limits,
+        stop_ids=STOPS,
+        max_batch=4,
+        mode=mode,
+    )
+    assert produced == expected
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("limit", [1, 6, 24])
+def test_known_starts_change_nothing_but_the_work(llama: LlamaForCausalLM, mode: str, limit: int) -> None:
+    prompts = some_prompts()
+    expected = reference(llama, prompts, limit)
+    full = reference(llama, prompts, 24)
+    # All of a continuation, none of it, and everything between; also longer than the limit.
+    starts = {
+        prompt: tokens[: i % (len(tokens) + 1)] for i, (prompt, tokens) in enumerate(zip(prompts, full, strict=True))
+    }
+    starts[prompts[0]] = full[0]
+    ended = next(i for i, tokens in enumerate(full) if len(tokens) < 24)
+    ids = torch.tensor([prompts[ended] + tuple(full[ended])])
+    stop = int(llama(ids).logits[0, -1].argmax())
+    assert stop in STOPS
+    starts[prompts[ended]] = [*full[ended], stop]
+    assert any(len(tokens) > limit for tokens in starts.values()) or limit == 24
+    produced = sampling.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, starts=starts, mode=mode)
+    assert produced == expected
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed"])
+@pytest.mark.parametrize("rows", [None, 5, 1])
+def test_what_the_memory_held_before_does_not_matter(
+    llama: LlamaForCausalLM, rows: int | None, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def empty(x: torch.Tensor, *shape: int) -> torch.Tensor:
+        return x.new_full(shape, float("nan"))
+
+    prompts = some_prompts()
+    expected = reference(llama, prompts, 24)
+    monkeypatch.setattr(torch.Tensor, "new_empty", empty)
+    assert torch.zeros(1).new_empty(2, 3).isnan().all()
+    assert sampling.greedy(llama, prompts, max_new_tokens=24, stop_ids=STOPS, max_batch=rows, mode=mode) == expected
 
 
 def test_no_prompts_no_continuations(llama: LlamaForCausalLM) -> None:

@@ -76,9 +76,7 @@ def final_metrics(run):
 
 
 def tombstones(run):
-    return {
-        row["record_id"] for p in run.nodes_path.glob("*/tombstones.jsonl") for row in map(json.loads, p.open())
-    }
+    return {row["record_id"] for p in run.nodes_path.glob("*/tombstones.jsonl") for row in map(json.loads, p.open())}
 
 
 @pytest.fixture(scope="module")
@@ -217,9 +215,7 @@ def test_a_round_without_any_answer_changes_nothing(tmp_path):
 
     events, _ = execute(config, run, tamper=tamper)
     assert {c for _, c, _ in events.left_out} == {c for _, clients in events.trained[1:2] for c in clients}
-    np.testing.assert_array_equal(
-        run.load_checkpoint("finetune", 1).vector, run.load_checkpoint("finetune", 2).vector
-    )
+    np.testing.assert_array_equal(run.load_checkpoint("finetune", 1).vector, run.load_checkpoint("finetune", 2).vector)
 
 
 def test_strict_stops_at_the_first_failed_client(tmp_path):
