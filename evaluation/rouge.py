@@ -1,10 +1,13 @@
-"""ROUGE-1 and ROUGE-L with Porter stemming, number for number those of the package rouge-score (use_stemmer=True)."""
+"""ROUGE-1 and ROUGE-L with Porter stemming, number for number those of the package rouge-score (use_stemmer=True).
+
+A text becomes a str with one character per stemmed word, so that strings are compared instead of lists of words.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,9 +15,20 @@ from functools import lru_cache
 import numpy as np
 from nltk.stem.porter import PorterStemmer
 from rapidfuzz.distance import LCSseq
+from rapidfuzz.process import cpdist
 
-_NOT_A_WORD = re.compile(r"[^a-z0-9]+")
+_WORD = re.compile(r"[a-z0-9]+")
 _stemmer = PorterStemmer()
+
+_FIRST = 0xE000  # all code points from here on are characters; below lie the surrogates
+_KEPT_WORDS = 1 << 18
+_CHUNK = 1 << 18  # characters: at most 2^17 words, so that the dictionary stays below the 2^20 code points there are
+
+# Words stay (in lower case), NUL becomes a word of its own, everything else a space.
+_BETWEEN_TEXTS = b"."
+_TO_WORDS = bytes(
+    _BETWEEN_TEXTS[0] if i == 0 else ord(chr(i).lower()) if i < 128 and chr(i).isalnum() else 32 for i in range(256)
+)
 
 
 @dataclass(frozen=True)
@@ -31,50 +45,111 @@ def _stem(word: str) -> str:
     return _stemmer.stem(word) if len(word) > 3 else word
 
 
-@lru_cache(maxsize=1 << 14)
 def tokens(text: str) -> tuple[str, ...]:
     """Lower-cased runs of a-z and 0-9; those longer than three characters are stemmed."""
-    return tuple(_stem(word) for word in _NOT_A_WORD.sub(" ", text.lower()).split())
+    return tuple(map(_stem, _WORD.findall(text.lower())))
 
 
-def _common_words(prediction: tuple[str, ...], reference: tuple[str, ...]) -> int:
-    return (Counter(prediction) & Counter(reference)).total()
+class _Characters(dict[bytes, str]):
+    """Word -> the character of its stem, given out as words come; the separator of texts -> newline."""
+
+    def __init__(self) -> None:
+        super().__init__({_BETWEEN_TEXTS: "\n"})
+        self._of_stem: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def __missing__(self, word: bytes) -> str:
+        stem = _stem(word.decode())
+        with self._lock:
+            character = self._of_stem.get(stem)
+            if character is None:
+                character = self._of_stem[stem] = chr(_FIRST + len(self._of_stem))
+            self[word] = character
+        return character
 
 
-def _common_subsequence(prediction: tuple[str, ...], reference: tuple[str, ...]) -> int:
-    numbers: dict[str, int] = {}
-    first, second = ([numbers.setdefault(word, len(numbers)) for word in x] for x in (prediction, reference))
-    return LCSseq.similarity(first, second)
+_characters = _Characters()
 
 
-def _rouge(
-    predictions: Seq[str],
-    references: Seq[str],
-    overlap: Callable[[tuple[str, ...], tuple[str, ...]], int],
-) -> Rouge:
+def _current_characters() -> _Characters:
+    """The dictionary of this process, a new one after `_KEPT_WORDS` words; strings of two are not comparable."""
+    global _characters
+    characters = _characters
+    if len(characters) > _KEPT_WORDS:
+        characters = _characters = _Characters()
+    return characters
+
+
+def _encoded(texts: list[str], characters: _Characters) -> list[str]:
+    """Each text (at least one) as the characters of its stems."""
+    # str.lower makes ASCII letters of two characters that are not ASCII; what is ASCII is lower-cased below.
+    joined = "\0".join([text if text.isascii() else text.lower() for text in texts])
+    if joined.count("\0") >= len(texts):
+        return _encoded([text.replace("\0", " ") for text in texts], characters)
+    words = joined.encode("ascii", "replace").replace(b"\0", b" \0 ").translate(_TO_WORDS).split()
+    return "".join(map(characters.__getitem__, words)).split("\n")
+
+
+def _lengths(items: Seq[str]) -> np.ndarray:
+    return np.fromiter(map(len, items), np.int64, len(items))
+
+
+def _chunks(sizes: np.ndarray) -> Iterator[slice]:
+    """Consecutive slices of a total size of at most `_CHUNK`, or of one item that is larger."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start] - sizes[start])
+        stop = max(int(np.searchsorted(ends, before + _CHUNK, side="right")), start + 1)
+        yield slice(start, stop)
+        start = stop
+
+
+def _sorted(text: str) -> str:
+    return "".join(sorted(text))
+
+
+def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool) -> np.ndarray:
+    """Common words, words of the prediction and words of the reference of the pairs of one chunk, (3, n)."""
+    if len(predictions) == 1 and len(predictions[0]) + len(references[0]) > _CHUNK:
+        numbers: dict[str, int] = {}
+        first, second = ([numbers.setdefault(w, len(numbers)) for w in tokens(x[0])] for x in (predictions, references))
+        lists = (first, second) if ordered else (sorted(first), sorted(second))
+        return np.array([[LCSseq.similarity(*lists)], [len(first)], [len(second)]], dtype=np.int64)
+    distinct = list(dict.fromkeys((*references, *predictions)))
+    encoded = _encoded(distinct, _current_characters())
+    # The longest common subsequence of two sorted texts is what they have in common in any order.
+    of_text = dict(zip(distinct, encoded if ordered else map(_sorted, encoded), strict=True))
+    pairs = [of_text[x] for x in predictions], [of_text[x] for x in references]
+    common = cpdist(*pairs, scorer=LCSseq.similarity, dtype=np.int32, workers=1)
+    return np.stack([common, *map(_lengths, pairs)])
+
+
+def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool) -> Rouge:
+    references = [references] * len(predictions) if isinstance(references, str) else references
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
-    precision, recall, f1 = (np.zeros(len(predictions)) for _ in range(3))
-    for i, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):
-        predicted, expected = tokens(prediction), tokens(reference)
-        common = overlap(predicted, expected) if predicted and expected else 0
-        if common:
-            p, r = common / len(predicted), common / len(expected)
-            precision[i], recall[i], f1[i] = p, r, 2 * p * r / (p + r)
+    chunks = _chunks(_lengths(predictions) + _lengths(references))
+    parts = [_overlap(predictions[c], references[c], ordered) for c in chunks]
+    common, predicted, expected = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1)
+    # Without a word there is nothing in common: 0 / 1.
+    precision, recall = common / np.maximum(predicted, 1), common / np.maximum(expected, 1)
+    f1 = 2 * precision * recall / np.where(common > 0, precision + recall, 1.0)
     return Rouge(precision, recall, f1)
 
 
-def rouge_1(predictions: Seq[str], references: Seq[str]) -> Rouge:
+def rouge_1(predictions: Seq[str], references: Seq[str] | str) -> Rouge:
     """Overlap of stemmed words, each counted as often as in both; 0 where either text has no word.
 
-    Raises ValueError where the lists differ in length.
+    references: one per prediction, or a single str for all. Raises ValueError where the lists differ in length.
     """
-    return _rouge(predictions, references, _common_words)
+    return _rouge(predictions, references, ordered=False)
 
 
-def rouge_l(predictions: Seq[str], references: Seq[str]) -> Rouge:
+def rouge_l(predictions: Seq[str], references: Seq[str] | str) -> Rouge:
     """Longest common subsequence of stemmed words (whole text, not per sentence); 0 where either has no word.
 
-    Recall is what TOFU reports (Oblivionis eq. 12). Raises ValueError where the lists differ in length.
+    references: one per prediction, or a single str for all; equal texts are taken apart once. Recall is what TOFU
+    reports (Oblivionis eq. 12). Raises ValueError where the lists differ in length.
     """
-    return _rouge(predictions, references, _common_subsequence)
+    return _rouge(predictions, references, ordered=True)
