@@ -8,8 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from clients.entropy import log_probs_and_entropies
 from clients.losses import Method
-from evaluation.forward import token_log_probs
+from evaluation.forward import answer_logits, token_log_probs
 from evaluation.packing import PackedBatch, Sequence, sequence_nll
 
 
@@ -18,7 +19,8 @@ class Step:
 
     A loss gets those quantities that its positional parameters name. Each is computed when it is first asked for;
     forget and retain records go through the model in one pass. A new method that needs something new (hidden states,
-    say) adds a property here and its name to `QUANTITIES`; one that names `step` gets this object.
+    say) adds a property here and its name to `QUANTITIES`; one that names `step` gets this object. `entropies` says
+    that entropies will be asked for too: the pass then goes by the logits, which the likelihoods alone do not need.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class Step:
         *,
         number: int,
         forget_reference_log_p: Tensor | None = None,
+        entropies: bool = False,
     ) -> None:
         self.model, self.forget, self.retain, self.number = model, list(forget), list(retain), number
-        self._reference = forget_reference_log_p
+        self._reference, self._with_entropies = forget_reference_log_p, entropies
 
     @property
     def step(self) -> Step:
@@ -39,20 +42,35 @@ class Step:
         return self
 
     @cached_property
-    def _nll(self) -> tuple[Tensor, Tensor]:
+    def _pass(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Sum and mean of the negative log-likelihood and mean entropy of all records, (B,) each, forget ones first."""
         device = next(self.model.parameters()).device
         batch = PackedBatch.build([*self.forget, *self.retain], device)
-        return sequence_nll(token_log_probs(self.model, batch), batch)
+        if not self._with_entropies:
+            return *sequence_nll(token_log_probs(self.model, batch), batch), None
+        logp, entropy = log_probs_and_entropies(answer_logits(self.model, batch), batch.labels)
+        return *sequence_nll(logp, batch), sequence_nll(-entropy, batch)[1]
+
+    def _entropies(self) -> Tensor:
+        entropies = self._pass[2]
+        if entropies is None:
+            raise ValueError("the entropies were not computed")
+        return entropies
 
     @property
     def forget_log_p(self) -> Tensor:
         """(B,) log-likelihood of each forget answer: the sum over its tokens, nats."""
-        return -self._nll[0][: len(self.forget)]
+        return -self._pass[0][: len(self.forget)]
 
     @property
     def forget_nll(self) -> Tensor:
         """(B,) mean negative log-likelihood over the answer tokens of each forget record."""
-        return self._nll[1][: len(self.forget)]
+        return self._pass[1][: len(self.forget)]
+
+    @property
+    def forget_entropy(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of the entropy of their distributions, nats."""
+        return self._entropies()[: len(self.forget)]
 
     @property
     def forget_reference_log_p(self) -> Tensor:
@@ -64,12 +82,17 @@ class Step:
     @property
     def retain_log_p(self) -> Tensor | None:
         """(B,) log-likelihood of each retain answer, None without retain records."""
-        return -self._nll[0][len(self.forget) :] if self.retain else None
+        return -self._pass[0][len(self.forget) :] if self.retain else None
 
     @property
     def retain_nll(self) -> Tensor | None:
         """(B,) mean negative log-likelihood over the answer tokens of each retain record, None without any."""
-        return self._nll[1][len(self.forget) :] if self.retain else None
+        return self._pass[1][len(self.forget) :] if self.retain else None
+
+    @property
+    def retain_entropy(self) -> Tensor | None:
+        """(B,) `forget_entropy` of each retain record, None without any."""
+        return self._entropies()[len(self.forget) :] if self.retain else None
 
     def loss(self, method: Method, parameters: dict[str, float]) -> Tensor:
         """The method's loss on these records, a scalar."""

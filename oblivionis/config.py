@@ -74,6 +74,7 @@ def compose(experiment: str | Path = "default", overrides: Sequence[str] | str =
         problems += [problem] if problem else []
         stored, more = _group_file(group, file)
         problems += more
+        named, _ = stored.pop(selector(group), (name, ""))
         values |= stored
         if group == "unlearning":
             params = None if problem else _params_of(stored)
@@ -90,7 +91,7 @@ def compose(experiment: str | Path = "default", overrides: Sequence[str] | str =
                 idle.append((group, block_name, block))
         values |= last.of(group)
         chosen_at = next((c[1] for layer in [last, *reversed(layers)] if (c := layer.choice(group))), "")
-        values[selector(group)] = (file if problem else name, chosen_at)
+        values[selector(group)] = (file if problem else named, chosen_at)
     for layer in [*layers, last]:
         values |= {p: v for p, v in layer.values.items() if p.split(".")[0] not in GROUPS}
 
@@ -255,10 +256,16 @@ def _choose(group: str, layers: list[Layer], default: str) -> tuple[str, str, Pr
 
 
 def _group_file(group: str, name: str) -> tuple[Values, list[Problem]]:
+    """The values of a group's file. One that names another (`method: npo`) is a variant of it: values on top of its."""
     content, places, problems = read_yaml(CONF / group / f"{name}.yaml")
     below = {f"{group}.{path}": where for path, where in places.items()}
     layer, more = make_layer({group: content}, below, f"conf/{group}/{name}.yaml")
-    return layer.of(group), problems + more
+    problems += more
+    named = layer.values.get(selector(group))
+    if named is None:
+        return layer.of(group), problems
+    stored, more = _group_file(group, named[0])
+    return {selector(group): named, **stored, **layer.of(group)}, problems + more
 
 
 def _params_of(values: Values) -> dict[str, Any]:

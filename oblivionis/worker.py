@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnReport, unlearn
@@ -134,6 +135,7 @@ class Worker:
             settings,
             seed=seed,
             prox=prox,
+            entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
             forget_nll_limit=unlearning.forget_nll_limit,
         )
         return self.flat.numpy(), report
