@@ -12,6 +12,11 @@ import numpy as np
 
 from evaluation.fused_lora import fused_lora
 from evaluation.hook import EvaluationSession, Hook, Report
+from evaluation.leakage import functions as leakage_functions
+from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
+from evaluation.leakage.functions import Asked
+from evaluation.leakage.summary import Terms
+from evaluation.sampling import Rule
 from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
 from oblivionis import config as configuration
 from oblivionis import seeds
@@ -24,14 +29,19 @@ from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.runs import Checkpoint, RunDirectory, read_checkpoint
-from oblivionis.schema import Profile as ProfileSettings
+
+
+def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics by names that no two evaluators share: those of TOFU by their own, others behind the evaluator's name."""
+    return dict(metrics) if evaluator == "tofu" else {f"{evaluator}_{name}": v for name, v in metrics.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The evaluation of one global model.
 
-    `metrics` are those of the TOFU evaluator, by short name; `report` holds all evaluators' results.
+    `metrics` are those of the TOFU evaluator, by short name, and those of the leakage evaluator as `leakage_…`;
+    `report` holds all evaluators' results.
     """
 
     report: Report
@@ -39,8 +49,7 @@ class Measured:
 
     @property
     def metrics(self) -> dict[str, float]:
-        found = self.report.results.get("tofu")
-        return dict(found.metrics) if found else {}
+        return {k: v for name, r in self.report.results.items() for k, v in named_metrics(name, r.metrics).items()}
 
     @property
     def log(self) -> dict[str, Any] | None:
@@ -78,16 +87,41 @@ class Assessor:
         tokenizer = assembled.tokenizer
         self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+        self._asked = [
+            Prompted(Asked(record.id, record.question, record.answer), question.prompt)
+            for record, question in zip(
+                corpus.evaluation.get("forget", ()), self._questions.get("forget", ()), strict=True
+            )
+        ]
 
-    def measure(
-        self, vector: np.ndarray, settings: ProfileSettings, oracle: Mapping[str, Any] | None = None
-    ) -> Measured:
-        """Load `vector` and run every evaluator with the profile `settings`.
+    def _leakage(self, full: bool) -> list[LeakageEvaluator]:
+        """The leakage evaluator of a profile, none where it samples nothing or there is no forget question."""
+        settings = self._config.evaluation.leakage
+        samples = settings.full_samples if full else settings.samples
+        asked = _spread(self._asked, settings.full_questions if full else settings.questions)
+        if not samples or not asked:
+            return []
+        return [
+            LeakageEvaluator(
+                asked,
+                self._decode,
+                leakage_functions.get(settings.function),
+                samples,
+                Terms(alpha=settings.alpha, rho=settings.rho, leaks_from=settings.leaks_from, limit=settings.limit),
+                Rule(settings.temperature, settings.top_p, settings.top_k, settings.confidence),
+                settings.max_new_tokens,
+                seeds.derive(self._config.seed, "leakage"),
+            )
+        ]
+
+    def measure(self, vector: np.ndarray, *, full: bool, oracle: Mapping[str, Any] | None = None) -> Measured:
+        """Load `vector` and run every evaluator with the profile `full` or `light` of the configuration.
 
         `oracle` is the retrained model's log; with it there is a forget quality.
         """
         started = time.perf_counter()
         evaluation = self._config.evaluation
+        settings = evaluation.full if full else evaluation.light
         adapters.check_vector(vector, self._assembled.flat.manifest)
         self._assembled.flat.load(vector)
         ratios = truth_ratios(oracle, "forget", evaluation.truth_ratio) if oracle is not None else None
@@ -105,8 +139,15 @@ class Assessor:
             token_budget=evaluation.token_budget,
         )
         with fused_lora(self._assembled.model):
-            report = Hook([tofu], strict=self._config.strict).run(session)
+            report = Hook([tofu, *self._leakage(full)], strict=self._config.strict).run(session)
         return Measured(report, time.perf_counter() - started)
+
+
+def _spread(items: list[Prompted], count: int | None) -> list[Prompted]:
+    """`count` items evenly spread over the list, all where it is None or there are no more."""
+    if count is None or count >= len(items):
+        return items
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 def _questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
@@ -169,6 +210,6 @@ def evaluate_checkpoint(
         )
     assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
     measured = Assessor(assembled, load_corpus(config.data), config).measure(
-        checkpoint.vector, config.evaluation.full, run.evaluation_log("retrain")
+        checkpoint.vector, full=True, oracle=run.evaluation_log("retrain")
     )
     return run, checkpoint, measured.metrics

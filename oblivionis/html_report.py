@@ -50,6 +50,14 @@ _GLOSSARY = {
     "Forget quality (KS p)": "p-value of a two-sample Kolmogorov–Smirnov test between the truth ratios of this model "
     "and of the retrained one on the forget questions. Near 0: the two can be told apart. The retrained model against "
     "itself has 1.",
+    "Mean leakage": "Mean ROUGE-L recall (or `evaluation.leakage.function`) of randomly sampled answers to forget "
+    "questions. 0 to 1.",
+    "ED score": "Mean leakage plus rho times its standard deviation over the samples of a question, averaged over "
+    "questions.",
+    "Bound on mean leakage (M_μ)": "Upper bound on the expected leakage of a question that holds with probability 1 − "
+    "alpha, averaged over questions. Fewer samples make it looser.",
+    "Questions that may leak (M_bin)": "Share of forget questions for which the probability of a leaking answer "
+    "(leakage of at least `leaks_from`) is not certified to be below `limit`.",
     "FedTU": "Federated targeted unlearning: a client asks to forget records, and only that client is addressed, "
     "before the round's fine-tuning (FedFT) by a sample of the clients.",
 }

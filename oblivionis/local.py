@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis import seeds
-from oblivionis.assessment import Measured
+from oblivionis.assessment import Measured, named_metrics
 from strategies import protocol
 from strategies.replies import answers, judge
 
@@ -111,20 +111,25 @@ def _exchange(
 
 def _row(server: Server, stage: str, client: int, vector: np.ndarray) -> list[dict]:
     server.events.evaluating("end")
-    measured: Measured = server.assessor.measure(
-        vector, server.config.evaluation.full, server.run.evaluation_log("retrain")
-    )
+    measured: Measured = server.assessor.measure(vector, full=True, oracle=server.run.evaluation_log("retrain"))
     server.events.evaluated(client, "end", measured.metrics, measured.seconds)
     return measured.rows(stage, client, "end")
 
 
 def _summarise(server: Server, stage: str, seconds: float) -> None:
     """The mean of each metric over the clients that have it, and its standard deviation."""
-    rows = [r["metrics"] for r in server.run.metrics() if r["stage"] == stage and r["evaluator"] == "tofu"]
+    by_client: dict[int, dict[str, float | None]] = {}
+    for row in server.run.metrics():
+        if row["stage"] == stage:
+            by_client.setdefault(row["round"], {}).update(named_metrics(row["evaluator"], row["metrics"]))
+    rows = list(by_client.values())
     if not rows:
         return
-    values = {k: [r[k] for r in rows if r.get(k) is not None] for k in sorted({k for r in rows for k in r})}
-    values = {k: v for k, v in values.items() if v}
+    values: dict[str, list[float]] = {}
+    for name in sorted({k for r in rows for k in r}):
+        known = [value for r in rows if (value := r.get(name)) is not None]
+        if known:
+            values[name] = known
     server.run.finish_stage(
         stage,
         {

@@ -33,6 +33,12 @@ MODELS = {
 SETS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}
 MEASURES = {"prob": "Prob", "rouge": "ROUGE-L recall", "truth_ratio": "Truth ratio"}
 FORGET_ONLY = {"truth_ratio": "Forget truth ratio", "quality": "Forget quality (KS p)"}
+LEAKAGE = {
+    "leakage_mean": "Mean leakage",
+    "leakage_ed": "ED score",
+    "leakage_m_mu": "Bound on mean leakage (M_μ)",
+    "leakage_m_bin_share": "Questions that may leak (M_bin)",
+}
 LEGEND = (
     "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
@@ -98,6 +104,8 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
     for key, label in SETS.items():
         for measure, name in {**MEASURES, **(FORGET_ONLY if key == "forget" else {})}.items():
             table.append((label, name, [m.get(f"{key}_{measure}") for m in metrics.values()]))
+    for key, name in LEAKAGE.items():
+        table.append(("Forget, sampled", name, [m.get(key) for m in metrics.values()]))
     table.append(("All but forget", "Model utility", [m.get("model_utility") for m in metrics.values()]))
     return [row for row in table if any(v is not None for v in row[2])]
 

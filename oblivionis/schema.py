@@ -224,6 +224,23 @@ class Requests:
 
 
 @dataclass
+class Entropy:
+    """Entropy optimisation: a term beside the loss of any method (Scholten et al. 2025, eq. of section 5)."""
+
+    forget: float = field(
+        default=0.0,
+        metadata=about(
+            "Weight of the mean entropy of the answer tokens' distributions (nats), forget set: above 0 lowers it.",
+            at_least=0,
+        ),
+    )
+    retain: float = field(
+        default=0.0,
+        metadata=about("The same weight for the retain records at hand: below 0 keeps their entropy up.", at_most=0),
+    )
+
+
+@dataclass
 class Unlearning:
     """What a client does to forget."""
 
@@ -256,6 +273,7 @@ class Unlearning:
             above=0,
         ),
     )
+    entropy: Entropy = field(default_factory=Entropy)
     requests: Requests = field(default_factory=Requests)
 
 
@@ -272,6 +290,63 @@ class Profile:
     sets: list[str] = field(
         default_factory=lambda: list(QUESTION_SETS),
         metadata=about("Question sets to ask.", choices=QUESTION_SETS, at_least=1),
+    )
+
+
+@dataclass
+class Leakage:
+    """Probabilistic leakage: answers to forget questions are sampled, and bounds say what the model may give away.
+
+    Scholten et al. 2025; `oblivionis audit leakage` does the same thoroughly.
+    """
+
+    function: str = field(
+        default="rouge_l_recall",
+        metadata=about(
+            "Leakage of an answer, 0 to 1: `rouge_l_recall`, `rouge_l_f1`, or `exact` (the true answer word for word).",
+            choices=("rouge_l_recall", "rouge_l_f1", "exact"),
+        ),
+    )
+    questions: int | None = field(
+        default=5, metadata=about("Forget questions after a round; null: all.", unit="questions", at_least=1)
+    )
+    samples: int = field(
+        default=64, metadata=about("Answers sampled per question after a round; 0: none.", at_least=0, at_most=100000)
+    )
+    full_questions: int | None = field(
+        default=None, metadata=about("Forget questions at a stage's end; null: all.", unit="questions", at_least=1)
+    )
+    full_samples: int = field(
+        default=128, metadata=about("Answers sampled at a stage's end; 0: none.", at_least=0, at_most=100000)
+    )
+    max_new_tokens: int = field(
+        default=64, metadata=about("Longest sampled answer.", unit="tokens", at_least=1, at_most=8192)
+    )
+    temperature: float = field(default=1.0, metadata=about("Temperature of the samples; 0: greedy.", at_least=0))
+    top_p: float = field(
+        default=0.9, metadata=about("Sample from the likeliest tokens that reach this probability.", above=0, at_most=1)
+    )
+    top_k: int | None = field(
+        default=None, metadata=about("Sample from so many likeliest tokens; null: all.", at_least=1)
+    )
+    confidence: float | None = field(
+        default=None,
+        metadata=about(
+            "Adaptive temperature scaling: greedy once the mean probability of the likeliest token passes this (the "
+            "paper: 0.9); null: off.",
+            at_least=0,
+            at_most=1,
+        ),
+    )
+    alpha: float = field(
+        default=0.01, metadata=about("Each bound fails with at most this probability.", above=0, at_most=0.5)
+    )
+    rho: float = field(default=2.0, metadata=about("Weight of the deviation in the ED score.", at_least=0))
+    leaks_from: float = field(
+        default=0.5, metadata=about("Leakage from which an answer counts as leaked (M_bin).", above=0, at_most=1)
+    )
+    limit: float = field(
+        default=0.1, metadata=about("A question leaks when its M_bin exceeds this.", at_least=0, at_most=1)
     )
 
 
@@ -298,6 +373,7 @@ class Evaluation:
     )
     light: Profile = field(default_factory=lambda: Profile(questions_per_set=20, max_new_tokens=48))
     full: Profile = field(default_factory=Profile)
+    leakage: Leakage = field(default_factory=Leakage)
     truth_ratio: str = field(
         default="geometric",
         metadata=about(

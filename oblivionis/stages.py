@@ -196,8 +196,7 @@ class Stage:
     def evaluate(self, round: int, moment: str, vector: np.ndarray) -> Measured:
         """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
         self.events.evaluating(moment)
-        profile = self.config.evaluation.full if moment == "end" else self.config.evaluation.light
-        measured = self.server.assessor.measure(vector, profile, self.oracle)
+        measured = self.server.assessor.measure(vector, full=moment == "end", oracle=self.oracle)
         self.run.append_metrics(measured.rows(self.name, round, moment))
         self.events.evaluated(round, moment, measured.metrics, measured.seconds)
         return measured

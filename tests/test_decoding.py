@@ -16,7 +16,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from evaluation import sampling
+from evaluation import decoding
 from evaluation.forward import supports_packing
 
 VOCABULARY = 40
@@ -81,7 +81,7 @@ def test_equals_generate_prompt_by_prompt(llama: LlamaForCausalLM, rows: int | N
     expected = reference(llama, prompts, limit)
     lengths = {len(tokens) for tokens in expected}
     assert limit == 1 or (len(lengths) > 4 and limit in lengths), "the test wants early and late ends"
-    actual = sampling.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, max_batch=rows, mode=mode)
+    actual = decoding.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, max_batch=rows, mode=mode)
     assert actual == expected
 
 
@@ -89,7 +89,7 @@ def test_equals_generate_prompt_by_prompt(llama: LlamaForCausalLM, rows: int | N
 def test_other_models_fall_back_and_agree(kind: str) -> None:
     model, prompts = make(kind), some_prompts(6)
     assert supports_packing(model) is (kind == "mistral")
-    actual = sampling.greedy(model, prompts, max_new_tokens=12, stop_ids=STOPS, max_batch=3)
+    actual = decoding.greedy(model, prompts, max_new_tokens=12, stop_ids=STOPS, max_batch=3)
     assert actual == reference(model, prompts, 12)
 
 
@@ -98,7 +98,7 @@ def test_token_budget_bounds_the_rows(llama: LlamaForCausalLM) -> None:
     assert supports_packing(llama)
     handle = llama.lm_head.register_forward_hook(lambda _m, args, _o: widths.append(args[0].shape[-2]))
     # Longest prompt 12 + 4 new tokens = 16 columns: 3 rows of the budget.
-    sampling.greedy(llama, prompts, max_new_tokens=4, stop_ids=(), token_budget=50)
+    decoding.greedy(llama, prompts, max_new_tokens=4, stop_ids=(), token_budget=50)
     handle.remove()
     assert max(widths) == 3
 
@@ -110,10 +110,10 @@ def test_equal_prompts_are_continued_once_by_greedy_and_each_by_decode(llama: Ll
         rows.append(list(prompts))
         return torch.tensor([20 + i for i in prompts])
 
-    produced = sampling.decode(llama, [prompt] * 3, choose, max_new_tokens=2, stop_ids=(21,))
+    produced = decoding.decode(llama, [prompt] * 3, choose, max_new_tokens=2, stop_ids=(21,))
     assert produced == [[20, 20], [], [22, 22]]
     assert [sorted(step) for step in rows] == [[0, 1, 2], [0, 2]]
-    first, second = sampling.greedy(llama, [prompt] * 2, max_new_tokens=3, stop_ids=())
+    first, second = decoding.greedy(llama, [prompt] * 2, max_new_tokens=3, stop_ids=())
     assert first == second and first is not second
 
 
@@ -122,7 +122,7 @@ def test_each_prompt_may_have_its_own_limit(llama: LlamaForCausalLM, mode: str) 
     prompts = some_prompts()
     limits = [1 + 5 * i % 17 for i in range(len(prompts))]
     expected = [reference(llama, [p], limit)[0] for p, limit in zip(prompts, limits, strict=True)]
-    produced = sampling.decode(
+    produced = decoding.decode(
         llama,
         prompts,
         lambda logits, _: logits.argmax(-1),
@@ -151,7 +151,7 @@ def test_known_starts_change_nothing_but_the_work(llama: LlamaForCausalLM, mode:
     assert stop in STOPS
     starts[prompts[ended]] = [*full[ended], stop]
     assert any(len(tokens) > limit for tokens in starts.values()) or limit == 24
-    produced = sampling.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, starts=starts, mode=mode)
+    produced = decoding.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, starts=starts, mode=mode)
     assert produced == expected
 
 
@@ -167,11 +167,57 @@ def test_what_the_memory_held_before_does_not_matter(
     expected = reference(llama, prompts, 24)
     monkeypatch.setattr(torch.Tensor, "new_empty", empty)
     assert torch.zeros(1).new_empty(2, 3).isnan().all()
-    assert sampling.greedy(llama, prompts, max_new_tokens=24, stop_ids=STOPS, max_batch=rows, mode=mode) == expected
+    assert decoding.greedy(llama, prompts, max_new_tokens=24, stop_ids=STOPS, max_batch=rows, mode=mode) == expected
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("rows", [None, 30, 7, 1])
+def test_copies_share_their_prompt_and_go_their_own_ways(llama: LlamaForCausalLM, mode: str, rows: int | None) -> None:
+    prompts, copies, first_tokens = some_prompts(6), 9, {}
+
+    def choose(logits: torch.Tensor, units: list[int]) -> torch.Tensor:
+        """Copy j starts with token 10 + j, then goes on greedily."""
+        tokens = logits.argmax(-1)
+        for row, unit in enumerate(units):
+            if first_tokens.setdefault(unit, row) is not None:
+                tokens[row], first_tokens[unit] = 10 + unit % copies, None
+        return tokens
+
+    limits = [4 + 3 * i for i in range(len(prompts))]
+    produced = decoding.decode(
+        llama, prompts, choose, copies=copies, max_new_tokens=limits, stop_ids=STOPS, max_batch=rows, mode=mode
+    )
+    assert len({len(tokens) for tokens in produced}) > 4
+    for i, prompt in enumerate(prompts):
+        for j in range(copies):
+            rest = reference(llama, [(*prompt, 10 + j)], limits[i] - 1)[0]
+            assert produced[i * copies + j] == [10 + j, *rest], (i, j)
+
+
+def test_a_prompt_with_copies_runs_once_and_leaves_nothing_behind(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, prefilled, decoders = some_prompts(5)[:5], [], []
+    layout = decoding.row_layout
+    init = decoding.SharedDecoder.__init__
+    monkeypatch.setattr(decoding, "row_layout", lambda x, **k: (prefilled.extend(x), layout(x, **k))[1])
+    monkeypatch.setattr(decoding.SharedDecoder, "__init__", lambda self, *a: (decoders.append(self), init(self, *a))[1])
+    decoding.decode(
+        llama,
+        prompts,
+        lambda logits, units: (logits.argmax(-1) + torch.tensor(units)) % VOCABULARY,
+        copies=12,
+        max_new_tokens=5,
+        stop_ids=STOPS,
+        max_batch=8,
+    )
+    assert sorted(prefilled) == sorted(prompts)
+    (decoder,) = decoders
+    assert not decoder.prefixes and not decoder.first_logits and decoder.size == 0
 
 
 def test_no_prompts_no_continuations(llama: LlamaForCausalLM) -> None:
-    assert sampling.greedy(llama, [], max_new_tokens=3, stop_ids=STOPS) == []
+    assert decoding.greedy(llama, [], max_new_tokens=3, stop_ids=STOPS) == []
 
 
 @pytest.mark.parametrize(
@@ -186,4 +232,4 @@ def test_no_prompts_no_continuations(llama: LlamaForCausalLM) -> None:
 )
 def test_bad_arguments(llama: LlamaForCausalLM, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        sampling.greedy(llama, **{"prompts": [(1, 2)], "max_new_tokens": 2, "stop_ids": STOPS, **arguments})
+        decoding.greedy(llama, **{"prompts": [(1, 2)], "max_new_tokens": 2, "stop_ids": STOPS, **arguments})

@@ -9,11 +9,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation import hook
+from evaluation.decoding import greedy
 from evaluation.forward import supports_packing
 from evaluation.hook import EvaluationSession, Hook, Result
 from evaluation.likelihood import score
 from evaluation.packing import Sequence
-from evaluation.sampling import greedy
 
 SEQUENCES = [Sequence((1, 2), (3, 4)), Sequence((1, 2), (5,)), Sequence((6,), (7, 8, 9))]
 PROMPTS = [(1, 2), (6, 7, 8)]

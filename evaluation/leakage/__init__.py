@@ -1,0 +1,1 @@
+"""How likely sampled answers leak what a model should have forgotten, with guarantees."""
