@@ -181,13 +181,13 @@ def _questions(records: Sequence[Record], assembled: Assembled, config: Config) 
     return found
 
 
-def evaluate_checkpoint(
+def find_checkpoint(
     target: Path, stage: str | None, overrides: Sequence[str]
-) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
-    """Measure a run's final model of `stage` (None: of its last finished stage), or a checkpoint file of a run.
+) -> tuple[RunDirectory, Checkpoint, Config, str]:
+    """A run's final model of `stage` (None: of its last finished stage), or a checkpoint file of a run.
 
-    `overrides` change the run's own configuration, e.g. `evaluation.truth_ratio=arithmetic`. Raises RunError when there
-    is nothing to measure or the base model is another one than the run's.
+    `overrides` change the run's own configuration, which is returned with the base model's fingerprint. Raises RunError
+    when there is no such checkpoint or the base model is another one than the run's.
     """
     if target.is_file():
         checkpoint = read_checkpoint(target)
@@ -208,6 +208,14 @@ def evaluate_checkpoint(
         raise RunError(
             f"the base model {config.model.source!r} is not the run's: {actual[:12]}, expected {expected[:12]}"
         )
+    return run, checkpoint, config, actual
+
+
+def evaluate_checkpoint(
+    target: Path, stage: str | None, overrides: Sequence[str]
+) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
+    """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
+    run, checkpoint, config, _ = find_checkpoint(target, stage, overrides)
     assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
     measured = Assessor(assembled, load_corpus(config.data), config).measure(
         checkpoint.vector, full=True, oracle=run.evaluation_log("retrain")

@@ -15,6 +15,7 @@ from oblivionis import cli, report, simulation
 from oblivionis import config as configuration
 from oblivionis.assessment import evaluate_checkpoint
 from oblivionis.client_app import app
+from oblivionis.corpora import load_corpus
 from oblivionis.errors import RunInterrupted
 from oblivionis.runs import RunDirectory
 from oblivionis.server_app import serve
@@ -359,6 +360,23 @@ def test_evaluate_refuses_a_file_that_is_no_checkpoint_of_a_run(finished, tmp_pa
     moved.write_bytes((run / "checkpoints" / "unlearn" / "round-0002.safetensors").read_bytes())
     result = call("evaluate", moved)
     assert result.code == 2 and "does not lie in a run directory" in result.err
+
+
+def test_audit_of_a_run_asks_its_forget_questions(finished):
+    run, _ = finished
+    corpus = load_corpus(configuration.compose("smoke", SMALL).data)
+    folder = run / "audits" / "leakage-finetune-0002"
+    result = call("audit", "leakage", run, "--stage", "finetune", "--samples", 3, "--max-new-tokens", 6)
+    assert result.code == 0 and "tried, finetune (round 2)" in result.out and str(folder) in result.out
+    facts = json.loads((folder / "audit.json").read_text())
+    assert [q["id"] for q in facts["questions"]] == [r.id for r in corpus.evaluation["forget"]]
+    again = call("audit", "leakage", run, "--stage", "finetune", "--samples", 3, "--max-new-tokens", 6)
+    assert again.code == 0 and "answers sampled in" not in again.out
+    keyword = call(
+        *("audit", "leakage", run / "checkpoints" / "unlearn" / "round-0002.safetensors", "--function", "keyword"),
+        *("--samples", 3, "--max-new-tokens", 6, "--out", run / "other"),
+    )
+    assert keyword.code == 0 and "Leakage (keyword) of tried, unlearn" in keyword.out
 
 
 def test_evaluate_with_another_convention(finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,21 +50,17 @@ def assemble(config: Model, seed: int) -> Assembled:
         )
     loading.trainable(model, config.mode)
     flat = FlatParameters(model)
-    template = config.template
     return Assembled(
         model=model,
         tokenizer=tokenizer,
-        template=PromptTemplate(
-            kind=template.kind,
-            question_prefix=template.question_prefix,
-            question_suffix=template.question_suffix,
-            answer_prefix=template.answer_prefix,
-            answer_separator=template.answer_separator,
-            system_prompt=template.system_prompt,
-            date_string=template.date_string,
-        ),
+        template=prompt_template(config),
         flat=flat,
         manifest_hash=manifest_hash(flat.manifest),
         stop_ids=stops,
         device=next(model.parameters()).device,
     )
+
+
+def prompt_template(config: Model) -> PromptTemplate:
+    """The configured template, checked."""
+    return PromptTemplate(**dataclasses.asdict(config.template))
