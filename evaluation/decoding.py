@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evaluation.forward import resolve_mode, row_forward
-from evaluation.models import base_model, evaluation_mode, model_device, text_config
+from evaluation.models import base_model, evaluation_mode, keep_freed_memory, model_device, text_config
 from evaluation.packing import CausalLayout, attend_causal, row_layout
 
 Choose = Callable[[Tensor, list[int]], Tensor]
@@ -495,6 +495,7 @@ def decode(
     left = [copies] * len(prompts)
     produced: list[list[int]] = [[] for _ in waiting]
     running: list[int] = []
+    keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
         way = resolve_mode(model, mode, columns, shared=True)
         sharing = way != "padded" and copies >= SHARING
