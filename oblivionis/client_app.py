@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,10 @@ def unlearn(message: Message, context: Context) -> Message:
         proximal_mu=0.0,
         seed=task.seed,
     )
+    entropies = {
+        "forget-entropy-before": report.first_forget_entropy,
+        "forget-entropy-after": report.last_forget_entropy,
+    }
     return task.reply(
         vector,
         {
@@ -105,6 +110,7 @@ def unlearn(message: Message, context: Context) -> Message:
             "unlearn-steps": report.steps,
             "forget-nll-before": report.first_forget_nll,
             "forget-nll-after": report.last_forget_nll,
+            **{name: value for name, value in entropies.items() if math.isfinite(value)},
         },
     )
 

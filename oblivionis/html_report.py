@@ -75,7 +75,7 @@ def write_html(run: RunDirectory, config: Config) -> None:
     The page needs no other file and no network. Every text from the data or a model is escaped.
     """
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio)
-    title = f"{run.name}: {config.strategy.name}, {config.unlearning.method}"
+    title = f"{run.name}: {config.strategy.name}, {report.method(config)}"
     legend = report.LEGEND if "retrain" in metrics else report.NO_ORACLE
     parts = [
         f"<h1>{html.escape(title)}</h1>",

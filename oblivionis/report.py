@@ -88,6 +88,13 @@ def _forget_ratios(run: RunDirectory, stage: str, convention: str) -> Any:
         return None
 
 
+def method(config: Config) -> str:
+    """The unlearning method, with the weights of an entropy term on top of it."""
+    entropy = config.unlearning.entropy
+    weights = f" + entropy({entropy.forget:g}, {entropy.retain:g})" if entropy.forget or entropy.retain else ""
+    return config.unlearning.method + weights
+
+
 def number(value: float | None) -> str:
     """A cell: three decimals, powers of ten where that would hide the value, a dash where there is none."""
     if value is None or math.isnan(value):
@@ -226,7 +233,7 @@ def summary(run: RunDirectory, config: Config) -> Group:
     if not metrics:
         return Group(_whole(f"{run.path}: no stage is finished yet"))
     title = (
-        f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {config.unlearning.method}"
+        f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
     parts: list[Any] = [metrics_table(metrics, title)]
@@ -262,7 +269,7 @@ def print_runs(output: Path, console: Console) -> None:
         except (configuration.ConfigError, OSError, UnicodeDecodeError):
             table.add_row(Text(run.name), Text("its config.yaml cannot be read", style="yellow"))
             continue
-        choices = (config.model.name, config.data.name, config.strategy.name, config.unlearning.method)
+        choices = (config.model.name, config.data.name, config.strategy.name, method(config))
         table.add_row(*map(Text, (run.name, *choices, ", ".join(_progress(run, config, s) for s in config.stages))))
     if not table.rows:
         console.print(f"no runs in {output}", markup=False, highlight=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from evaluation import decoding
+from evaluation import decoding, shared_decoder
 from evaluation.forward import supports_packing
 
 VOCABULARY = 40
@@ -157,17 +157,25 @@ def test_known_starts_change_nothing_but_the_work(llama: LlamaForCausalLM, mode:
 
 @pytest.mark.parametrize("mode", ["fused", "packed"])
 @pytest.mark.parametrize("rows", [None, 5, 1])
+@pytest.mark.parametrize("copies", [1, 6])
 def test_what_the_memory_held_before_does_not_matter(
-    llama: LlamaForCausalLM, rows: int | None, mode: str, monkeypatch: pytest.MonkeyPatch
+    llama: LlamaForCausalLM, rows: int | None, mode: str, copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def empty(x: torch.Tensor, *shape: int) -> torch.Tensor:
         return x.new_full(shape, float("nan"))
+
+    def choose(logits: torch.Tensor, units: list[int]) -> torch.Tensor:
+        assert logits.isfinite().all()
+        return (logits.argmax(-1) + torch.tensor(units) % copies) % VOCABULARY
 
     prompts = some_prompts()
     expected = reference(llama, prompts, 24)
     monkeypatch.setattr(torch.Tensor, "new_empty", empty)
     assert torch.zeros(1).new_empty(2, 3).isnan().all()
-    assert decoding.greedy(llama, prompts, max_new_tokens=24, stop_ids=STOPS, max_batch=rows, mode=mode) == expected
+    produced = decoding.decode(
+        llama, prompts, choose, copies=copies, max_new_tokens=24, stop_ids=STOPS, max_batch=rows, mode=mode
+    )
+    assert produced[::copies] == expected
 
 
 @pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
@@ -198,10 +206,11 @@ def test_a_prompt_with_copies_runs_once_and_leaves_nothing_behind(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts, prefilled, decoders = some_prompts(5)[:5], [], []
-    layout = decoding.row_layout
-    init = decoding.SharedDecoder.__init__
-    monkeypatch.setattr(decoding, "row_layout", lambda x, **k: (prefilled.extend(x), layout(x, **k))[1])
-    monkeypatch.setattr(decoding.SharedDecoder, "__init__", lambda self, *a: (decoders.append(self), init(self, *a))[1])
+    layout = shared_decoder.row_layout
+    init = shared_decoder.SharedDecoder.__init__
+    monkeypatch.setattr(shared_decoder, "row_layout", lambda x, **k: (prefilled.extend(x), layout(x, **k))[1])
+    decoder_class = shared_decoder.SharedDecoder
+    monkeypatch.setattr(decoder_class, "__init__", lambda self, *a: (decoders.append(self), init(self, *a))[1])
     decoding.decode(
         llama,
         prompts,
