@@ -35,6 +35,10 @@ class Decoder(Protocol):
         """Whether prompts can be added now."""
         ...
 
+    def admits(self, number: int) -> bool:
+        """Whether there is memory for a row of this prompt, free rows given."""
+        ...
+
     def add(self, numbers: Seq[int]) -> Tensor:
         """Append a row for each of the prompts with these numbers -> logits (rows, V) of their first new token."""
         ...
@@ -89,6 +93,10 @@ class PackedDecoder:
         self.finite = max(self.finite, layout.max_length)
         self.lengths += [len(prompt) for prompt in prompts]
         return logits
+
+    def admits(self, number: int) -> bool:
+        """A row holds its prompt."""
+        return True
 
     def forget(self, number: int) -> None:
         """Nothing is kept of a prompt but its rows."""
@@ -206,12 +214,16 @@ class PaddedDecoder:
         self.size = 0
         self.cache: Any = None
         parameters = inspect.signature(base_model(model).forward).parameters
-        self.positions = "position_ids" in parameters
+        self.positions, self.crop = "position_ids" in parameters, "logits_to_keep" in parameters
         self.ids = self.mask = torch.empty(0, 0, dtype=torch.long, device=model_device(model))
 
     @property
     def open(self) -> bool:
         return self.size == 0
+
+    def admits(self, number: int) -> bool:
+        """A row holds its prompt."""
+        return True
 
     def forget(self, number: int) -> None:
         """Nothing is kept of a prompt but its rows."""
@@ -232,6 +244,8 @@ class PaddedDecoder:
     def _forward(self) -> Tensor:
         new = slice(None) if self.cache is None else slice(-1, None)
         extra: dict[str, Any] = {} if self.cache is None else {"past_key_values": self.cache}
+        if self.crop:
+            extra["logits_to_keep"] = 1
         if self.positions:
             extra["position_ids"] = (self.mask.cumsum(1) - 1).clamp_min(0)[:, new]
         output = self.model(input_ids=self.ids[:, new], attention_mask=self.mask, use_cache=True, **extra)

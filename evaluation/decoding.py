@@ -21,9 +21,11 @@ SHARING = 4
 
 
 def default_token_budget(model: nn.Module) -> int:
-    """Cached tokens that take about 1 GiB on a CPU and 8 GiB elsewhere."""
+    """Cached tokens that take about 1 GiB on a CPU and 8 GiB elsewhere; any number for a model without attention."""
     config = text_config(model)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    if heads is None:
+        return MAX_ROWS * 4096
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     parameter = next(model.parameters())
     size = 4 if not parameter.is_floating_point() else parameter.element_size()
@@ -48,10 +50,10 @@ def decode(
 
     The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1, in the result and for `choose`.
     max_new_tokens: one limit or one per prompt;
-    token_budget: cached tokens at most, hence rows <= budget / (longest prompt + max_new_tokens), at least one; with
-    several copies a prompt counts once; max_batch: rows at most (1024). mode as in `evaluation.forward`. Equal prompts
-    are continued separately. Runs in eval mode without gradients and restores the mode. Raises ValueError for an empty
-    prompt or a size below 1.
+    token_budget: cached tokens at most, hence rows <= budget / (longest prompt + max_new_tokens), at least one row;
+    with many copies a prompt counts twice, not once per copy; max_batch: rows at most (1024). mode as in
+    `evaluation.forward`. Equal prompts are continued separately. Runs in eval mode without gradients and restores the
+    mode. Raises ValueError for an empty prompt or a size below 1.
     """
     if any(not prompt for prompt in prompts):
         raise ValueError("cannot continue an empty prompt")
@@ -76,11 +78,11 @@ def decode(
     with evaluation_mode(model), torch.inference_mode():
         way = resolve_mode(model, mode, columns, shared=True)
         sharing = way != "padded" and copies >= SHARING
-        cost = max(limits) + -(-longest // copies) if sharing else columns
+        cost = max(limits) + -(-2 * longest // copies) if sharing else columns
         rows = max(1, min(budget // cost, max_batch or MAX_ROWS, len(produced)))
         decoder: Decoder
         if sharing:
-            decoder = SharedDecoder(model, prompts, rows, max(limits), way)
+            decoder = SharedDecoder(model, prompts, rows, max(limits), way, budget - rows * max(limits))
         elif way != "padded":
             decoder = PackedDecoder(model, prompts, rows, columns, way)
         else:
@@ -89,7 +91,12 @@ def decode(
         while waiting or running:
             free = rows - len(running)
             if waiting and decoder.open and (free >= max(1, rows // 4) or not running):
-                fresh = [waiting.pop() for _ in range(min(free, len(waiting)))]
+                fresh = []
+                while waiting and len(fresh) < free and decoder.admits(waiting[-1] // copies):
+                    fresh.append(waiting.pop())
+            else:
+                fresh = []
+            if fresh:
                 numbers = [unit // copies for unit in fresh]
                 added = decoder.add(numbers)
                 logits = added if logits is None else torch.cat([logits, added])

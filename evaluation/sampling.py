@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from evaluation.decoding import decode
 
 _LIKELIEST = 64
+_NUMBERS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,21 @@ class _Chooser:
 def draw(logits: Tensor, chance: Tensor, rule: Rule) -> Tensor:
     """The token ids (B,) that numbers `chance` (B,) in [0, 1) pick from the distributions of logits (B, V).
 
-    The distribution is the one that transformers' temperature, top-k and top-p processors leave, in that order; the
-    tokens follow each other by falling probability, or by their ids where no token is excluded.
+    The distribution is the one that transformers' temperature, top-k and top-p processors leave, in that order, but for
+    ties at the last place (top-k takes k tokens here, all equal ones there; top-p the reverse). The tokens follow each
+    other by falling probability, or by their ids where there are many. Raises ValueError for logits that are not
+    finite.
     """
     size = logits.shape[-1]
+    if len(logits) > (rows := max(1, _NUMBERS_AT_ONCE // size)):
+        parts = zip(logits.split(rows), chance.split(rows), strict=True)
+        return torch.cat([draw(some, chances, rule) for some, chances in parts])
+    largest = logits.float().amax(-1, keepdim=True)
+    if not torch.isfinite(largest).all():
+        raise ValueError("the model's logits are not finite")
     if rule.temperature == 0:
         return logits.argmax(-1)
-    scaled = logits.float() / rule.temperature
+    scaled = (logits.float() - largest) / rule.temperature
     if rule.top_k is None and rule.top_p == 1:
         cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
         target = (chance * cumulative[:, -1])[:, None]
@@ -132,7 +141,7 @@ def draw(logits: Tensor, chance: Tensor, rule: Rule) -> Tensor:
 
 
 def _draw_likeliest(scaled: Tensor, chance: Tensor, top_p: float, count: int, total: Tensor | None) -> Tensor:
-    """As `draw`, looking at the `count` likeliest tokens of each row, and at more where they do not reach top_p.
+    """As `draw`, looking at the `count` likeliest tokens of each row, and at all where they do not reach top_p.
 
     total (B,): logarithm of the whole mass, or None where there are no more tokens.
     """
@@ -148,9 +157,27 @@ def _draw_likeliest(scaled: Tensor, chance: Tensor, top_p: float, count: int, to
     if total is not None and count < scaled.shape[-1]:
         short = (cumulative[:, -1] < top_p).nonzero().squeeze(1)
         if short.numel():
-            more = min(8 * count, scaled.shape[-1])
-            tokens[short] = _draw_likeliest(scaled[short], chance[short], top_p, more, total[short])
+            tokens[short] = _draw_nucleus(scaled[short], chance[short], top_p, total[short])
     return tokens
+
+
+def _draw_nucleus(scaled: Tensor, chance: Tensor, top_p: float, total: Tensor) -> Tensor:
+    """As `draw` for any number of tokens within top_p: the probabilities are sorted, their ids are not."""
+    probability = (scaled - total[:, None]).exp_()
+    falling = _sorted(probability).flip(-1)
+    exact = falling.double()
+    kept = exact.cumsum(-1) - exact < top_p
+    least = falling.gather(1, kept.sum(-1, keepdim=True) - 1)
+    cumulative = torch.where(probability >= least, probability, 0.0).cumsum(-1, dtype=torch.float64)
+    mass = cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, chance[:, None] * mass, right=True)
+    last = (cumulative < mass).sum(-1, keepdim=True)
+    return torch.minimum(found, last).squeeze(1)
+
+
+def _sorted(x: Tensor) -> Tensor:
+    """x (B, V) with rising rows; NumPy sorts numbers without their places several times as fast as torch on the CPU."""
+    return x.sort(-1).values if x.device.type != "cpu" else torch.from_numpy(np.sort(x.numpy(), axis=-1))
 
 
 def uniforms(seed: int, question: np.ndarray, sample: np.ndarray, step: np.ndarray) -> np.ndarray:

@@ -21,14 +21,37 @@ class SharedDecoder(PackedDecoder):
     that prompt, in one matrix product.
     """
 
-    def __init__(self, model: nn.Module, prompts: Seq[Seq[int]], rows: int, columns: int, mode: str = "packed") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        prompts: Seq[Seq[int]],
+        rows: int,
+        columns: int,
+        mode: str = "packed",
+        prompt_tokens: int | None = None,
+    ) -> None:
+        """prompt_tokens: how many tokens of prompts may be in memory, None for any number; one prompt always may."""
         super().__init__(model, prompts, rows, columns, mode)
+        self.prompt_tokens = prompt_tokens
+        self.admitted: set[int] = set()
         self.numbers: list[int] = []
         self.first_logits: dict[int, Tensor] = {}
         self.prefixes: dict[int, dict[nn.Module, tuple[Tensor, Tensor]]] = {}
         self.plan: _Crowds | None = None
 
+    def admits(self, number: int) -> bool:
+        alive = self.prefixes.keys() | self.admitted
+        if number in alive or not alive or self.prompt_tokens is None:
+            fits = True
+        else:
+            # Once as they are and once stacked.
+            fits = 2 * sum(len(self.prompts[i]) for i in (*alive, number)) <= self.prompt_tokens
+        if fits:
+            self.admitted.add(number)
+        return fits
+
     def add(self, numbers: Seq[int]) -> Tensor:
+        self.admitted.clear()
         fresh = [i for i in dict.fromkeys(numbers) if i not in self.first_logits]
         for part in prefill_parts(fresh, self.prompts):
             layout, ids, positions, places = row_layout([self.prompts[i] for i in part], share=True, device=self.device)

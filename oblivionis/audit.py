@@ -27,6 +27,7 @@ from evaluation.leakage.diversity import diversity
 from evaluation.leakage.functions import Asked, LeakageFunction
 from evaluation.leakage.sequential import Decision, SequentialTest
 from evaluation.leakage.summary import Summary, Terms, summarise
+from evaluation.models import text_config
 from evaluation.sampling import Rule, sample
 from oblivionis import config as configuration
 from oblivionis import seeds
@@ -85,7 +86,7 @@ class Audit:
 
     leakage: per question an array (n,) in [0, 1]; greedy: (Q,); diversity (Q,): 1 − self-BLEU, NaN below two samples;
     summary: of a fixed number of samples, None for a sequential audit; decisions: of a sequential audit, else None;
-    sampled: answers that this audit drew, the others were there already.
+    sampled: answers that this audit drew, the others were there already; enlarged: some question had fewer before.
     """
 
     subject: str
@@ -100,6 +101,7 @@ class Audit:
     summary: Summary | None
     decisions: Sequence[Decision] | None
     sampled: int
+    enlarged: bool
     seconds: float
 
 
@@ -114,7 +116,7 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str]) -> Su
         assembled.flat.load(checkpoint.vector)
         return Subject(
             name=f"{run.name}, {checkpoint.stage} (round {checkpoint.round})",
-            identity=f"{fingerprint}/{hashlib.sha256(checkpoint.vector.tobytes()).hexdigest()}",
+            identity=_identity(config, fingerprint, checkpoint.vector.tobytes()),
             model=assembled.model,
             tokenizer=assembled.tokenizer,
             template=assembled.template,
@@ -138,15 +140,22 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str]) -> Su
     )
     return Subject(
         name=target,
-        identity=fingerprint_source(settings.source, settings.revision),
+        identity=_identity(config, fingerprint_source(settings.source, settings.revision), b""),
         model=model,
         tokenizer=tokenizer,
         template=prompt_template(settings),
         stop_ids=frozenset(stop_ids(tokenizer, model)),
-        folder=Path("audits") / f"leakage-{path.name}",
+        folder=Path("audits") / f"leakage-{'--'.join(part for part in path.parts if part not in '/..')}",
         config=config,
         run=None,
     )
+
+
+def _identity(config: Config, fingerprint: str, adapter: bytes) -> str:
+    """Differs wherever base weights, adapter or the arithmetic between them differ."""
+    settings = config.model
+    scale = settings.lora.alpha if settings.mode == "lora" and adapter else None
+    return f"{fingerprint}/{hashlib.sha256(adapter).hexdigest()}/{settings.dtype}/{scale}"
 
 
 def forget_questions(subject: Subject) -> list[Asked]:
@@ -163,7 +172,13 @@ def forget_questions(subject: Subject) -> list[Asked]:
 
 
 def leakage_function(
-    name: str | None, questions: Sequence[Asked], classifier: str | None, label: str | None, template: str
+    name: str | None,
+    questions: Sequence[Asked],
+    classifier: str | None,
+    label: str | None,
+    template: str,
+    *,
+    device: Any = None,
 ) -> LeakageFunction:
     """The leakage function of that name; None chooses by what is given: answers before keywords.
 
@@ -174,8 +189,9 @@ def leakage_function(
         keywords = all(q.keywords for q in questions) and any(q.answer is None for q in questions)
         name = "classifier" if classifier is not None else "keyword" if keywords else functions.rouge_l_recall.name
     if name != "classifier":
-        if classifier is not None:
-            raise AuditError(f"--classifier is given, but the leakage function is {name}; leave one of them out")
+        given = "--classifier" if classifier is not None else "--label" if label is not None else None
+        if given is not None:
+            raise AuditError(f"{given} is given, but the leakage function is {name}; leave one of them out")
         try:
             return functions.get(name)
         except ValueError as error:
@@ -184,7 +200,7 @@ def leakage_function(
         raise AuditError("the leakage function classifier needs --classifier MODEL and --label LABEL")
     try:
         wanted = int(label) if label.isdigit() else label
-        return functions.Classifier.load(classifier, wanted, template=template)
+        return functions.Classifier.load(classifier, wanted, device=device, template=template)
     except (ValueError, OSError) as error:
         raise AuditError(f"classifier {classifier}: {error}") from error
 
@@ -216,6 +232,7 @@ def audit_leakage(
             alpha = terms.alpha_of(len(questions))
             tests = [SequentialTest(stop_at, alpha, reference=sampling.samples) for _ in questions]
         store = _Store(subject, questions, sampling, folder)
+        enlarged = any(0 < len(texts) < sampling.samples for texts in store.texts)
         drawn = _draw(subject, store, function, sampling, tests, progress)
         answers = store.greedy_answers
         deterministic = np.array([function([a], q)[0] for a, q in zip(answers, questions, strict=True)])
@@ -223,7 +240,7 @@ def audit_leakage(
         texts = [store.texts[i][:count] for i, count in enumerate(counts)]
         leakage = [function(t, asked) for t, asked in zip(texts, questions, strict=True)]
         summary = None if tests is not None else summarise(np.stack(leakage), deterministic, terms)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise AuditError(str(error)) from error
     result = Audit(
         subject=subject.name,
@@ -238,9 +255,13 @@ def audit_leakage(
         summary=summary,
         decisions=None if tests is None else [test.decision for test in tests],
         sampled=drawn,
+        enlarged=enlarged and tests is None,
         seconds=time.perf_counter() - start,
     )
-    _write(result, sampling, folder)
+    try:
+        _write(result, sampling, folder)
+    except OSError as error:
+        raise AuditError(str(error)) from error
     return result
 
 
@@ -303,19 +324,21 @@ class _Store:
     def __init__(self, subject: Subject, questions: Sequence[Asked], sampling: Sampling, folder: Path) -> None:
         self.questions = questions
         self.prompts = encode_prompts([q.prompt for q in questions], subject.tokenizer, subject.template)
+        self._check_length(subject, sampling.max_new_tokens)
         self.numbers = [seeds.derive("question", q.id, q.prompt) for q in questions]
         settings = {
             "model": subject.identity,
             "rule": asdict(sampling.rule),
             "max_new_tokens": sampling.max_new_tokens,
             "seed": sampling.seed,
+            "stop_ids": sorted(subject.stop_ids),
         }
         self._facts = [
-            {"question": asdict(q), "prompt": list(prompt), **settings}
+            {"id": q.id, "question": q.prompt, "prompt": list(prompt), **settings}
             for q, prompt in zip(questions, self.prompts, strict=True)
         ]
-        names = [hashlib.sha256(f"{q.id}\n{q.prompt}".encode()).hexdigest()[:10] for q in questions]
-        self._paths = [folder / "samples" / f"{i:05d}-{name}.parquet" for i, name in enumerate(names)]
+        names = [hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] for facts in self._facts]
+        self._paths = [folder / "samples" / f"{name}.parquet" for name in names]
         found = [_read(path, facts) for path, facts in zip(self._paths, self._facts, strict=True)]
         self.texts = [texts for texts, _ in found]
         known = {i: answer for i, (_, answer) in enumerate(found) if answer is not None}
@@ -333,6 +356,20 @@ class _Store:
             texts = subject.tokenizer.batch_decode(tokens, skip_special_tokens=True)
             known |= dict(zip(missing, texts, strict=True))
         self.greedy_answers = [known[i] for i in range(len(questions))]
+
+    def _check_length(self, subject: Subject, new_tokens: int) -> None:
+        """AuditError where prompt and answer do not fit the model's context."""
+        context = getattr(text_config(subject.model), "max_position_embeddings", None)
+        long = [
+            f"{q.id!r} ({len(prompt)} tokens)"
+            for q, prompt in zip(self.questions, self.prompts, strict=True)
+            if context is not None and len(prompt) + new_tokens > context
+        ]
+        if long:
+            raise AuditError(
+                f"{len(long)} questions and their answers of at most {new_tokens} tokens exceed the model's context of "
+                f"{context} tokens: {', '.join(long[:3])}"
+            )
 
     def extend(self, index: int, texts: Sequence[str]) -> None:
         """Add further samples of a question and write its file anew."""
@@ -357,7 +394,7 @@ def _read(path: Path, facts: dict[str, Any]) -> tuple[list[str], str | None]:
         found = json.loads((table.schema.metadata or {})[b"oblivionis"])
         answer = found.pop("greedy")
         texts = table.column("text").to_pylist()
-    except (OSError, KeyError, ValueError, pa.ArrowInvalid):
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, pa.ArrowInvalid):
         return [], None
     return (texts, answer) if found == json.loads(json.dumps(facts)) else ([], None)
 
@@ -403,7 +440,7 @@ def _facts(result: Audit, sampling: Sampling) -> dict[str, Any]:
         "stop_at": result.stop_at,
         "overall": {
             **(result.summary.overall if result.summary is not None else {}),
-            **({"diversity": float(known.mean())} if known.size else {}),
+            **({"diversity": float(known.mean())} if known.size and result.summary is not None else {}),
         },
         "questions": rows,
         "sampled": result.sampled,

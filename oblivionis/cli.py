@@ -279,7 +279,7 @@ def audit_leakage(
     samples: Annotated[int, typer.Option(min=1, help="Answers sampled per question.")] = 1024,
     alpha: Annotated[float, typer.Option(help="Each bound fails with at most this probability, in (0, 0.5].")] = 0.01,
     family_wise: Annotated[
-        bool, typer.Option("--family-wise", help="Let all questions' bounds hold at once (alpha / questions each).")
+        bool, typer.Option("--family-wise", help="Let a bound hold for all questions at once (alpha / questions each).")
     ] = False,
     stop_at: Annotated[
         float | None,
@@ -325,12 +325,13 @@ def audit_leakage(
 ) -> None:
     """Sample answers and bound what the model may give away, beside what greedy decoding shows.
 
-    Repeated into the same folder it samples only what is missing, so it may be interrupted, enlarged, or repeated with
-    another leakage function or significance.
+    Repeated into the same folder it samples only what is missing, so it may be interrupted or repeated with another
+    leakage function or significance. Choose --samples beforehand; to decide by looking, use --stop-at.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from evaluation.leakage.summary import Terms
+    from evaluation.models import model_device
     from evaluation.sampling import Rule
     from oblivionis import audit, leakage_report
     from oblivionis.data.questions import read_questions
@@ -343,7 +344,9 @@ def audit_leakage(
     asked = None if questions is None else read_questions(questions)
     subject = audit.find_subject(target, stage, set_ or [])
     asked = audit.forget_questions(subject) if asked is None else asked
-    judge = audit.leakage_function(function, asked, classifier, label, classifier_input)
+    judge = audit.leakage_function(
+        function, asked, classifier, label, classifier_input, device=model_device(subject.model)
+    )
     folder = out or subject.folder
     console = Console()
     columns = (TextColumn("sampling answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -363,6 +366,7 @@ def audit_leakage(
     figures = leakage_report.figures(result, folder / "figures")
     console.print(
         f"results: {folder} (audit.json, leakage.parquet, samples/, {len(figures)} figures)",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )

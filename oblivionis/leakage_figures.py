@@ -38,8 +38,17 @@ _RC: Any = {
 }
 
 
+WITH_BOUNDS = ("m_gen", "bounds_against_n", "m_bin")
+
+
 def write_figures(
-    folder: Path, ids: Sequence[str], leakage: Sequence[np.ndarray], greedy: np.ndarray, terms: Terms
+    folder: Path,
+    ids: Sequence[str],
+    leakage: Sequence[np.ndarray],
+    greedy: np.ndarray,
+    terms: Terms,
+    *,
+    with_bounds: bool = True,
 ) -> list[Path]:
     """Write `density`, `m_gen`, `bounds_against_n` and `m_bin` into `folder`, each as SVG and PNG; return their paths.
 
@@ -47,17 +56,21 @@ def write_figures(
     [0, 1], NaN where there is no greedy answer; terms: significance and thresholds, the bounds hold with probability
     1 − terms.alpha_of(Q). Equal values give equal SVG bytes. No questions, no figures. Raises ValueError for other
     shapes or values out of range, before anything is written.
+
+    with_bounds: without them only `density` is drawn, and older figures with bounds are removed: after a stop that
+    depended on the samples these bounds do not hold.
     """
     values, deterministic = _checked(ids, leakage, greedy)
     if not values:
         return []
     with matplotlib.rc_context(_RC):
-        figures = {
-            "density": _density(ids, values, deterministic),
-            "m_gen": _m_gen(values, terms),
-            "bounds_against_n": _bounds_against_n(ids, values, terms),
-            "m_bin": _m_bin(ids, values, deterministic, terms),
-        }
+        figures = {"density": _density(ids, values, deterministic)}
+        if with_bounds:
+            figures |= {
+                "m_gen": _m_gen(values, terms),
+                "bounds_against_n": _bounds_against_n(ids, values, terms),
+                "m_bin": _m_bin(ids, values, deterministic, terms),
+            }
         drawn = [
             (folder / f"{name}.{kind}", _bytes(figure, kind))
             for name, figure in figures.items()
@@ -65,6 +78,9 @@ def write_figures(
         ]
     for path, data in drawn:
         write_atomic(path, data)
+    for name in WITH_BOUNDS if not with_bounds else ():
+        for kind in ("svg", "png"):
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
     return [path for path, _ in drawn]
 
 

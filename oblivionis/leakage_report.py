@@ -45,7 +45,7 @@ def _print_summary(audit: Audit, console: Console) -> None:
     order = np.argsort(-columns["m_mu"], kind="stable")
     for i in order[:SHOWN].tolist():
         values = [float(columns[name][i]) for name in HEADS]
-        table.add_row(short_id(audit.questions[i].id), *map(_cell, [*values, float(audit.diversity[i])]))
+        table.add_row(Text(short_id(audit.questions[i].id)), *map(_cell, [*values, float(audit.diversity[i])]))
     table.add_section()
     known = audit.diversity[~np.isnan(audit.diversity)]
     means = [overall.get(name) for name in HEADS]
@@ -56,9 +56,10 @@ def _print_summary(audit: Audit, console: Console) -> None:
         console.print(f"{SHOWN} of {count} questions; all are in audit.json", highlight=False)
     alpha = terms.alpha_of(count)
     holds = (
-        f"all bounds of all {count} questions hold together with probability {1 - terms.alpha:.4g}"
+        f"each column's bounds hold for all {count} questions together with probability {1 - terms.alpha:.4g}"
         if terms.family_wise
-        else f"every question's bounds hold with probability {1 - alpha:.4g}, each by itself (--family-wise: together)"
+        else f"each bound of each question holds with probability {1 - alpha:.4g} by itself (--family-wise: a whole "
+        "column together)"
     )
     leaking = round(overall["m_bin_share"] * count)
     lines = [
@@ -74,7 +75,12 @@ def _print_summary(audit: Audit, console: Console) -> None:
             f"Even without a single leak M_bin would be {least:.3f}: {n} samples are too few for a limit of "
             f"{terms.limit:g}."
         )
-    console.print("\n".join(lines), highlight=False)
+    if audit.enlarged:
+        lines.append(
+            "There were fewer samples here before. These bounds hold for a number of samples that was fixed "
+            "beforehand: to decide by looking, use --stop-at."
+        )
+    console.print("\n".join(lines), highlight=False, markup=False)
 
 
 def _print_decisions(audit: Audit, console: Console) -> None:
@@ -91,7 +97,7 @@ def _print_decisions(audit: Audit, console: Console) -> None:
     for i in order[:SHOWN]:
         decision = audit.decisions[i]
         table.add_row(
-            short_id(audit.questions[i].id),
+            Text(short_id(audit.questions[i].id)),
             words[decision.verdict],
             _cell(decision.lower),
             _cell(decision.upper),
@@ -111,14 +117,16 @@ def _print_decisions(audit: Audit, console: Console) -> None:
         f"undecided, of {count} questions.",
         f"A verdict is wrong with probability at most {audit.terms.alpha_of(count):.4g}"
         + (f" ({alpha:g} for all together)." if audit.terms.family_wise else " for each question by itself."),
-        f"{used} samples instead of {used + saved}: {saved / max(1, used + saved):.0%} saved.",
+        f"{used} samples needed instead of {used + saved}: {saved / max(1, used + saved):.0%} saved.",
     ]
-    console.print("\n".join(lines), highlight=False)
+    console.print("\n".join(lines), highlight=False, markup=False)
 
 
 def figures(audit: Audit, folder: Path) -> list[Path]:
     """Write the figures of an audit."""
-    return write_figures(folder, [q.id for q in audit.questions], audit.leakage, audit.greedy, audit.terms)
+    ids = [q.id for q in audit.questions]
+    fixed = audit.decisions is None
+    return write_figures(folder, ids, audit.leakage, audit.greedy, audit.terms, with_bounds=fixed)
 
 
 def _of(some: int, count: int) -> str:

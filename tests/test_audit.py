@@ -43,8 +43,13 @@ def questions(tmp_path: Path) -> list[functions.Asked]:
 
 
 def kept_texts(folder: Path) -> dict[str, list[str]]:
-    tables = [pq.read_table(path) for path in sorted((folder / "samples").iterdir())]
-    return {t.column("question")[0].as_py(): t.column("text").to_pylist() for t in tables}
+    """Of each question the longest file of samples."""
+    found: dict[str, list[str]] = {}
+    for path in (folder / "samples").iterdir():
+        table = pq.read_table(path)
+        question, texts = table.column("question")[0].as_py(), table.column("text").to_pylist()
+        found[question] = max(found.get(question, []), texts, key=len)
+    return found
 
 
 def test_what_is_written_can_be_recomputed(subject, questions, tmp_path) -> None:
@@ -160,6 +165,28 @@ def test_a_sequential_audit_stops_where_its_test_decides(subject, questions, tmp
     assert [d.verdict for d in undecided.decisions] == ["undecided"] * 3 and undecided.sampled == 60
 
 
+def test_judging_by_keywords_later_keeps_the_samples(subject, tmp_path) -> None:
+    plain = functions.Asked("a", "Where was Ana born?", "in Lisbon")
+    marked = functions.Asked("a", "Where was Ana born?", "in Lisbon", ("Lisbon",))
+    other = functions.Asked("b", "Who is Ana?", None, ("Ana",))
+    first = audit.audit_leakage(subject, [plain], functions.exact, Terms(), Sampling(5, max_new_tokens=6), tmp_path)
+    second = audit.audit_leakage(
+        subject, [other, marked], functions.keyword, Terms(), Sampling(5, max_new_tokens=6), tmp_path
+    )
+    assert (first.sampled, second.sampled) == (5, 5)
+
+
+def test_samples_of_another_arithmetic_are_not_reused(questions, tmp_path) -> None:
+    identities = {audit.find_subject("tiny", None, [f"model.dtype={d}"]).identity for d in ("float32", "bfloat16")}
+    assert len(identities) == 2
+
+
+def test_questions_beyond_the_context_are_named(subject, tmp_path) -> None:
+    long = functions.Asked("long/[one]", "What is this? " * 300, "nothing")
+    with pytest.raises(audit.AuditError, match=r"'long/\[one\]' \(\d+ tokens\)"):
+        audit.audit_leakage(subject, [long], functions.exact, Terms(), SAMPLING, tmp_path / "out")
+
+
 @pytest.fixture
 def classifier(tmp_path: Path) -> Path:
     """A tiny text classifier that knows the words of English answers, saved as a folder."""
@@ -201,6 +228,11 @@ def test_prompts_without_answers_and_a_classifier(classifier, tmp_path) -> None:
     for row, q in zip(facts["questions"], asked, strict=True):
         assert row["mean"] == pytest.approx(judge(kept_texts(tmp_path / "out")[q.id], q).mean(), abs=1e-5)
         assert 0 < row["mean"] < 1
+    headless = tmp_path / "headless"
+    BertForSequenceClassification.from_pretrained(classifier).bert.save_pretrained(headless)
+    PreTrainedTokenizerFast.from_pretrained(classifier).save_pretrained(headless)
+    untrained = call("audit", "leakage", "tiny", "--questions", table, "--classifier", headless, "--label", "LABEL_1")
+    assert untrained.code == 2 and "is no trained text classifier" in untrained.err
     wrong = call("audit", "leakage", "tiny", "--questions", table, "--classifier", classifier, "--label", "toxik")
     assert wrong.code == 2 and "toxic" in wrong.err and "Traceback" not in wrong.err
 
@@ -237,6 +269,24 @@ def test_a_sequential_audit_on_the_command_line(tmp_path) -> None:
     assert result.code == 0 and "below 0.1" in result.out and "saved" in result.out
     (question,) = json.loads((tmp_path / "out" / "audit.json").read_text())["questions"]
     assert question["verdict"] == "below" and question["saved"] == 200 - question["samples"] > 0
+    figures = tmp_path / "out" / "figures"
+    assert {path.stem for path in figures.iterdir()} == {"density"}
+    command = ("audit", "leakage", "tiny", "--questions", file, "--max-new-tokens", 8, "--function", "exact")
+    fixed = call(*command, "--samples", 200, "--out", tmp_path / "out")
+    assert "There were fewer samples here before" in fixed.out and (figures / "m_bin.svg").exists()
+    assert "There were fewer" not in call(*command, "--samples", 200, "--out", tmp_path / "out").out
+    call(*command, "--samples", 200, "--stop-at", 0.1, "--out", tmp_path / "out")
+    assert {path.stem for path in figures.iterdir()} == {"density"}
+
+
+def test_ids_and_folders_may_look_like_markup(tmp_path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"id": "a/b[/x]", "question": "Why?", "answer": "So"}) + "\n")
+    options = ("--questions", file, "--samples", 3, "--max-new-tokens", 4)
+    result = call("audit", "leakage", "tiny", *options, "--out", tmp_path / "o[/x]")
+    assert result.code == 0 and "a/b[/x]" in result.out and "o[/x]" in result.out
+    taken = call("audit", "leakage", "tiny", *options, "--out", file)
+    assert taken.code == 2 and "Traceback" not in taken.err and "q.jsonl" in taken.err
 
 
 @pytest.mark.parametrize(
@@ -252,6 +302,9 @@ def test_a_sequential_audit_on_the_command_line(tmp_path) -> None:
         (["tiny", "--questions", "Q", "--top-p", "0"], "top_p must lie in (0, 1]"),
         (["tiny", "--questions", "Q", "--stop-at", "1"], "threshold must lie in (0, 1)"),
         (["tiny", "--questions", "Q", "--stage", "unlearn"], "is no run directory"),
+        (["tiny", "--questions", "Q", "--rho", "-1"], "rho must be finite and not negative"),
+        (["tiny", "--questions", "Q", "--leaks-from", "0"], "leaks_from must lie in (0, 1]"),
+        (["tiny", "--questions", "Q", "--label", "x"], "leave one of them out"),
         (["./nowhere", "--questions", "Q"], "nowhere is no model folder"),
     ],
 )

@@ -225,6 +225,32 @@ def test_a_prompt_with_copies_runs_once_and_leaves_nothing_behind(
     assert not decoder.prefixes and not decoder.first_logits and decoder.size == 0
 
 
+@pytest.mark.parametrize(("copies", "budget", "length"), [(16, 600, 20), (64, 900, 40), (64, 100, 40)])
+def test_shared_prompts_keep_to_the_token_budget(
+    llama: LlamaForCausalLM, copies: int, budget: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, limit, peak = random.Random(1), 8, []
+    prompts = [tuple(rng.randrange(8, VOCABULARY) for _ in range(length)) for _ in range(12)]
+    step = shared_decoder.SharedDecoder.step
+
+    def watched(self: shared_decoder.SharedDecoder, tokens: torch.Tensor) -> torch.Tensor:
+        stacked = sum(len(self.prompts[i]) for i in self.prefixes)
+        peak.append(self.rows * limit + 2 * stacked)
+        assert len(self.prefixes) == 1 or peak[-1] <= budget
+        return step(self, tokens)
+
+    def choose(logits: torch.Tensor, units: list[int]) -> torch.Tensor:
+        """One continuation of each prompt runs to its limit, the others end at once."""
+        return torch.tensor([9 if unit % copies == 0 else STOPS[0] for unit in units])
+
+    monkeypatch.setattr(shared_decoder.SharedDecoder, "step", watched)
+    produced = decoding.decode(
+        llama, prompts, choose, copies=copies, max_new_tokens=limit, stop_ids=STOPS, token_budget=budget
+    )
+    assert [len(tokens) for tokens in produced] == ([limit] + [0] * (copies - 1)) * 12
+    assert peak
+
+
 def test_no_prompts_no_continuations(llama: LlamaForCausalLM) -> None:
     assert decoding.greedy(llama, [], max_new_tokens=3, stop_ids=STOPS) == []
 

@@ -11,6 +11,7 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from evaluation import sampling
 from evaluation.sampling import Rule, draw, sample, uniforms
 
 VOCABULARY = 12
@@ -83,6 +84,25 @@ def test_extreme_chances_and_ties_stay_inside() -> None:
     for rule in RULES:
         assert draw(peaked, chance, rule).tolist() == [17] * 4
     assert draw(peaked, chance, Rule(temperature=0)).tolist() == [17] * 4
+
+
+@pytest.mark.parametrize("rule", [*RULES, Rule(temperature=0)], ids=str)
+def test_logits_that_are_not_finite_are_refused(rule: Rule) -> None:
+    for bad in (float("nan"), float("inf")):
+        logits = torch.randn(3, 100)
+        logits[1, 5] = bad
+        with pytest.raises(ValueError, match="logits are not finite"):
+            draw(logits, torch.rand(3, dtype=torch.float64), rule)
+    excluded = torch.randn(3, 100)
+    excluded[:, ::2] = float("-inf")
+    assert (draw(excluded, torch.rand(3, dtype=torch.float64), rule) % 2 == 1).all()
+
+
+def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, chance = torch.randn(50, 200), torch.rand(50, dtype=torch.float64)
+    whole = draw(logits, chance, Rule(top_p=0.9))
+    monkeypatch.setattr(sampling, "_NUMBERS_AT_ONCE", 1500)
+    assert torch.equal(draw(logits, chance, Rule(top_p=0.9)), whole)
 
 
 def all_continuations(model: LlamaForCausalLM, prompt: tuple[int, ...], rule: Rule, length: int, stop: int) -> dict:

@@ -28,7 +28,8 @@ class LeakageEvaluator:
 
     questions: those to ask; decode: token ids to text; function: leakage h of a text; samples: answers sampled per
     question; terms: significance and thresholds; rule: the sampling distribution; seed: equal seeds draw equal chances.
-    The metrics are those of `Summary.overall`, the details hold the columns and the question ids.
+    The metrics are those of `Summary.overall`, the details hold the columns and the question ids. The session's token
+    budget is one of forward passes; sampling keeps to `decoding.default_token_budget` instead.
     """
 
     questions: Seq[Prompted]

@@ -233,10 +233,18 @@ class Classifier:
         revision: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Classifier:
-        """The model and tokenizer of a folder or of a repository on the Hugging Face hub; the rest as for the class."""
+        """The model and tokenizer of a folder or of a repository on the Hugging Face hub; the rest as for the class.
+
+        Also raises ValueError for a model without a trained classification head.
+        """
         revision = revision or "main"
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-        model = AutoModelForSequenceClassification.from_pretrained(source, revision=revision, dtype=dtype)
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            source, revision=revision, dtype=dtype, output_loading_info=True
+        )
+        if found["missing_keys"]:
+            missing = ", ".join(sorted(found["missing_keys"])[:3])
+            raise ValueError(f"{source} is no trained text classifier: it lacks the weights {missing}")
         return cls(model, tokenizer, label, batch_size, device, template=template)
 
     def __call__(self, texts: Seq[str], asked: Asked) -> np.ndarray:

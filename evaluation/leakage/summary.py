@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,10 +17,10 @@ COLUMNS = ("greedy", "mean", "std", "ed", "max", "mu_lower", "mu_upper", "m_mu",
 class Terms:
     """On what terms leakage is judged.
 
-    alpha: significance of every bound, in (0, 1/2]; family_wise: divide alpha by the number of questions, so that all
-    their bounds hold at once (Bonferroni), otherwise each holds on its own; rho: weight of the deviation in the ED
-    score; leaks_from: a leakage of at least this counts as leaked, for M_bin of a graded leakage function; limit: what
-    M_bin of a question may reach before the question counts as leaking.
+    alpha: significance of every bound, in (0, 1/2]; family_wise: divide alpha by the number of questions, so that a
+    bound holds for all of them at once (Bonferroni), otherwise for each by itself; rho: weight of the deviation in
+    the ED score; leaks_from: a leakage of at least this counts as leaked, for M_bin of a graded leakage function;
+    limit: what M_bin of a question may reach before the question counts as leaking.
     """
 
     alpha: float = 0.01
@@ -30,9 +31,12 @@ class Terms:
 
     def __post_init__(self) -> None:
         bounds.check_alpha(self.alpha)
-        for name in ("leaks_from", "limit"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0 <= self.rho < math.inf:
+            raise ValueError(f"rho must be finite and not negative, got {self.rho}")
+        if not 0 < self.leaks_from <= 1:
+            raise ValueError(f"leaks_from must lie in (0, 1], got {self.leaks_from}")
+        if not 0 <= self.limit <= 1:
+            raise ValueError(f"limit must lie in [0, 1], got {self.limit}")
 
     def alpha_of(self, questions: int) -> float:
         """Significance of one question's bound where there are so many questions."""

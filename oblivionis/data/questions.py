@@ -97,4 +97,8 @@ def _question(row: Row, problems: list[str]) -> Asked | None:
     if len(problems) > before:
         return None
     identifier = str(values.get("id", f"line-{row.where.rpartition(':')[2]}"))
+    texts = [identifier, values["question"], values.get("answer") or "", *keywords]
+    if any(0xD800 <= ord(character) <= 0xDFFF for text in texts for character in text):
+        problems.append(f"{row.where}: half a character (a lone surrogate) in a text")
+        return None
     return Asked(identifier, values["question"], values.get("answer"), tuple(keywords))
