@@ -146,7 +146,11 @@ def test_std_bound_is_reached_within_the_band() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.sampled_from([0.0, 1.0, 0.5, *GRID[:7].tolist()]) | st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=60),
+    st.lists(
+        st.sampled_from([0.0, 1.0, 0.5, *GRID[:7].tolist()]) | st.floats(0, 1, allow_subnormal=False),
+        min_size=1,
+        max_size=60,
+    ),
     st.sampled_from([0.001, 0.05, 0.5]),
     st.lists(st.floats(1e-6, 1 - 1e-6, allow_subnormal=False), unique=True, max_size=30),
 )
