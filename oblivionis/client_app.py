@@ -97,7 +97,9 @@ def unlearn(message: Message, context: Context) -> Message:
         proximal_mu=0.0,
         seed=task.seed,
     )
-    entropies = {
+    told = {
+        "forget-nll-before": report.first_forget_nll,
+        "forget-nll-after": report.last_forget_nll,
         "forget-entropy-before": report.first_forget_entropy,
         "forget-entropy-after": report.last_forget_entropy,
     }
@@ -108,9 +110,7 @@ def unlearn(message: Message, context: Context) -> Message:
             "unlearn-loss": report.last_loss,
             "unlearn-seconds": report.seconds,
             "unlearn-steps": report.steps,
-            "forget-nll-before": report.first_forget_nll,
-            "forget-nll-after": report.last_forget_nll,
-            **{name: value for name, value in entropies.items() if math.isfinite(value)},
+            **{name: value for name, value in told.items() if math.isfinite(value)},
         },
     )
 

@@ -136,6 +136,7 @@ class Worker:
             seed=seed,
             prox=prox,
             entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
+            retain_loss=unlearning.retain_loss,
             forget_nll_limit=unlearning.forget_nll_limit,
         )
         return self.flat.numpy(), report
