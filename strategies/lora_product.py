@@ -81,12 +81,12 @@ def product_mean(a: Sequence[NDArray], b: Sequence[NDArray], weights: Sequence[f
     `a`: K factors (r, in), `b`: K factors (out, r). No matrix of out × in is formed: with the factors stacked,
     Σ w_k B_k A_k = Q_b (R_b R_aᵀ) Q_aᵀ, and the core in brackets has at most Kr rows and columns.
 
-    Of all pairs with that product, A is the one nearest to mean(A) = Σ w_k A_k: local training and the server's moments
-    see the coordinates, not the product, and mean(A) is what they know. With U S Vᵀ the truncated decomposition,
+    Of the many pairs with that product, A is the one nearest to mean(A) = Σ w_k A_k: local training and the server's
+    moments see the coordinates, not the product, and know those of mean(A). With U S Vᵀ the truncated decomposition,
     A = M Pᵀ and B = U S M⁻¹, where M = mean(A) P and P is V, filled up to r columns by what is largest in the rest of
     mean(A) where the product has a lower rank. Hence equal A_k stay as they are, and A is mean(A) while B is zero.
-    Singular values of M are raised to the least one of mean(A), or to a tenth of the clients' average where that is
-    more: M is well conditioned, and no direction of A too weak for B to be trained along it.
+    Singular values of M below the least one of mean(A), or below a tenth of the clients' average, are raised to it: M
+    is well conditioned, and no direction of A becomes too weak for B to be trained along it.
     """
     q_a, r_a = np.linalg.qr(np.concatenate(a, dtype=np.float64).T)
     scaled = [np.multiply(x, weight, dtype=np.float64) for x, weight in zip(b, weights, strict=True)]

@@ -115,6 +115,13 @@ def test_with_b_zero_a_is_the_mean():
     assert not new_b.any()
 
 
+def test_factors_that_are_all_zero_stay_zero():
+    a, b = factors(4, 10, 7)
+    with np.errstate(all="raise"):
+        new_a, new_b = product_mean([0 * x for x in a], b, WEIGHTS)
+    assert not new_a.any() and not new_b.any()
+
+
 def test_the_gauge_of_a_client_does_not_change_the_product():
     a, b = factors(4, 10, 7)
     plain_a, plain_b = product_mean(a, b, WEIGHTS)
@@ -176,7 +183,7 @@ def test_a_vector_is_averaged_module_by_module_and_the_rest_as_it_is():
 
 def test_one_client_comes_back_bit_for_bit():
     (row,) = vectors(1)
-    assert np.array_equal(MEAN([row], [1.0]).astype(np.float32), row)
+    assert np.array_equal(MEAN([row], [1.0]), row.astype(np.float64))
 
 
 def test_vectors_of_another_length_are_refused():
