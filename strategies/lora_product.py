@@ -94,18 +94,23 @@ def product_mean(a: Sequence[NDArray], b: Sequence[NDArray], weights: Sequence[f
     u, s, vt = np.linalg.svd(r_b @ r_a.T)
     factors = r_a.T.reshape(len(a), -1, r_a.shape[0])
     mean = np.tensordot(weights, factors, 1)
-    columns = min(mean.shape)
-    rank = min(columns, int(np.count_nonzero(s > _ROUNDING * s[0])))
+    rank = min(*mean.shape, int(np.count_nonzero(s > _ROUNDING * s[0])))
     if rank == 0:
         return mean @ q_a.T, np.zeros((q_b.shape[0], mean.shape[0]))
-    basis = vt[:rank]
-    if rank < columns:
-        rest = np.linalg.svd(mean @ vt[rank:].T, full_matrices=False)[2][: columns - rank]
+    usual = np.sqrt(np.dot(weights, np.square(factors).sum((1, 2))) / min(mean.shape))
+    new_a, inverse = _near(mean, vt, rank, _WEAKEST * usual)
+    return new_a @ q_a.T, q_b @ ((u[:, :rank] * s[:rank]) @ inverse[:rank])
+
+
+def _near(mean: Floats, vt: Floats, rank: int, weakest: float) -> tuple[Floats, Floats]:
+    """A = M Pᵀ (r, c) near `mean` (r, c), and M⁻¹ (p, r); P (c, p) begins with the first `rank` rows of `vt` (c, c).
+
+    p is the lesser of r and c. No singular value of M is below the least one of `mean`, nor below `weakest`.
+    """
+    basis, missing = vt[:rank], min(mean.shape) - rank
+    if missing:
+        rest = np.linalg.svd(mean @ vt[rank:].T, full_matrices=False)[2][:missing]
         basis = np.concatenate([basis, rest @ vt[rank:]])
     left, strength, right = np.linalg.svd(mean @ basis.T, full_matrices=False)
-    usual = np.sqrt(np.dot(weights, np.square(factors).sum((1, 2))) / columns)
-    weakest = max(np.linalg.svd(mean, compute_uv=False)[-1], _WEAKEST * usual)
-    strength = np.maximum(strength, weakest)
-    new_a = (left * strength) @ right @ basis
-    inverse = (right.T / strength) @ left.T
-    return new_a @ q_a.T, q_b @ ((u[:, :rank] * s[:rank]) @ inverse[:rank])
+    strength = np.maximum(strength, max(np.linalg.svd(mean, compute_uv=False)[-1], weakest))
+    return (left * strength) @ right @ basis, (right.T / strength) @ left.T
