@@ -211,12 +211,23 @@ def find_checkpoint(
     return run, checkpoint, config, actual
 
 
+def assemble_for(run: RunDirectory, config: Config) -> Assembled:
+    """The model that the vectors of `run` belong to. RunError when `config` (with overrides) describes another one."""
+    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    expected = run.environment().get("manifest_hash")
+    if expected and assembled.manifest_hash != expected:
+        raise RunError(
+            f"{run.path} trained other parameters than these settings describe; leave out overrides of model and seed"
+        )
+    return assembled
+
+
 def evaluate_checkpoint(
     target: Path, stage: str | None, overrides: Sequence[str]
 ) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
     run, checkpoint, config, _ = find_checkpoint(target, stage, overrides)
-    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    assembled = assemble_for(run, config)
     measured = Assessor(assembled, load_corpus(config.data), config).measure(
         checkpoint.vector, full=True, oracle=run.evaluation_log("retrain")
     )

@@ -84,6 +84,14 @@ def _embedded_template(config: Config) -> Iterator[Problem]:
         yield Problem("model.template.kind", "the embedded model has no chat template", "qa")
 
 
+@_reads("model.mode", "model.lora.aggregation")
+def _aggregation(config: Config) -> Iterator[Problem]:
+    aggregation = config.model.lora.aggregation
+    if config.model.mode == "full" and aggregation != "factors":
+        message = f"{aggregation} is about LoRA's factors, but model.mode=full trains all weights and has none"
+        yield Problem("model.lora.aggregation", message, "factors", "or set model.mode=lora")
+
+
 @_reads("model.template.kind", "model.template.answer_prefix", "model.template.question_suffix")
 def _clean_boundary(config: Config) -> Iterator[Problem]:
     template = config.model.template

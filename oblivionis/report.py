@@ -323,14 +323,18 @@ def print_model(config: Config, assembled: Any, fingerprint: str, console: Conso
     """Sizes, memory and identity of the configured model."""
     parameters = list(assembled.model.parameters())
     total, trainable = sum(p.numel() for p in parameters), assembled.flat.size
+    adapters = sum(p.numel() for name, p in assembled.model.named_parameters() if "lora_" in name)
     weights = sum(p.numel() * p.element_size() for p in parameters)
     vector = 4 * trainable
     table = Table(show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_row("source", Text(config.model.source))
-    table.add_row("base parameters", f"{total - (trainable if config.model.mode == 'lora' else 0):,}")
-    table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {config.model.mode})")
+    table.add_row("base parameters", f"{total - adapters:,}")
+    how = f"lora, aggregation {config.model.lora.aggregation}" if config.model.mode == "lora" else config.model.mode
+    table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {how})")
+    if frozen := adapters - trainable if adapters else 0:
+        table.add_row("frozen adapter parameters", f"{frozen:,} (A: drawn from the seed on either side, never sent)")
     table.add_row("sent per client and exchange", f"{_bytes(vector)} there, {_bytes(vector)} back (float32)")
     # Gradient, AdamW's two moments and the copy of the global model that FedProx compares with.
     state = 4 * vector

@@ -32,6 +32,14 @@ class Lora:
         default_factory=lambda: list(LLAMA_MODULES),
         metadata=about("Names of the linear layers that get an adapter.", at_least=1),
     )
+    aggregation: str = field(
+        default="factors",
+        metadata=about(
+            "What the server averages: `factors`: A and B, each by itself (the paper); `product`: B·A, cut to rank r; "
+            "`freeze_a`: B alone, A stays as the seed gives it and does not travel.",
+            choices=("factors", "product", "freeze_a"),
+        ),
+    )
 
 
 @dataclass

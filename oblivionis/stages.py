@@ -19,13 +19,16 @@ from oblivionis.config import Config
 from oblivionis.corpora import load_corpus, load_partition
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.holdings import Holdings, SimulatedRequests
+from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
 from oblivionis.reuse import import_stages
 from oblivionis.runs import Checkpoint, RunDirectory
 from strategies import factory, protocol
+from strategies.arrays import Mean
 from strategies.fedtu import FedTU, Listener, NodeMap
+from strategies.lora_product import ProductMean
 from strategies.server_step import ServerStep
 
 SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
@@ -40,8 +43,15 @@ def planned_rounds(config: Config) -> dict[str, int]:
     return rounds
 
 
-def aggregator(config: Config) -> ServerStep:
-    """The configured aggregator with its settings and the sampling of the federation."""
+def averaging(config: Config, manifest: adapters.Manifest) -> Mean | None:
+    """How the server averages models of that manifest; None: number by number. Raises ModelError."""
+    if config.model.lora.aggregation != "product":
+        return None
+    return ProductMean(adapters.size(manifest), adapters.lora_pairs(manifest))
+
+
+def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
+    """The configured aggregator with its settings and the sampling of the federation, averaging by `mean`."""
     strategy, federation = config.strategy, config.federation
     settings: dict[str, float] = {}
     if strategy.name == "fedavgm":
@@ -57,6 +67,7 @@ def aggregator(config: Config) -> ServerStep:
         **settings,
         fraction_train=federation.fraction_train,
         min_train_nodes=federation.min_clients,
+        mean=mean,
     )
 
 
@@ -72,6 +83,7 @@ class Server:
         self.holdings = Holdings.of(corpus, load_partition(corpus, config))
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        self.mean = averaging(config, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
         self.assessor = Assessor(self.assembled, corpus, config)
         self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0)
@@ -136,7 +148,7 @@ class Stage:
         self.server, self.name = server, name
         self.config, self.run, self.events = server.config, server.run, server.events
         self.rounds: int = getattr(self.config.federation.rounds, name)
-        self.inner = aggregator(self.config)
+        self.inner = aggregator(self.config, server.mean)
         self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, active=name == "unlearn")
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.label = SAMPLING[name]
@@ -177,6 +189,7 @@ class Stage:
             stage=self.label,
             server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
             extra_rounds=self.config.unlearning.requests.extra_rounds,
+            mean=self.server.mean,
         )
         fedtu.start(
             self.server.grid,

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
 from strategies import protocol
-from strategies.arrays import finite, merged, view, with_dtypes_of
+from strategies.arrays import Mean, finite, merged, view, with_dtypes_of
 from strategies.errors import ActorDied, FederationError, NodeMapError
 from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
@@ -58,6 +58,7 @@ class FedTU(Strategy):
     `evaluate_after_unlearn`: called with (round, arrays) on the model right after unlearning.
     `server_state_on_unlearn`: `reset` calls `inner.reset_state()` after each FedTU exchange that served a request.
     `extra_rounds`: at most so many rounds are added while requests are pending after the last planned round.
+    `mean`: how several unlearned models are averaged with the weights w_u; None: number by number, as above.
 
     Flower's FedAvgM computes with its own copy of the model, `current_arrays`, and would undo the unlearning; whatever
     keeps such an ArrayRecord gets the current model before each round. Strategies that change the arrays' dtype
@@ -78,6 +79,7 @@ class FedTU(Strategy):
         evaluate_after_unlearn: Evaluation | None = None,
         server_state_on_unlearn: Literal["keep", "reset"] = "keep",
         extra_rounds: int = 0,
+        mean: Mean | None = None,
     ) -> None:
         if server_state_on_unlearn not in ("keep", "reset"):
             raise ValueError(f"server_state_on_unlearn is {server_state_on_unlearn!r}, expected 'keep' or 'reset'")
@@ -93,6 +95,7 @@ class FedTU(Strategy):
         self._evaluate_after_unlearn = evaluate_after_unlearn
         self._reset = server_state_on_unlearn == "reset"
         self._extra_rounds = extra_rounds
+        self._mean = mean
         self._arrays_key = getattr(inner, "arrayrecord_key", protocol.ARRAYS)
         self._config_key = getattr(inner, "configrecord_key", protocol.CONFIG)
         self._weight_key = getattr(inner, "weighted_by_key", protocol.NUM_EXAMPLES)
@@ -239,7 +242,7 @@ class FedTU(Strategy):
         if len(models) == 1:
             arrays = ArrayRecord({name: models[0][name] for name in arrays})
         else:
-            arrays = merged(arrays, models, [n / sum(forgotten) for n in forgotten])
+            arrays = merged(arrays, models, [n / sum(forgotten) for n in forgotten], self._mean)
         for client, reply in good:
             info = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
             for request in by_client[client]:

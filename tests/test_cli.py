@@ -281,6 +281,24 @@ def test_data_describe_names_every_faulty_line(tmp_path):
     assert "found 'anwser'" in result.err and "people.jsonl:1:" not in result.err
 
 
+def test_model_info_counts_what_travels_when_a_is_frozen():
+    printed = {}
+    for mode in ("factors", "product", "freeze_a"):
+        out = call("model", "info", "model.lora.rank=4", f"model.lora.aggregation={mode}").out
+        printed[mode] = dict(re.findall(r"^│ +(.+?) +│ +(.+?) +│$", out, re.MULTILINE))
+    frozen, whole = printed["freeze_a"], printed["factors"]
+    numbers = [
+        int(facts[key].split()[0].replace(",", ""))
+        for facts, key in ((frozen, "trainable parameters"), (frozen, "frozen adapter parameters"),
+                           (whole, "trainable parameters"))
+    ]  # fmt: skip
+    assert numbers[0] + numbers[1] == numbers[2]
+    assert frozen["sent per client and exchange"].startswith(f"{4 * numbers[0] / 1000:.3g} kB there")
+    assert len({facts["base parameters"] for facts in printed.values()}) == 1
+    assert printed["product"]["sent per client and exchange"] == whole["sent per client and exchange"]
+    assert "frozen adapter parameters" not in whole
+
+
 def test_model_info_prints_sizes_and_nothing_else():
     result = call("model", "info", "model.lora.rank=4")
     assert result.code == 0
