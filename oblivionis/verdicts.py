@@ -86,7 +86,7 @@ def _sentence(measure: str, found: Verdict) -> str:
     what = "Prob of the forget answers" if measure == "prob" else "Forget truth ratio, right over wrong answers"
     line = f"{what}: unlearned {ours}, retrained {theirs}"
     below = found.value < found.oracle
-    p = min(found.p_below, found.p_above)
+    p = found.p_below if below else found.p_above
     words = {
         OVER_UNLEARNED: f"far below (p = {number(p)}), over-unlearned.",
         STILL_KNOWN: f"far above (p = {number(p)}), under-unlearned.",
