@@ -215,10 +215,14 @@ def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
     return Group(Text("Sample answers", style="bold"), table)
 
 
+def printable(text: str) -> str:
+    """`text` as one line without control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _line(text: str) -> str:
     """`text` as one printable line of at most SHOWN_CHARACTERS."""
-    text = "".join(c if c.isprintable() else " " for c in text)
-    text = " ".join(text.split())
+    text = printable(text)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1].rstrip() + "…"
 
 
