@@ -179,6 +179,51 @@ def evaluate(
     console.print(report.metrics_table({checkpoint.stage: metrics}, title=title))
 
 
+@cli.command()
+def chat(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory with a finished stage.")],
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Ask the model of this stage only; repeatable (default: all finished).")
+    ] = None,
+    question: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Answer this and stop; repeatable.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample at this temperature; 0: greedy (default: greedy, 1 where sampling).")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from so many likeliest tokens.")] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Adaptive temperature scaling: greedy above this mean confidence (the paper: 0.9)."),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Sample so many answers of each model.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens (default: that of the run's full evaluation).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the samples, and of what /forget and /retain ask.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
+    ] = None,
+) -> None:
+    """Ask the finetuned, unlearned and retrained model of a run the same questions, side by side.
+
+    Questions are typed, piped in (one a line) or given with --question. `/help` lists the commands.
+    """
+    from oblivionis.chat import Chat, Decoding
+    from oblivionis.chat_loop import ask, converse
+
+    decoding = Decoding(temperature, top_p, top_k, confidence, samples, max_new_tokens, seed)
+    console = Console()
+    talk = Chat(run, stage or (), decoding, set_ or ())
+    for text in question or ():
+        ask(talk, text, console)
+    if not question:
+        converse(talk, console, stdin_is_terminal=sys.stdin.isatty())
+
+
 @config_cli.command("show")
 def config_show(arguments: Arguments = None) -> None:
     """Print the complete, resolved configuration as YAML."""

@@ -117,8 +117,13 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
     return [row for row in table if any(v is not None for v in row[2])]
 
 
-def metrics_table(metrics: Mapping[str, Mapping[str, float]], title: str) -> Group:
-    """The comparison under its title: a row per question set and measure, a column per model."""
+def metrics_table(
+    metrics: Mapping[str, Mapping[str, float]], title: str, marks: Mapping[tuple[str, str], str] | None = None
+) -> Group:
+    """The comparison under its title: a row per question set and measure, a column per model.
+
+    `marks`: (question set, measure) of a row -> what stands before the unlearned model's value.
+    """
     table = Table()
     table.add_column("questions")
     table.add_column("measure")
@@ -128,9 +133,15 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float]], title: str) -> Gro
     for label, measure, values in rows(metrics):
         if previous and label != previous:
             table.add_section()
-        table.add_row(label if label != previous else "", measure, *map(number, values))
+        mark = (marks or {}).get((label, measure), "")
+        texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
+        table.add_row(label if label != previous else "", measure, *texts)
         previous = label
     return Group(Text(title, style="bold"), table)
+
+
+def _cell(value: float | None, mark: str) -> Text:
+    return Text(f"{mark} {number(value)}", style="bold red") if mark else Text(number(value))
 
 
 def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[dict[str, Any]]:
@@ -204,10 +215,14 @@ def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
     return Group(Text("Sample answers", style="bold"), table)
 
 
+def printable(text: str) -> str:
+    """`text` as one line without control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _line(text: str) -> str:
     """`text` as one printable line of at most SHOWN_CHARACTERS."""
-    text = "".join(c if c.isprintable() else " " for c in text)
-    text = " ".join(text.split())
+    text = printable(text)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1].rstrip() + "…"
 
 
@@ -236,11 +251,17 @@ def summary(run: RunDirectory, config: Config) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    parts: list[Any] = [metrics_table(metrics, title)]
+    from oblivionis import verdicts
+
+    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
+    parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found))]
+    parts += [
+        Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
+    ]
     parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
-    found = samples(run, config, list(metrics))
-    if found:
-        parts += [Text(), samples_table(found)]
+    shown = samples(run, config, list(metrics))
+    if shown:
+        parts += [Text(), samples_table(shown)]
     line = requests_line(run, config.unlearning.requests.verify_max_rouge)
     if line:
         parts.append(Text(line))

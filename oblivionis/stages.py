@@ -25,6 +25,7 @@ from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
 from oblivionis.reuse import import_stages
 from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.verdicts import write_verdicts
 from strategies import factory, protocol
 from strategies.arrays import Mean
 from strategies.fedtu import FedTU, Listener, NodeMap
@@ -112,6 +113,7 @@ class Server:
                 run_local(self)
             else:
                 Stage(self, stage).execute()
+        write_verdicts(self.run, self.config.evaluation.truth_ratio)
 
     def message_config(self, stage: str) -> ConfigRecord:
         """What every message of a stage carries besides the model."""
