@@ -150,7 +150,7 @@ def _uses_retain(loss: losses.Method, values: Mapping[str, Any], available: bool
     unknown = [name for name in loss.required + loss.optional if name not in QUANTITIES]
     if unknown:
         raise ValueError(f"{loss.name} asks for {unknown[0]!r}, which is none of {', '.join(sorted(QUANTITIES))}")
-    if any(name.startswith("retain") for name in loss.required):
+    if loss.needs_retain:
         if not available:
             raise ValueError(f"{loss.name} needs retain records and the client has none")
         return True

@@ -22,8 +22,10 @@ from oblivionis.holdings import Holdings, SimulatedRequests
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
+from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
 from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.schedule import policy_of
 from strategies import factory, protocol
 from strategies.fedtu import FedTU, Listener, NodeMap
 from strategies.server_step import ServerStep
@@ -70,6 +72,8 @@ class Server:
         torch.set_flush_denormal(True)
         corpus = load_corpus(config.data)
         self.holdings = Holdings.of(corpus, load_partition(corpus, config))
+        asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
+        self.policy = policy_of(config, self.holdings) if asked else None
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.start_vector = self.assembled.flat.numpy()
@@ -137,7 +141,8 @@ class Stage:
         self.config, self.run, self.events = server.config, server.run, server.events
         self.rounds: int = getattr(self.config.federation.rounds, name)
         self.inner = aggregator(self.config)
-        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, active=name == "unlearn")
+        policy = server.policy if name == "unlearn" else None
+        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, policy)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.label = SAMPLING[name]
 
@@ -188,7 +193,7 @@ class Stage:
         )
 
     def _eligible(self, client: int) -> bool:
-        """Whether `client` has anything to train on in this stage."""
+        """Whether `client` may train in this stage: it has records left and does not leave."""
         if self.name == "unlearn":
             return self.requests.live(client) > 0
         return self.server.holdings.live(client, without_forget_split=self.name == "retrain") > 0
@@ -204,10 +209,11 @@ class Stage:
     def _finish(self, seconds: float) -> None:
         rounds = self.done
         measured = self.evaluate(rounds, "end", self.vector)
-        outcome = self.requests.verify(rounds, measured)
+        outcome = self.requests.verify(rounds, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
         waiting = self.requests.waiting(rounds)
         if waiting:
-            self.events.warning(f"{len(waiting)} deletion requests are still pending: {', '.join(waiting)}")
+            named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
+            self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
         self.run.finish_stage(
             self.name,
             {
@@ -238,6 +244,9 @@ class _Recorder(Listener):
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
         self._stage.server.check_stop()
+        if kind == "unlearn":
+            asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
+            self._stage.events.requests(in_words(asking))
         self._stage.events.exchange_started(kind, nodes)
 
     def reply(self, node: int, ok: bool, reason: str) -> None:

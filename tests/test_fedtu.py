@@ -114,6 +114,7 @@ def test_messages_carry_settings_seed_stage_and_round():
         "request-ids": ["r0"],
         "record-ids": ["0-0"],
         "record-counts": [1],
+        "scopes": ["records"],
     }
     assert dict(settings) == {"epochs": 5}, "the caller's settings were changed"
 

@@ -347,8 +347,8 @@ def test_the_line_on_requests(tmp_path):
     assert report.requests_line(run, 0.5) == line
     assert line in summary(run, config)
     rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
-    assert rows[1] == ["r0", "0", "2", "1", "1", "0", "verified", "its share"]
-    assert rows[2] == ["r1", "1", "1", "2", "–", "0", "pending", "its share"]
+    assert rows[1] == ["r0", "0", "records", "2", "1", "1", "0", "verified", "its share"]
+    assert rows[2] == ["r1", "1", "records", "1", "2", "–", "0", "pending", "its share"]
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

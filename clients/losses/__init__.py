@@ -34,6 +34,11 @@ class Method:
     optional: tuple[str, ...]
     defaults: Mapping[str, float | int | str | bool | None]
 
+    @property
+    def needs_retain(self) -> bool:
+        """Whether it cannot do without retain records."""
+        return any(name.startswith("retain") for name in self.required)
+
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All hyperparameters: `given` over the defaults. Raises ValueError for an unknown or non-finite one."""
         for key, value in given.items():
