@@ -235,11 +235,11 @@ class _Recorder(Listener):
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._round, self._replies, self._failures = 0, 0, 0
+        self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
 
     def round_started(self, round: int, total: int) -> None:
         self._stage.server.check_stop()
-        self._round, self._replies, self._failures = round, 0, 0
+        self._round, self._replies, self._failures, self._trained = round, 0, 0, False
         self._stage.events.round_started(round)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
@@ -247,6 +247,7 @@ class _Recorder(Listener):
         if kind == "unlearn":
             asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
             self._stage.events.requests(in_words(asking))
+        self._trained |= kind == "train"
         self._stage.events.exchange_started(kind, nodes)
 
     def reply(self, node: int, ok: bool, reason: str) -> None:
@@ -276,6 +277,9 @@ class _Recorder(Listener):
 
     def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float) -> None:
         stage = self._stage
+        if not self._trained:
+            least = stage.config.federation.min_clients
+            stage.events.warning(f"round {round}: nobody trained, fewer than {least} clients are left that may")
         values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
         values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
         row = {"stage": stage.name, "round": round, "moment": "round", "evaluator": "federation", "metrics": values}

@@ -48,6 +48,6 @@ class Subjects:
 
     def unknown(self, name: str) -> str:
         """What is wrong with a name that `find` does not know, with the nearest ones that it does."""
-        near = difflib.get_close_matches(subject_key(name), self._by_name, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(subject_key(name), self._by_name, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(self._by_name[k].name for k in near)}?" if near else ""
         return f"no record is about {name!r}; {hint or '`oblivionis data describe --subjects` lists all names'}"
