@@ -118,6 +118,7 @@ def simulate(
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
     from oblivionis.runs import RunDirectory
+    from oblivionis.schedule import check_requests
 
     if resume is not None:
         if arguments:
@@ -127,6 +128,7 @@ def simulate(
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
+        check_requests(config)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))
     console = Console()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.config import Config
+from oblivionis.corpora import load_corpus, load_partition
 from oblivionis.holdings import Holdings
 from oblivionis.requests import (
     AllAtRound,
@@ -42,6 +43,13 @@ def policy_of(config: Config, holdings: Holdings) -> Policy:
         path = Path(str(settings.file)).expanduser()
         return read_schedule(path, holdings, last_round=config.federation.rounds.unlearn)
     return NoRequests()
+
+
+def check_requests(config: Config) -> None:
+    """Raise now what `policy_of` would raise in the run: only the data tell which subjects and records there are."""
+    if "unlearn" in config.stages and config.unlearning.requests.policy in ("subjects_at_round", "file"):
+        corpus = load_corpus(config.data)
+        policy_of(config, Holdings.of(corpus, load_partition(corpus, config)))
 
 
 def _subjects_at_round(round: int, names: list[str], holdings: Holdings) -> Schedule:

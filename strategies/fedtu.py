@@ -220,7 +220,7 @@ class FedTU(Strategy):
                 for request in asked:
                     self._requests.failed(request, round, "not connected")
                 continue
-            named = "; ".join(f"{r.request_id} ({r.scope}, {r.num_records} records)" for r in asked)
+            named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
             log(INFO, "[%s] round %d: client %d is asked to forget: %s", self._stage, round, client, named)
             config = self._config(round, {**run.train_config, **self._unlearn_config})
             config[protocol.REQUEST_IDS] = [r.request_id for r in asked]
