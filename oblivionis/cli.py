@@ -118,6 +118,7 @@ def simulate(
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
     from oblivionis.runs import RunDirectory
+    from oblivionis.schedule import check_requests
 
     if resume is not None:
         if arguments:
@@ -127,6 +128,7 @@ def simulate(
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
+        check_requests(config)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))
     console = Console()
@@ -250,15 +252,28 @@ def config_list() -> None:
 
 
 @data_cli.command("describe")
-def data_describe(arguments: Arguments = None) -> None:
+def data_describe(
+    arguments: Arguments = None,
+    subject: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which clients hold records about this subject, and which.")
+    ] = None,
+    subjects: Annotated[bool, typer.Option("--subjects", help="List all subjects and who holds them.")] = False,
+) -> None:
     """Sizes, records per client, and where the records to forget lie."""
     from oblivionis import report
     from oblivionis.corpora import load_corpus, load_partition
+    from oblivionis.subjects import Subjects
 
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
     corpus = load_corpus(config.data)
-    report.print_data(corpus, load_partition(corpus, config), Console())
+    partition = load_partition(corpus, config)
+    if subject is not None:
+        report.print_subject(Subjects.of(corpus, partition), subject, Console())
+    elif subjects:
+        report.print_subjects(Subjects.of(corpus, partition), Console())
+    else:
+        report.print_data(corpus, partition, Console())
 
 
 @model_cli.command("info")

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from oblivionis import report, verdicts
 from oblivionis.config import Config
 from oblivionis.files import write_atomic
-from oblivionis.requests import Ledger
+from oblivionis.requests import PENDING, Ledger, Request
 from oblivionis.runs import RunDirectory
 
 _STYLE = """
@@ -95,7 +95,7 @@ def write_html(run: RunDirectory, config: Config) -> None:
         "<h2>Rounds</h2>",
         *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",
-        _requests(run),
+        _requests(run, config),
         "<h2>Answers</h2>",
         _answers(report.samples(run, config, list(metrics))),
         "<details><summary>What the words mean</summary><dl>",
@@ -204,22 +204,37 @@ def _line(axis: Any, points: Sequence[Mapping[str, Any]], key: str, label: str, 
         axis.plot(x, y, marker="o", markersize=5, color=color, markerfacecolor="white", linestyle="none")
 
 
-def _requests(run: RunDirectory) -> str:
+def _requests(run: RunDirectory, config: Config) -> str:
     rows = [
         [
             html.escape(r.id),
             str(r.client),
+            html.escape(report.request_kind(r)),
             str(len(r.record_ids)),
             str(r.round),
             "–" if r.served_round is None else str(r.served_round),
             str(r.attempts),
             html.escape(r.state),
-            html.escape(r.reason),
+            html.escape(_reason(r)),
         ]
         for r in Ledger(run.ledger_path)
     ]
-    head = ["request", "client", "records", "asked in round", "served in", "failed attempts", "state", "reason"]
-    return _table(head, ["who", *["n"] * 5, "who", ""], rows) if rows else "<p>None.</p>"
+    head = ["request", "client", "forgets", "records", "asked in round", "served in", "failed attempts", "state"]
+    if not rows:
+        return "<p>None.</p>"
+    line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
+    table = _table([*head, "reason"], ["who", "n", "", *["n"] * 4, "who", ""], rows)
+    return f"<p>{html.escape(line)}.</p>{table}"
+
+
+def _reason(request: Request) -> str:
+    """Why a request was made, what was asked for before, and why it is pending still."""
+    parts = [request.reason] if request.reason else []
+    if request.already:
+        parts.append(f"{request.already} more records were asked for before")
+    if request.state == PENDING and request.failure:
+        parts.append(f"last failure: {request.failure}")
+    return "; ".join(parts)
 
 
 def _answers(found: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from oblivionis import config as configuration
@@ -19,9 +19,11 @@ from oblivionis.corpora import load_corpus
 from oblivionis.data.partition import Partition, describe
 from oblivionis.data.records import Corpus
 from oblivionis.errors import OblivionisError
-from oblivionis.requests import Ledger
+from oblivionis.requests import SERVED, VERIFIED, Ledger, Request
 from oblivionis.runs import RunDirectory, list_runs
 from oblivionis.schema import Template
+from oblivionis.subjects import Subjects
+from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 MODELS = {
     "finetune": "finetuned",
@@ -231,11 +233,36 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     requests = list(Ledger(run.ledger_path))
     if not requests:
         return ""
-    states = Counter(r.state for r in requests)
+    states = Counter("not verified" if r.state == SERVED and r.rouge is not None else r.state for r in requests)
     records = sum(len(r.record_ids) for r in requests)
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     line = f"{_count(len(requests), 'deletion request')} for {_count(records, 'record')}: {parts}"
-    return line + (f" (verified: final ROUGE-L recall at most {limit:g})" if states["verified"] else "")
+    if states[VERIFIED] or states["not verified"]:
+        line += f" (verified: final ROUGE-L recall at most {limit:g})"
+    kinds = _kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
+    return f"{line}; served: {kinds}" if kinds else line
+
+
+def _kinds(served: Sequence[Request]) -> str:
+    """What was served, by kind; empty where nothing but single records was asked for."""
+    leaving = [r for r in served if r.scope == SCOPE_CLIENT]
+    about = [r for r in served if r.scope == SCOPE_SUBJECT]
+    single = [r for r in served if r.scope == SCOPE_RECORDS]
+    if not leaving and not about:
+        return ""
+    parts = [f"{_count(len({r.client for r in leaving}), 'client')} left"] if leaving else []
+    if about:
+        subjects, clients = len({r.group for r in about}), len({r.client for r in about})
+        parts.append(f"{_count(subjects, 'subject')} on {_count(clients, 'client')}")
+    parts += [f"{_count(sum(len(r.record_ids) for r in single), 'single record')}"] if single else []
+    return ", ".join(parts)
+
+
+def request_kind(request: Request) -> str:
+    """What a request is about, for a table."""
+    if request.scope == SCOPE_CLIENT:
+        return "all: the client leaves"
+    return f"subject {request.subject}" if request.scope == SCOPE_SUBJECT else "records"
 
 
 def _count(number: int, what: str) -> str:
@@ -338,6 +365,26 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
             shares.add_row(str(row["client"]), *(str(row[key] or "·") for key in columns.values()))
     title = f"{_count(facts['clients'], 'client')}, {facts['clients_with_forget']} of them with records to forget"
     console.print(Text(title, style="bold"), shares, sep="\n")
+
+
+def print_subjects(subjects: Subjects, console: Console) -> None:
+    """A line per subject: how many records are about it, and which clients hold them."""
+    table = Table("subject", Column("records", justify="right"), Column("clients", overflow="fold"), box=None)
+    for subject in subjects:
+        table.add_row(Text(_line(subject.name)), str(subject.count), ", ".join(map(str, subject.records)))
+    console.print(table)
+
+
+def print_subject(subjects: Subjects, name: str, console: Console) -> None:
+    """The records about one subject by the client that holds them. Raises OblivionisError for an unknown name."""
+    subject = subjects.find(name)
+    if subject is None:
+        raise OblivionisError(f"--subject: {subjects.unknown(name)}")
+    table = Table(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
+    for client, record_ids in subject.records.items():
+        table.add_row(str(client), Text(", ".join(record_ids)))
+    title = f"{_line(subject.name)}: {_count(subject.count, 'record')} on {_count(len(subject.records), 'client')}"
+    console.print(Text(title, style="bold"), table, sep="\n")
 
 
 def print_model(config: Config, assembled: Any, fingerprint: str, console: Console) -> None:

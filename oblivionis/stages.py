@@ -23,8 +23,10 @@ from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
+from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
 from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.schedule import policy_of
 from oblivionis.verdicts import write_verdicts
 from strategies import factory, protocol
 from strategies.arrays import Mean
@@ -82,6 +84,8 @@ class Server:
         torch.set_flush_denormal(True)
         corpus = load_corpus(config.data)
         self.holdings = Holdings.of(corpus, load_partition(corpus, config))
+        asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
+        self.policy = policy_of(config, self.holdings) if asked else None
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config, self.assembled.flat.manifest)
@@ -151,7 +155,8 @@ class Stage:
         self.config, self.run, self.events = server.config, server.run, server.events
         self.rounds: int = getattr(self.config.federation.rounds, name)
         self.inner = aggregator(self.config, server.mean)
-        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, active=name == "unlearn")
+        policy = server.policy if name == "unlearn" else None
+        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, policy)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.label = SAMPLING[name]
 
@@ -203,7 +208,7 @@ class Stage:
         )
 
     def _eligible(self, client: int) -> bool:
-        """Whether `client` has anything to train on in this stage."""
+        """Whether `client` may train in this stage: it has records left and does not leave."""
         if self.name == "unlearn":
             return self.requests.live(client) > 0
         return self.server.holdings.live(client, without_forget_split=self.name == "retrain") > 0
@@ -219,10 +224,11 @@ class Stage:
     def _finish(self, seconds: float) -> None:
         rounds = self.done
         measured = self.evaluate(rounds, "end", self.vector)
-        outcome = self.requests.verify(rounds, measured)
+        outcome = self.requests.verify(rounds, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
         waiting = self.requests.waiting(rounds)
         if waiting:
-            self.events.warning(f"{len(waiting)} deletion requests are still pending: {', '.join(waiting)}")
+            named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
+            self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
         self.run.finish_stage(
             self.name,
             {
@@ -244,15 +250,19 @@ class _Recorder(Listener):
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._round, self._replies, self._failures = 0, 0, 0
+        self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
 
     def round_started(self, round: int, total: int) -> None:
         self._stage.server.check_stop()
-        self._round, self._replies, self._failures = round, 0, 0
+        self._round, self._replies, self._failures, self._trained = round, 0, 0, False
         self._stage.events.round_started(round)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
         self._stage.server.check_stop()
+        if kind == "unlearn":
+            asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
+            self._stage.events.requests(in_words(asking))
+        self._trained |= kind == "train"
         self._stage.events.exchange_started(kind, nodes)
 
     def reply(self, node: int, ok: bool, reason: str) -> None:
@@ -282,6 +292,9 @@ class _Recorder(Listener):
 
     def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float) -> None:
         stage = self._stage
+        if not self._trained:
+            least = stage.config.federation.min_clients
+            stage.events.warning(f"round {round}: nobody trained, fewer than {least} clients are left that may")
         values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
         values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
         row = {"stage": stage.name, "round": round, "moment": "round", "evaluator": "federation", "metrics": values}

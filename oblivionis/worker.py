@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.training import Prox, TrainReport, TrainSettings, train
@@ -115,8 +116,13 @@ class Worker:
         wanted = set(record_ids)
         forget_set = holding.select(held - wanted)
         retain_set = holding.select(wanted.union(tombstones))
-        self._load(vector)
         unlearning = self.config.unlearning
+        if not retain_set and losses.get(unlearning.method).needs_retain:
+            raise ClientError(
+                f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
+                "choose federaser, pga or grad_ascent, which need none"
+            )
+        self._load(vector)
         settings = self._settings(
             epochs=unlearning.epochs,
             learning_rate=unlearning.learning_rate,

@@ -223,10 +223,13 @@ class FedTU(Strategy):
                 for request in asked:
                     self._requests.failed(request, round, "not connected")
                 continue
+            named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
+            log(INFO, "[%s] round %d: client %d is asked to forget: %s", self._stage, round, client, named)
             config = self._config(round, {**run.train_config, **self._unlearn_config})
             config[protocol.REQUEST_IDS] = [r.request_id for r in asked]
             config[protocol.RECORD_IDS] = [i for r in asked for i in r.record_ids]
             config[protocol.RECORD_COUNTS] = [len(r.record_ids) for r in asked]
+            config[protocol.SCOPES] = [r.scope for r in asked]
             content = RecordDict({self._arrays_key: arrays, self._config_key: config})
             messages.append(Message(content, dst_node_id=node, message_type=protocol.UNLEARN))
         verdicts = self._exchange("unlearn", run, round, messages, arrays)
@@ -254,8 +257,12 @@ class FedTU(Strategy):
     def _train(self, run: _Run, round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
         """The FedFT exchange: the new arrays and the clients' averaged metrics."""
         _refresh_copies(self.inner, arrays)
-        if not run.eligible.get_node_ids():
+        able, least = len(run.eligible.get_node_ids()), max(1, getattr(self.inner, "min_train_nodes", 1))
+        if able == 0:
             self._warn(round, "no client may be sampled")
+            return arrays, {}
+        if able < least <= len(run.partition_to_node):  # Flower would wait for ever
+            self._warn(round, "no training: %d clients may be sampled, at least %d must take part", able, least)
             return arrays, {}
         with seeded(self._seed, self._stage, round, "train"):
             config = self._config(round, run.train_config)
@@ -306,6 +313,7 @@ class FedTU(Strategy):
             arrays_key=self._arrays_key,
             weight_key=self._weight_key,
             timeout=run.timeout,
+            same_metrics=kind != "unlearn",  # never averaged, and a client without retain records measures less
         )
         for verdict in verdicts:
             self._listener.reply(verdict.partition, verdict.reply is not None, verdict.reason)

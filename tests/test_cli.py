@@ -123,6 +123,10 @@ MISTAKES = {
     "value out of range": (["config", "check", "federation.fraction_train=1.7"], "federation.fraction_train"),
     "no equals sign": (["config", "show", "smoke", "seed"], "expected key=value"),
     "more clients than records": (["data", "describe", "federation.clients=9999"], "clients cannot share"),
+    "unknown subject": (
+        ["simulate", "unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[No Body]"],
+        "unlearning.requests.subjects: no record is about 'No Body'",
+    ),
     "nothing to resume": (["simulate", "--resume", "nope"], "nope is no run directory"),
     "resume with options": (["simulate", "smoke", "--resume", "nope"], "leave the other arguments out"),
     "no such run": (["evaluate", "nope"], "nope is no run directory"),
@@ -247,6 +251,25 @@ def people(count):
 def write_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def test_data_describe_says_who_holds_records_about_whom(tmp_path):
+    file = write_lines(tmp_path / "people.jsonl", people(12))
+    data = ["data=jsonl", f"data.path={file}", "federation.clients=3"]
+    listed = call("data", "describe", *data, "--subjects").out.splitlines()
+    rows = {line[: line.index("  ")].strip(): line.split() for line in (x[1:] for x in listed[1:])}
+    assert list(rows) == [f"Person {n}" for n in range(6)] and all(row[2] == "2" for row in rows.values())
+    clients = {}
+    for n in range(6):
+        head, _, *lines = call("data", "describe", *data, "--subject", f" PERSON  {n}").out.splitlines()
+        held = {int(line.split()[0]): line.replace(",", "").split()[1:] for line in lines}
+        assert sorted(i for ids in held.values() for i in ids) == [f"p{2 * n}", f"p{2 * n + 1}"]
+        assert head == f"Person {n}: 2 records on {len(held)} client{'s' * (len(held) > 1)}"
+        assert "".join(rows[f"Person {n}"][3:]) == ",".join(map(str, sorted(held)))
+        clients[n] = set(held)
+    assert set().union(*clients.values()) == {0, 1, 2}
+    result = call("data", "describe", *data, "--subject", "Person x")
+    assert result.code == 2 and "no record is about 'Person x'; did you mean Person" in result.err
 
 
 def test_data_describe_counts_json_lines(tmp_path):

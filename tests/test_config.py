@@ -436,6 +436,27 @@ def test_per_choice_of_a_wrong_shape(tmp_path: Path, text: str) -> None:
         (["unlearning.requests.clients=[30]"], "unlearning.requests.clients"),
         (["unlearning.requests.policy=all_at_round", "unlearning.requests.round=11"], "unlearning.requests.round"),
         (["unlearning.requests.policy=file"], "unlearning.requests.file"),
+        (["unlearning.requests.policy=subjects_at_round"], "unlearning.requests.subjects"),
+        (
+            ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[Mara Voss, MARA  voss]"],
+            "unlearning.requests.subjects",
+        ),
+        (
+            [
+                "unlearning.requests.policy=subjects_at_round",
+                "unlearning.requests.subjects=[a]",
+                "unlearning.requests.round=11",
+            ],
+            "unlearning.requests.round",
+        ),
+        (
+            [
+                "unlearning.requests.policy=subjects_at_round",
+                "unlearning.requests.subjects=[a]",
+                "unlearning.requests.scope=client",
+            ],
+            "unlearning.requests.scope",
+        ),
         (["unlearning.requests.policy=file", "unlearning.requests.file=nowhere"], "unlearning.requests.file"),
     ],
 )
@@ -457,6 +478,8 @@ def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path
         ["data=jsonl", "data.path={run}/thirty.jsonl"],
         ["unlearning.requests.policy=file", "unlearning.requests.file={run}/thirty.jsonl"],
         ["unlearning.requests.policy=all_at_round", "unlearning.requests.round=10", "unlearning.requests.clients=[29]"],
+        ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[a, b]"],
+        ["unlearning.requests.scope=client"],
     ],
 )
 def test_the_last_allowed_value_passes(overrides: list[str], tmp_path: Path) -> None:
