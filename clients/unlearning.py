@@ -15,7 +15,7 @@ from torch import nn
 from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
-from clients.optimisation import Prox, TrainSettings, Updater, local_work
+from clients.optimisation import Ball, Prox, TrainSettings, Updater, local_work
 from clients.step import QUANTITIES, Step, log_likelihoods
 from clients.training import batches
 from evaluation.packing import Sequence
@@ -56,6 +56,7 @@ def unlearn(
     *,
     seed: int,
     prox: Prox | None = None,
+    ball: Ball | None = None,
     entropy: Entropy | None = None,
     forget_nll_limit: float | None = None,
     on_step: Callable[[int, float], None] | None = None,
@@ -68,9 +69,9 @@ def unlearn(
     retain term, half of `settings.batch_size` in a forward pass are retain records: the same memory as training, the
     same gradient as all at once. `entropy` adds its term to the loss of any method: with a weight for them, retain
     records take part whatever the method; weights of zero change nothing. `forget_nll_limit`: stop before the update at
-    which the forget records' mean negative log-likelihood exceeds it (gradient ascent is unbounded). Raises ValueError
-    without forget records, for an unknown method or hyperparameter, or if the method cannot do without retain records;
-    NonFiniteError as `train`.
+    which the forget records' mean negative log-likelihood exceeds it (gradient ascent is unbounded). `ball`: after each
+    update the parameters go to its nearest point (PGA). Raises ValueError without forget records, for an unknown method
+    or hyperparameter, or if the method cannot do without retain records; NonFiniteError as `train`.
     """
     if not forget:
         raise ValueError("no sequence to forget")
@@ -93,7 +94,7 @@ def unlearn(
         reference = None
         if "forget_reference_log_p" in loss.required + loss.optional:
             reference = log_likelihoods(model, forget, settings.batch_size)
-        updater = Updater(flat, settings, -(-len(forget) // size), prox)
+        updater = Updater(flat, settings, -(-len(forget) // size), prox, ball)
         for chosen in (c for _ in range(settings.epochs) for c in batches(len(forget), size, forget_order)):
             partners = [retain[i] for i in cycle.draw(len(chosen))] if paired else []
             total = nll = 0.0

@@ -54,5 +54,7 @@ PARAMETERS = {
     "gamma": About("Weight of the forget term.", at_least=0),
     "beta": About("Inverse temperature of the preference loss.", above=0),
     "delta": About("Margin of the preference loss, outside the beta factor (eq. 39)."),
+    "calibration_ratio": About("Local epochs of a calibration as a share of `federation.local_epochs`.", above=0),
+    "radius": About("Farthest from the reference model; null: a third of a random model's distance.", above=0),
     "retain_loss": About("Retain term: `nll`, or `kl` to the model as received.", choices=("nll", "kl")),
 }

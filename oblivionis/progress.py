@@ -41,7 +41,7 @@ class Events:
     def round_started(self, round: int) -> None: ...
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
-        """`kind` is `unlearn` or `train`; `clients` are partition ids."""
+        """`kind` is `unlearn`, `calibrate` or `train`; `clients` are partition ids."""
 
     def arrived(self, answers: int, sent: int) -> None:
         """So many answers of the exchange in progress have come in; they are judged when all are there."""
@@ -179,7 +179,8 @@ class LiveEvents(Events):
         self._state(self._exchange)
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
-        self._exchange = f"FedTU: {_asking(clients)}" if kind == "unlearn" else "FedFT"
+        kinds = {"unlearn": f"FedTU: {_asking(clients)}", "calibrate": "FedEraser: calibrating"}
+        self._exchange = kinds.get(kind, "FedFT")
         self._state(f"{self._exchange}, 0/{len(clients)} replies")
 
     def arrived(self, answers: int, sent: int) -> None:

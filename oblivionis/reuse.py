@@ -11,6 +11,7 @@ from oblivionis.config import Config
 from oblivionis.errors import RunError
 from oblivionis.progress import Events
 from oblivionis.runs import RunDirectory
+from oblivionis.updates import open_updates
 
 REUSABLE = ("finetune", "retrain")
 
@@ -28,6 +29,16 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
         differences.append("the base model's fingerprint")
     if differences:
         raise RunError(f"start_from: {source.path} was made with other settings: {', '.join(differences)}")
+    ours, source_updates = (open_updates(config, path, "finetune") for path in (run.path, source.path))
+    if ours and source_updates and run.stage_summary("finetune") is None and source.stage_summary("finetune"):
+        if lacking := source_updates.lacking():
+            raise RunError(
+                f"start_from: {source.path} does not hold the clients' updates of {lacking}, which "
+                f"unlearning={config.unlearning.method} needs. Make a run that keeps them and serves no request yet, "
+                f"with the same settings and 'stages=[finetune,retrain]' unlearning={config.unlearning.method}, and "
+                "start from that"
+            )
+        ours.adopt(source_updates)
     for stage in REUSABLE:
         if run.stage_summary(stage) is not None or source.stage_summary(stage) is None:
             continue

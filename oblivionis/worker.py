@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
+from clients.optimisation import Ball
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnReport, unlearn
 from evaluation.packing import Sequence as TokenSequence
@@ -22,6 +24,7 @@ from oblivionis.data.tokenize import encode_all
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
+from oblivionis.models.random_model import expected_distance
 
 _RESIDENT_PARTITIONS = 64
 
@@ -105,8 +108,12 @@ class Worker:
         tombstones: Collection[str],
         proximal_mu: float,
         seed: int,
+        reference: np.ndarray | None = None,
     ) -> tuple[np.ndarray, UnlearnReport]:
-        """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set."""
+        """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
+
+        PGA starts from `reference`, the model of the other clients, and stays within a ball around it.
+        """
         holding = self.holding(client)
         held = {r.id for r in holding.records}
         foreign = [i for i in record_ids if i not in held]
@@ -115,8 +122,15 @@ class Worker:
         wanted = set(record_ids)
         forget_set = holding.select(held - wanted)
         retain_set = holding.select(wanted.union(tombstones))
-        self._load(vector)
         unlearning = self.config.unlearning
+        parameters, ball, limit = dict(unlearning.params), None, unlearning.forget_nll_limit
+        if unlearning.method == "pga":
+            if reference is None:
+                raise ClientError("pga starts from the model of the other clients, which the server did not send")
+            vector = reference
+            ball = Ball(reference, parameters.pop("radius") or self._distance_to_random(reference) / 3)
+            limit = limit or math.log(len(self.assembled.tokenizer))
+        self._load(vector)
         settings = self._settings(
             epochs=unlearning.epochs,
             learning_rate=unlearning.learning_rate,
@@ -131,14 +145,20 @@ class Worker:
             forget_set,
             retain_set,
             unlearning.method,
-            dict(unlearning.params),
+            parameters,
             settings,
             seed=seed,
             prox=prox,
             entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
-            forget_nll_limit=unlearning.forget_nll_limit,
+            forget_nll_limit=limit,
+            ball=ball,
         )
         return self.flat.numpy(), report
+
+    def _distance_to_random(self, vector: np.ndarray) -> float:
+        model = self.config.model
+        initializer_range = getattr(self.assembled.model.config, "initializer_range", 0.02)
+        return expected_distance(vector, self.flat.manifest, model.mode, initializer_range)
 
     def _load(self, vector: np.ndarray) -> None:
         adapters.check_vector(vector, self.flat.manifest)
