@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,17 @@ class FlatParameters:
             leaf.grad = self.grad[part]
             groups.append({"params": [leaf], "weight_decay": decay})
         return groups
+
+    def mask(self, parts: Iterable[str]) -> torch.Tensor:
+        """Which numbers of the vector (size,), bool, belong to parameters with one of `parts` in their name."""
+        parts = tuple(parts)
+        mask = torch.zeros(self.size, dtype=torch.bool, device=self.device)
+        offset = 0
+        for name, shape in self.manifest:
+            end = offset + math.prod(shape)
+            mask[offset:end] = any(part in f".{name}" for part in parts)
+            offset = end
+        return mask
 
     def load(self, values: np.ndarray) -> None:
         """Copy `values` (size,), any float type, into the model.

@@ -103,19 +103,24 @@ def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> f
 
 
 class Updater:
-    """Turns gradients in `flat.grad` into updates of `flat`; lives for one exchange and leaves no state behind."""
+    """Turns gradients in `flat.grad` into updates of `flat`; lives for one exchange and leaves no state behind.
+
+    `updates`: how many there will be, for the schedule. `moving` (size,), bool: the numbers of the vector that may
+    change, None for all of them; the others do not even decay.
+    """
 
     def __init__(
         self,
         flat: FlatParameters,
         settings: TrainSettings,
-        updates_per_epoch: int,
+        updates: int,
         prox: Prox | None,
+        moving: Tensor | None = None,
         ball: Ball | None = None,
     ) -> None:
         self._flat, self._settings = flat, settings
-        self._total = settings.epochs * updates_per_epoch
-        warmup = settings.warmup_epochs * updates_per_epoch or settings.warmup_ratio * self._total
+        self._total = updates
+        warmup = settings.warmup_epochs * updates / settings.epochs or settings.warmup_ratio * updates
         self._warmup = min(math.ceil(warmup), self._total)
         self._optimiser = _optimiser(flat, settings)
         self._scaler = torch.amp.GradScaler(
@@ -129,6 +134,7 @@ class Updater:
             self._reference = torch.as_tensor(reference, dtype=torch.float32, device=flat.device)
             if self._reference.shape != (flat.size,):
                 raise ValueError(f"φ_global must have shape ({flat.size},), got {tuple(self._reference.shape)}")
+        self._fixed = None if moving is None else (~moving, flat.vector.detach()[~moving])
         self._radius = math.inf
         if ball is not None:
             center, self._radius = ball
@@ -153,6 +159,8 @@ class Updater:
         grad = self._flat.grad
         if self._mu > 0:
             grad.add_(self._flat.vector, alpha=self._mu).sub_(self._reference, alpha=self._mu)
+        if self._fixed is not None:
+            grad[self._fixed[0]] = 0.0
         limit = self._settings.max_grad_norm
         if limit is not None:
             grad.mul_((limit / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
@@ -161,6 +169,9 @@ class Updater:
             group["lr"] = self._settings.learning_rate * factor
         self._scaler.step(self._optimiser)
         self._scaler.update()
+        if self._fixed is not None:
+            where, values = self._fixed
+            self._flat.vector[where] = values
         if self._radius < math.inf:
             self._project()
         self._flat.zero_grad()

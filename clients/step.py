@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from clients.entropy import log_probs_and_entropies
+from clients.distributions import TokenStatistics, row_statistics
 from clients.losses import Method
-from evaluation.forward import answer_logits, token_log_probs
+from clients.reference import Received
+from evaluation.forward import AnswerRows, answer_rows, layer_states, token_log_probs
+from evaluation.models import model_device
 from evaluation.packing import PackedBatch, Sequence, sequence_nll
+
+RETAIN_LOSSES = ("nll", "kl")
+
+
+class Surroundings(NamedTuple):
+    """What the quantities of a step are taken against.
+
+    `received`: the model as received; `teacher`: a model that knows nothing; `temperature` T of the divergences;
+    `layer`: the decoder layer whose states are read; `retain_loss`: what `Step.retain_loss` is, nll or kl.
+    """
+
+    received: Received | None = None
+    teacher: nn.Module | None = None
+    temperature: float = 1.0
+    layer: int = 0
+    retain_loss: str = "nll"
 
 
 class Step:
     """Forget records, as many retain records (or none), and what the model says about them.
 
-    A loss gets those quantities that its positional parameters name. Each is computed when it is first asked for;
-    forget and retain records go through the model in one pass. A new method that needs something new (hidden states,
-    say) adds a property here and its name to `QUANTITIES`; one that names `step` gets this object. `entropies` says
-    that entropies will be asked for too: the pass then goes by the logits, which the likelihoods alone do not need.
+    A loss gets those quantities that its positional parameters name: the properties below. `wanted` names those that
+    will be asked for, so that forget and retain records go through the model once, by the cheapest way that gives them
+    all: entropies and divergences go by the logits, which the likelihoods alone do not need. A new method that needs
+    something new adds a property here.
     """
 
     def __init__(
@@ -29,79 +49,171 @@ class Step:
         forget: Seq[Sequence],
         retain: Seq[Sequence],
         *,
-        number: int,
+        wanted: Collection[str] = (),
         forget_reference_log_p: Tensor | None = None,
-        entropies: bool = False,
+        around: Surroundings | None = None,
     ) -> None:
-        self.model, self.forget, self.retain, self.number = model, list(forget), list(retain), number
-        self._reference, self._with_entropies = forget_reference_log_p, entropies
-
-    @property
-    def step(self) -> Step:
-        """The object itself; `number` counts the updates from 0."""
-        return self
-
-    @cached_property
-    def _pass(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Sum and mean of the negative log-likelihood and mean entropy of all records, (B,) each, forget ones first."""
-        device = next(self.model.parameters()).device
-        batch = PackedBatch.build([*self.forget, *self.retain], device)
-        if not self._with_entropies:
-            return *sequence_nll(token_log_probs(self.model, batch), batch), None
-        logp, entropy = log_probs_and_entropies(answer_logits(self.model, batch), batch.labels)
-        return *sequence_nll(logp, batch), sequence_nll(-entropy, batch)[1]
-
-    def _entropies(self) -> Tensor:
-        entropies = self._pass[2]
-        if entropies is None:
-            raise ValueError("the entropies were not computed")
-        return entropies
+        self.model, self.forget, self.retain = model, list(forget), list(retain)
+        self._around = around or Surroundings()
+        self._wanted = expanded(wanted, self._around.retain_loss)
+        self._reference_log_p = forget_reference_log_p
 
     @property
     def forget_log_p(self) -> Tensor:
         """(B,) log-likelihood of each forget answer: the sum over its tokens, nats."""
-        return -self._pass[0][: len(self.forget)]
+        return -self._pass["nll_sum"][: len(self.forget)]
 
     @property
     def forget_nll(self) -> Tensor:
         """(B,) mean negative log-likelihood over the answer tokens of each forget record."""
-        return self._pass[1][: len(self.forget)]
+        return self._pass["nll"][: len(self.forget)]
 
     @property
     def forget_entropy(self) -> Tensor:
         """(B,) mean over the answer tokens of each forget record of the entropy of their distributions, nats."""
-        return self._entropies()[: len(self.forget)]
+        return self._get("entropy", "forget_entropy")[: len(self.forget)]
 
     @property
     def forget_reference_log_p(self) -> Tensor:
         """(B,) `forget_log_p` under the model as received."""
-        if self._reference is None:
+        if self._reference_log_p is None:
             raise ValueError("the reference log-likelihoods were not computed")
-        return self._reference
+        return self._reference_log_p
+
+    @property
+    def forget_reference_kl(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of T² KL(received‖model), nats."""
+        return self._get("forget_reference_kl", "forget_reference_kl")
+
+    @property
+    def forget_teacher_kl(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of T² KL(teacher‖model), nats."""
+        return self._get("forget_teacher_kl", "forget_teacher_kl")
+
+    @property
+    def forget_states(self) -> list[Tensor]:
+        """(L_i, d) each: what leaves the layer at every token, prompt and answer, of each forget record."""
+        return self._states[0]
 
     @property
     def retain_log_p(self) -> Tensor | None:
         """(B,) log-likelihood of each retain answer, None without retain records."""
-        return -self._pass[0][len(self.forget) :] if self.retain else None
+        return -self._pass["nll_sum"][len(self.forget) :] if self.retain else None
 
     @property
     def retain_nll(self) -> Tensor | None:
         """(B,) mean negative log-likelihood over the answer tokens of each retain record, None without any."""
-        return self._pass[1][len(self.forget) :] if self.retain else None
+        return self._pass["nll"][len(self.forget) :] if self.retain else None
+
+    @property
+    def retain_loss(self) -> Tensor | None:
+        """(B,) `retain_nll` or `retain_reference_kl`, whichever was chosen; None without retain records."""
+        return self.retain_nll if self._around.retain_loss == "nll" else self.retain_reference_kl
 
     @property
     def retain_entropy(self) -> Tensor | None:
         """(B,) `forget_entropy` of each retain record, None without any."""
-        return self._entropies()[len(self.forget) :] if self.retain else None
+        return self._get("entropy", "retain_entropy")[len(self.forget) :] if self.retain else None
 
-    def loss(self, method: Method, parameters: dict[str, float]) -> Tensor:
-        """The method's loss on these records, a scalar."""
-        return method.function(
-            **{name: getattr(self, name) for name in (*method.required, *method.optional)}, **parameters
-        )
+    @property
+    def retain_reference_kl(self) -> Tensor | None:
+        """(B,) `forget_reference_kl` of each retain record, None without any."""
+        return self._get("retain_reference_kl", "retain_reference_kl") if self.retain else None
+
+    @property
+    def retain_states(self) -> list[Tensor] | None:
+        """`forget_states` of each retain record, None without any."""
+        return self._states[1] if self.retain else None
+
+    @property
+    def retain_reference_states(self) -> list[Tensor] | None:
+        """`retain_states` of the model as received, None without retain records."""
+        return self._states[2] if self.retain else None
+
+    def loss(self, method: Method, names: Collection[str], parameters: Mapping[str, Any]) -> Tensor:
+        """The method's loss on these records, a scalar, from the quantities `names`."""
+        return method.function(**{name: getattr(self, name) for name in names}, **parameters)
+
+    def _get(self, key: str, name: str) -> Tensor:
+        if key not in self._pass:
+            raise ValueError(f"{name} was not computed: `wanted` does not name it")
+        return self._pass[key]
+
+    @cached_property
+    def _pass(self) -> dict[str, Tensor]:
+        """Per-record values of all records, forget ones first; divergences of the forget or retain records alone."""
+        batch = PackedBatch.build([*self.forget, *self.retain], model_device(self.model))
+        if not self._wanted & _BY_LOGITS:
+            return dict(zip(("nll_sum", "nll"), sequence_nll(token_log_probs(self.model, batch), batch), strict=True))
+        # The references come first: the model must not change between its forward pass and the gradient.
+        references = {name: self._reference(name) for name in _AGAINST if name in self._wanted and self._records(name)}
+        rows = answer_rows(self.model, batch)
+        tokens = sum(len(record.answer) for record in self.forget)
+        values: dict[str, Tensor] = {}
+        pieces: list[TokenStatistics] = []
+        for prefix, part in (("forget", slice(0, tokens)), ("retain", slice(tokens, batch.labels.numel()))):
+            names = [name for name in references if name.startswith(prefix)]
+            found = None
+            for name in names or [""]:
+                found = row_statistics(rows[part], batch.labels[part], references.get(name), self._around.temperature)
+                if found.kl is not None:
+                    values[name] = _record_means(found.kl, self._records(name))
+            assert found is not None
+            pieces.append(found)
+        values["nll_sum"], values["nll"] = sequence_nll(torch.cat([piece.log_p for piece in pieces]), batch)
+        values["entropy"] = sequence_nll(-torch.cat([piece.entropy for piece in pieces]), batch)[1]
+        return values
+
+    def _records(self, name: str) -> list[Sequence]:
+        return self.forget if name.startswith("forget") else self.retain
+
+    def _reference(self, name: str) -> AnswerRows:
+        """What the reference of the divergence `name` predicts for its records."""
+        batch = PackedBatch.build(self._records(name), model_device(self.model))
+        if name == "forget_teacher_kl":
+            if self._around.teacher is None:
+                raise ValueError(f"{name} needs a teacher")
+            with torch.no_grad():
+                return answer_rows(self._around.teacher, batch)
+        with self._received().in_place():
+            return answer_rows(self.model, batch)
+
+    @cached_property
+    def _states(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """What leaves the layer, record by record: of forget and retain records, and of these as received."""
+        received: list[Tensor] = []
+        if self.retain and "retain_reference_states" in self._wanted:
+            with self._received().in_place():
+                received = self._layer_states(self.retain)
+        states = self._layer_states([*self.forget, *self.retain])
+        return states[: len(self.forget)], states[len(self.forget) :], received
+
+    def _layer_states(self, records: Seq[Sequence]) -> list[Tensor]:
+        batch = PackedBatch.build(records, model_device(self.model), last=True)
+        return list(layer_states(self.model, batch, self._around.layer).split(batch.lengths.tolist()))
+
+    def _received(self) -> Received:
+        if self._around.received is None:
+            raise ValueError("the model as received was not kept")
+        return self._around.received
 
 
 QUANTITIES = frozenset(name for name, value in vars(Step).items() if isinstance(value, property))
+_AGAINST = ("forget_reference_kl", "forget_teacher_kl", "retain_reference_kl")
+_BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy"})
+NEEDS_RECEIVED = frozenset({"forget_reference_kl", "retain_reference_kl", "retain_reference_states"})
+NEEDS_STATES = frozenset({"forget_states", "retain_states", "retain_reference_states"})
+
+
+def expanded(names: Collection[str], retain_loss: str) -> frozenset[str]:
+    """`names` with what the chosen retain loss asks for."""
+    more = {"retain_reference_kl"} if "retain_loss" in names and retain_loss == "kl" else set()
+    return frozenset(names) | more
+
+
+def _record_means(values: Tensor, records: Seq[Sequence]) -> Tensor:
+    """Mean over the answer tokens of each record (B,) of values (M,), one record after the other."""
+    return torch.stack([part.mean() for part in values.split([len(record.answer) for record in records])])
 
 
 @torch.no_grad()
@@ -111,7 +223,7 @@ def log_likelihoods(model: nn.Module, sequences: Seq[Sequence], batch_size: int)
     model.eval()
     try:
         parts = [
-            Step(model, sequences[start : start + batch_size], [], number=0).forget_log_p
+            Step(model, sequences[start : start + batch_size], []).forget_log_p
             for start in range(0, len(sequences), batch_size)
         ]
     finally:

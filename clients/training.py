@@ -61,7 +61,7 @@ def train(
     start = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     size = settings.records_per_update
-    updater = Updater(flat, settings, -(-len(sequences) // size), prox)
+    updater = Updater(flat, settings, settings.epochs * -(-len(sequences) // size), prox)
     losses: list[float] = []
     with local_work(model, flat, seed):
         for _ in range(settings.epochs):

@@ -10,14 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.optimisation import Ball, Prox, TrainSettings, Updater, local_work
-from clients.step import QUANTITIES, Step, log_likelihoods
+from clients.reference import Received, incompetent_teacher
+from clients.step import (
+    NEEDS_RECEIVED,
+    NEEDS_STATES,
+    QUANTITIES,
+    RETAIN_LOSSES,
+    Step,
+    Surroundings,
+    expanded,
+    log_likelihoods,
+)
 from clients.training import batches
+from evaluation.models import decoder_layers
 from evaluation.packing import Sequence
 
 
@@ -25,9 +36,9 @@ from evaluation.packing import Sequence
 class UnlearnReport:
     """What an unlearning did.
 
-    num_examples: forget records; num_retain: retain records at hand; retain_used: whether the loss had a retain term;
+    num_examples: forget records; num_retain: retain records at hand; retain_used: whether retain records took part;
     first_forget_nll, last_forget_nll: mean over the forget records of an update, before it, nats per answer token;
-    first_forget_entropy, last_forget_entropy: the same of the entropy, nan where it was not asked for;
+    first_forget_entropy, last_forget_entropy: the same of the entropy; nan where the method did not ask for them;
     stopped: whether `forget_nll_limit` ended it early.
     """
 
@@ -58,105 +69,207 @@ def unlearn(
     prox: Prox | None = None,
     ball: Ball | None = None,
     entropy: Entropy | None = None,
+    retain_loss: str = "nll",
     forget_nll_limit: float | None = None,
     on_step: Callable[[int, float], None] | None = None,
 ) -> UnlearnReport:
     """Unlearn `forget` with the loss `method` and its hyperparameters, preserving `retain` (Oblivionis eq. 6).
 
     An epoch is one pass over the forget set. Each batch of it is paired with as many retain records, drawn without
-    replacement from a reshuffled cycle. What the loss asks of the model as received is computed once, before the first
-    update. Without retain records (or with alpha = 0) an optional retain term is absent, and the report says so. With a
-    retain term, half of `settings.batch_size` in a forward pass are retain records: the same memory as training, the
-    same gradient as all at once. `entropy` adds its term to the loss of any method: with a weight for them, retain
-    records take part whatever the method; weights of zero change nothing. `forget_nll_limit`: stop before the update at
-    which the forget records' mean negative log-likelihood exceeds it (gradient ascent is unbounded). `ball`: after each
-    update the parameters go to its nearest point (PGA). Raises ValueError without forget records, for an unknown method
-    or hyperparameter, or if the method cannot do without retain records; NonFiniteError as `train`.
+    replacement from a reshuffled cycle. What the loss asks of the model as received comes from a copy of the trained
+    parameters, not from a second model. Without retain records (or with alpha = 0) an optional retain term is absent,
+    and the report says so. With a retain term, half of `settings.batch_size` in a forward pass are retain records: the
+    same memory as training, the same gradient as all at once. `retain_loss`: what the retain term of grad_diff, npo and
+    simnpo is, the negative log-likelihood (nll) or KL(received‖model) (kl). `entropy` adds its term to the loss of any
+    method: with a weight for them, retain records take part whatever the method; weights of zero change nothing.
+    `forget_nll_limit`: stop before the update at which the forget records' mean negative log-likelihood exceeds it
+    (gradient ascent is unbounded); no limit where the method does not ask for likelihoods of forget records.
+    `ball`: after each update the parameters go to its nearest point (PGA).
+
+    Raises ValueError without forget records, for an unknown method or hyperparameter, or if the method cannot do
+    without retain records; NonFiniteError as `train`.
     """
     if not forget:
         raise ValueError("no sequence to forget")
     if forget_nll_limit is not None and not forget_nll_limit > 0:
         raise ValueError(f"forget_nll_limit must be positive or None, got {forget_nll_limit}")
+    if retain_loss not in RETAIN_LOSSES:
+        raise ValueError(f"unknown retain_loss {retain_loss!r}, expected one of {', '.join(RETAIN_LOSSES)}")
     loss = losses.get(method)
     values = loss.parameters(parameters)
     entropy = entropy or Entropy()
-    paired = _uses_retain(loss, values, bool(retain)) or (entropy.retain != 0 and bool(retain))
-    regularised = entropy.forget != 0 or (entropy.retain != 0 and paired)
-    with_entropies = regularised or any(name.endswith("_entropy") for name in loss.required + loss.optional)
+    plan = [
+        [_Update.of(loss, names, values, entropy, bool(retain)) for names in loss.phases(epoch, values)]
+        for epoch in range(settings.epochs)
+    ]
+    paired = any(update.retain for updates in plan for update in updates)
     start = time.perf_counter()
     forget_order = torch.Generator().manual_seed(seed)
     cycle = _Cycle(len(retain), torch.Generator().manual_seed(seed + 1))
     size = settings.records_per_update
-    per_pass = max(1, settings.batch_size // 2) if paired else settings.batch_size
-    history: list[tuple[float, float, float]] = []
+    history: list[_Measured] = []
     stopped = False
+
+    def backward(update: _Update, chosen: list[int], partners: list[int]) -> _Measured:
+        """Add the gradient of one update, a pass over `settings.batch_size` records at a time."""
+        measured = _Measured.of(update)
+        per_pass = max(1, settings.batch_size // 2) if update.forget and update.retain else settings.batch_size
+        for first in range(0, len(chosen), per_pass):
+            part = chosen[first : first + per_pass]
+            step = Step(
+                model,
+                [forget[i] for i in part] if update.forget else [],
+                [retain[i] for i in partners[first : first + per_pass]] if update.retain else [],
+                wanted=update.wanted,
+                forget_reference_log_p=None if reference is None else reference[part],
+                around=around,
+            )
+            value = step.loss(loss, update.names, values)
+            if update.regularised:
+                value = value + entropy.term(step.forget_entropy, step.retain_entropy)
+            share = len(part) / len(chosen)
+            value = value * share
+            updater.backward(value)
+            measured.add(value.item(), step, share)
+        return measured
+
     with local_work(model, flat, seed):
+        around, moving = _surroundings(model, flat, loss, values, plan, retain_loss)
         reference = None
-        if "forget_reference_log_p" in loss.required + loss.optional:
+        if "forget_reference_log_p" in loss.names:
             reference = log_likelihoods(model, forget, settings.batch_size)
-        updater = Updater(flat, settings, -(-len(forget) // size), prox, ball)
-        for chosen in (c for _ in range(settings.epochs) for c in batches(len(forget), size, forget_order)):
-            partners = [retain[i] for i in cycle.draw(len(chosen))] if paired else []
-            total = nll = 0.0
-            spread = 0.0 if with_entropies else math.nan
-            for first in range(0, len(chosen), per_pass):
-                part = chosen[first : first + per_pass]
-                step = Step(
-                    model,
-                    [forget[i] for i in part],
-                    partners[first : first + per_pass],
-                    number=updater.steps,
-                    forget_reference_log_p=None if reference is None else reference[part],
-                    entropies=with_entropies,
-                )
-                share = len(part) / len(chosen)
-                value = step.loss(loss, values)
-                if regularised:
-                    value = value + entropy.term(step.forget_entropy, step.retain_entropy)
-                value = value * share
-                updater.backward(value)
-                total += value.item()
-                nll += step.forget_nll.mean().item() * share
-                if with_entropies:
-                    spread += step.forget_entropy.mean().item() * share
-            if forget_nll_limit is not None and nll > forget_nll_limit:
+        updates_per_pass = -(-len(forget) // size)
+        updater = Updater(flat, settings, sum(map(len, plan)) * updates_per_pass, prox, moving, ball)
+        work = (
+            (update, chosen, partners)
+            for updates in plan
+            for chosen in batches(len(forget), size, forget_order)
+            for partners in [cycle.draw(len(chosen)) if paired else []]
+            for update in updates
+        )
+        for update, chosen, partners in work:
+            measured = backward(update, chosen, partners)
+            if forget_nll_limit is not None and measured.nll > forget_nll_limit:
                 stopped = True
                 flat.zero_grad()
                 break
-            history.append((total, nll, spread))
+            history.append(measured)
             updater.step()
             if on_step is not None:
-                on_step(updater.steps, total)
+                on_step(updater.steps, measured.loss)
         updater.finish()
-    first_loss, first_nll, first_entropy = history[0] if history else (math.nan,) * 3
-    last_loss, last_nll, last_entropy = history[-1] if history else (math.nan,) * 3
+    seen, nlls, entropies = (_finite(history, name) for name in ("loss", "nll", "entropy"))
     return UnlearnReport(
         num_examples=len(forget),
         num_retain=len(retain),
         retain_used=paired,
         steps=updater.steps,
-        first_loss=first_loss,
-        last_loss=last_loss,
-        first_forget_nll=first_nll,
-        last_forget_nll=last_nll,
-        first_forget_entropy=first_entropy,
-        last_forget_entropy=last_entropy,
+        first_loss=seen[0],
+        last_loss=seen[-1],
+        first_forget_nll=nlls[0],
+        last_forget_nll=nlls[-1],
+        first_forget_entropy=entropies[0],
+        last_forget_entropy=entropies[-1],
         stopped=stopped,
         seconds=time.perf_counter() - start,
     )
 
 
-def _uses_retain(loss: losses.Method, values: Mapping[str, Any], available: bool) -> bool:
-    """Whether retain records take part. Raises ValueError if the method needs them and there are none."""
-    unknown = [name for name in loss.required + loss.optional if name not in QUANTITIES]
-    if unknown:
-        raise ValueError(f"{loss.name} asks for {unknown[0]!r}, which is none of {', '.join(sorted(QUANTITIES))}")
-    if any(name.startswith("retain") for name in loss.required):
-        if not available:
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """One kind of update: the quantities `names` of the loss and whatever else is `wanted` of a step.
+
+    forget, retain: which records take part; regularised: whether the entropy term is added.
+    """
+
+    names: tuple[str, ...]
+    wanted: frozenset[str]
+    forget: bool
+    retain: bool
+    regularised: bool
+
+    @classmethod
+    def of(
+        cls, loss: losses.Method, names: tuple[str, ...], values: Mapping[str, Any], entropy: Entropy, available: bool
+    ) -> _Update:
+        """`available`: there are retain records. Raises ValueError if the update needs them and there are none."""
+        unknown = [name for name in names if name not in QUANTITIES]
+        if unknown:
+            raise ValueError(f"{loss.name} asks for {unknown[0]!r}, which is none of {', '.join(sorted(QUANTITIES))}")
+        of_retain = [name for name in names if name.startswith("retain")]
+        required = bool(of_retain) and (len(of_retain) == len(names) or not set(loss.required).isdisjoint(of_retain))
+        if required and not available:
             raise ValueError(f"{loss.name} needs retain records and the client has none")
-        return True
-    optional = any(name.startswith("retain") for name in loss.optional)
-    return optional and available and values.get("alpha") != 0
+        if not required and (not available or values.get("alpha") == 0):
+            names = tuple(name for name in names if name not in of_retain)
+        regularised = entropy.forget != 0 or (entropy.retain != 0 and available)
+        retain = any(name in of_retain for name in names) or (entropy.retain != 0 and available)
+        more = {"forget_entropy", "retain_entropy"} if retain else {"forget_entropy"}
+        return cls(
+            names,
+            frozenset(names) | (more if regularised else set()),
+            regularised or any(name.startswith("forget") for name in names),
+            retain,
+            regularised,
+        )
+
+    @property
+    def tells_nll(self) -> bool:
+        """Whether the likelihoods of the forget records are at hand."""
+        return any(name.startswith("forget") and name not in NEEDS_STATES for name in self.wanted)
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Loss of an update, mean negative log-likelihood and entropy of its forget records; nan what it does not tell."""
+
+    loss: float
+    nll: float
+    entropy: float
+
+    @classmethod
+    def of(cls, update: _Update) -> _Measured:
+        return cls(0.0, 0.0 if update.tells_nll else math.nan, 0.0 if "forget_entropy" in update.wanted else math.nan)
+
+    def add(self, loss: float, step: Step, share: float) -> None:
+        self.loss += loss
+        if not math.isnan(self.nll):
+            self.nll += step.forget_nll.mean().item() * share
+        if not math.isnan(self.entropy):
+            self.entropy += step.forget_entropy.mean().item() * share
+
+
+def _surroundings(
+    model: nn.Module,
+    flat: FlatParameters,
+    loss: losses.Method,
+    values: Mapping[str, Any],
+    plan: Seq[Seq[_Update]],
+    retain_loss: str,
+) -> tuple[Surroundings, Tensor | None]:
+    """What the steps are measured against, and which numbers of the vector move (None: all)."""
+    wanted = expanded({name for updates in plan for update in updates for name in update.wanted}, retain_loss)
+    depth, moving = 0, None
+    if loss.layers_in is not None:
+        name, modules = decoder_layers(model)
+        layers = loss.layers_in(len(modules), **values)
+        depth = layers[-1]
+        moving = flat.mask([f".{name}.{layer}." for layer in layers])
+        if not moving.any():
+            raise ValueError(f"{loss.name}: nothing is trainable in the layers {layers[0]} to {layers[-1]}")
+    around = Surroundings(
+        received=Received(model, flat) if wanted & NEEDS_RECEIVED else None,
+        teacher=incompetent_teacher(model, values["teacher_seed"]) if "forget_teacher_kl" in wanted else None,
+        temperature=values.get("temperature", 1.0),
+        layer=depth,
+        retain_loss=retain_loss,
+    )
+    return around, moving
+
+
+def _finite(history: Seq[_Measured], name: str) -> list[float]:
+    """The values that the updates tell, one nan if none does."""
+    return [v for m in history if not math.isnan(v := getattr(m, name))] or [math.nan]
 
 
 class _Cycle:

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,14 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from evaluation import llama
 from evaluation.kernels import HEAD_ROWS
 from evaluation.llama import FusedLlama
-from evaluation.models import base_model, evaluation_mode, model_device, text_config, vocabulary_size
+from evaluation.models import (
+    base_model,
+    decoder_layers,
+    evaluation_mode,
+    model_device,
+    text_config,
+    vocabulary_size,
+)
 from evaluation.packing import Layout, PackedBatch, Sequence
 
 ATTENTION = "oblivionis_packed"
@@ -241,6 +249,65 @@ def answer_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -
     """Logits (M, V) that predict each answer token, in the order of `batch.labels`; differentiable, model's dtype."""
     logits = kept_logits(model, batch, mode=mode)
     return logits if batch.direct else logits[batch.rows]
+
+
+@dataclass(frozen=True)
+class AnswerRows:
+    """What predicts M answer tokens: logits (M, V) as `values`, or states (M, d) and the frozen `head` (V, d)."""
+
+    values: Tensor
+    head: Tensor | None
+
+    def logits(self, values: Tensor) -> Tensor:
+        """Logits (m, V) of some rows of `values` (m, ·)."""
+        return values if self.head is None else F.linear(values, self.head)
+
+    def __getitem__(self, rows: slice) -> AnswerRows:
+        return AnswerRows(self.values[rows], self.head)
+
+
+def answer_rows(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> AnswerRows:
+    """`answer_logits`, but without the logits where these can be made later, a few rows at a time; differentiable."""
+    mode = _resolve(model, batch, mode)
+    head = None
+    if mode == "fused":
+        fused = FusedLlama(model)
+        values = fused.states(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
+        if fused.head.requires_grad:
+            values = F.linear(values, fused.head)
+        else:
+            head = fused.head
+    else:
+        values = kept_logits(model, batch, mode=mode)
+    return AnswerRows(values if batch.direct else values[batch.rows], head)
+
+
+def layer_states(model: nn.Module, batch: PackedBatch, layer: int, *, mode: str = "auto") -> Tensor:
+    """What leaves decoder layer `layer`, from 0, at each of the N row tokens: (N, d); differentiable.
+
+    The layers above do not run. Raises ValueError if there is no such layer.
+    """
+    mode = _resolve(model, batch, mode)
+    name, layers = decoder_layers(model)
+    if not 0 <= layer < len(layers):
+        raise ValueError(f"the model has layers 0 to {len(layers) - 1}, not {layer}")
+    if mode == "fused":
+        return FusedLlama(model, layer + 1).hidden(batch.input_ids, batch.position_ids, batch.layout)
+    seen: list[Any] = []
+    handle = layers[layer].register_forward_hook(lambda module, args, output: seen.append(output))
+    base = base_model(model)
+    parent, _, attribute = name.rpartition(".")
+    setattr(base.get_submodule(parent), attribute, layers[: layer + 1])
+    try:
+        if mode == "packed":
+            forward_row(model, batch.input_ids, batch.position_ids, batch.layout, batch.keep[:1])
+        else:
+            _forward_padded(model, batch)
+    finally:
+        setattr(base.get_submodule(parent), attribute, layers)
+        handle.remove()
+    states = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
+    return states[0] if mode == "packed" else batch.layout.unpad(states.unsqueeze(1))[:, 0]
 
 
 def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:

@@ -64,9 +64,10 @@ class FusedLlama:
     """A Llama's forward pass with the weights it has when this object is made.
 
     Differentiable in the trainable parameters as long as the rows share no prefixes. `model` must pass `supports`.
+    `depth`: only the first so many layers, for `hidden`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, depth: int | None = None) -> None:
         base: Any = base_model(model)
         self._stem = base.model
         config = base.config
@@ -76,10 +77,14 @@ class FusedLlama:
         # Without gradients the matrices serve many passes.
         merge = stack and not torch.is_grad_enabled()
         self._heads = (config.num_attention_heads, config.num_key_value_heads, layers[0].self_attn.head_dim)
-        self._layers = [_layer(layer, stack, merge) for layer in layers]
+        self._layers = [_layer(layer, stack, merge) for layer in layers[:depth]]
 
     def states(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
         """One row (N,) of tokens, attention by `layout` -> states (K, d) that enter the head at the places `keep`."""
+        return _norm(self._stem.norm, self.hidden(input_ids, position_ids, layout, keep))
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor | None = None) -> Tensor:
+        """What leaves the last of the `depth` layers, before the norm: (N, d), or (K, d) at the places `keep`."""
         x = self._stem.embed_tokens(input_ids)
         cos, sin = self._stem.rotary_emb(x, position_ids[None])
         half = cos.shape[-1] // 2
@@ -88,11 +93,11 @@ class FusedLlama:
             attended = self._attend(
                 layer.attention, _apply(layer.qkv, _norm(layer.attention_norm, x)), cos, sin, layout
             )
-            if layer is self._layers[-1]:
+            if keep is not None and layer is self._layers[-1]:
                 attended, x = attended[keep], x[keep]
             x = _add(x, layer.out, attended)
             x = _feed_forward(layer, x)
-        return _norm(self._stem.norm, x)
+        return x
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
         """As `states`, but logits (K, V)."""

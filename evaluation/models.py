@@ -32,6 +32,15 @@ def vocabulary_size(model: nn.Module) -> int:
     return int(text_config(model).vocab_size)
 
 
+def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Where the decoder layers are in `base_model(model)`, and the layers. Raises ValueError if there are none."""
+    count = text_config(model).num_hidden_layers
+    for name, module in base_model(model).named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return name, module
+    raise ValueError(f"{type(base_model(model)).__name__} has no list of {count} decoder layers")
+
+
 def model_device(model: nn.Module) -> torch.device:
     """Device of the model's first parameter: where token ids go."""
     return next(model.parameters()).device

@@ -93,7 +93,9 @@ def unlearn(message: Message, context: Context) -> Message:
         seed=task.seed,
         reference=task.read(protocol.REFERENCE) if protocol.REFERENCE in message.content.array_records else None,
     )
-    entropies = {
+    told = {
+        "forget-nll-before": report.first_forget_nll,
+        "forget-nll-after": report.last_forget_nll,
         "forget-entropy-before": report.first_forget_entropy,
         "forget-entropy-after": report.last_forget_entropy,
     }
@@ -104,9 +106,7 @@ def unlearn(message: Message, context: Context) -> Message:
             "unlearn-loss": report.last_loss,
             "unlearn-seconds": report.seconds,
             "unlearn-steps": report.steps,
-            "forget-nll-before": report.first_forget_nll,
-            "forget-nll-after": report.last_forget_nll,
-            **{name: value for name, value in entropies.items() if math.isfinite(value)},
+            **{name: value for name, value in told.items() if math.isfinite(value)},
         },
     )
 

@@ -10,6 +10,8 @@ from oblivionis.schema import STAGES, Config
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
 EMBEDDED_CONTEXT = 512
+WITH_RETAIN_LOSS = ("grad_diff", "npo", "simnpo")
+WITHOUT_FORGET_LIKELIHOOD = ("fine_tune", "rmu")
 
 Check = Callable[[Config], Iterator[Problem]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
@@ -100,6 +102,22 @@ def _clean_boundary(config: Config) -> Iterator[Problem]:
             "no space at the end",
             "put it into model.template.answer_separator",
         )
+
+
+@_reads("unlearning")
+def _unlearning_options(config: Config) -> Iterator[Problem]:
+    """Options that the method would not look at, and a hyperparameter whose range is its own."""
+    unlearning = config.unlearning
+    if unlearning.retain_loss != "nll" and unlearning.method not in WITH_RETAIN_LOSS:
+        message = f"{unlearning.method} has no retain term to choose"
+        expected = f"nll, or one of the methods {', '.join(WITH_RETAIN_LOSS)}"
+        yield Problem("unlearning.retain_loss", message, expected)
+    if unlearning.forget_nll_limit is not None and unlearning.method in WITHOUT_FORGET_LIKELIHOOD:
+        message = f"{unlearning.method} does not look at the likelihood of forget records"
+        yield Problem("unlearning.forget_nll_limit", message, "null")
+    alpha = unlearning.params.get("alpha")
+    if unlearning.method == "neg_grad" and isinstance(alpha, float) and alpha > 1:
+        yield Problem("unlearning.params.alpha", f"{alpha} is out of range", "0 <= value <= 1 (neg_grad)")
 
 
 @_reads("training.optimizer", "model.device")

@@ -263,6 +263,14 @@ class Unlearning:
         default_factory=dict,
         metadata=about("Hyperparameters of the method: the keys of its file, see below."),
     )
+    retain_loss: str = field(
+        default="nll",
+        metadata=about(
+            "Retain term of `grad_diff`, `npo` and `simnpo`: negative log-likelihood, or divergence KL(received || "
+            "model) from the model as received.",
+            choices=("nll", "kl"),
+        ),
+    )
     epochs: int = field(
         default=5, metadata=about("Passes over the forget set.", unit="epochs", at_least=1, at_most=10000)
     )

@@ -150,6 +150,7 @@ class Worker:
             seed=seed,
             prox=prox,
             entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
+            retain_loss=unlearning.retain_loss,
             forget_nll_limit=limit,
             ball=ball,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from clients import losses
 from oblivionis import config as configuration
 from oblivionis.data import jsonl
 from oblivionis.requests import read_schedule
@@ -57,7 +58,7 @@ def test_table_5_has_the_rounds_of_the_configurations():
     assert row[3] == f"{rounds.finetune} (finetune, retrain), {rounds.unlearn} (unlearn), {default.local_epochs}"
 
 
-@pytest.mark.parametrize("method", ["grad_ascent", "grad_diff", "npo", "simnpo"])
+@pytest.mark.parametrize("method", losses.names())
 def test_the_losses_have_the_hyperparameters_of_their_files(method):
     row = next(line for line in INDEX.splitlines() if f"losses/{method}.py" in line)
     for name, value in configuration.method_params(method).items():

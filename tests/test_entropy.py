@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from clients import losses, step, unlearning
-from clients.entropy import Entropy, log_probs_and_entropies
+from clients.distributions import statistics
+from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.step import Step
 from clients.training import TrainSettings
@@ -66,6 +67,10 @@ def run(
 
 
 # One distribution
+
+
+def log_probs_and_entropies(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return statistics(logits, labels)[:2]
 
 
 def test_numbers_on_a_vocabulary_of_two_tokens() -> None:
@@ -143,21 +148,21 @@ def test_records_against_one_at_a_time(mode: str, share: bool) -> None:
 
 def test_quantities_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[str] = []
-    for name in ("answer_logits", "token_log_probs"):
+    for name in ("answer_rows", "token_log_probs"):
         original = getattr(step, name)
         monkeypatch.setattr(step, name, lambda *a, f=original, n=name: (passes.append(n), f(*a))[1])
     model = tiny_llama.lora()
-    plain = Step(model, FORGET, RETAIN, number=0)
-    both = Step(model, FORGET, RETAIN, number=0, entropies=True)
+    plain = Step(model, FORGET, RETAIN)
+    both = Step(model, FORGET, RETAIN, wanted=("forget_entropy", "retain_entropy"))
     for name in ("forget_log_p", "forget_nll", "retain_log_p", "retain_nll"):
         torch.testing.assert_close(getattr(both, name), getattr(plain, name), rtol=0, atol=1e-4)
     assert both.retain_entropy is not None and both.retain_entropy.shape == (5,)
     np.testing.assert_allclose(
         both.forget_entropy.detach(), [mean_entropy(model, [r]) for r in FORGET], rtol=0, atol=1e-5
     )
-    assert sorted(passes) == ["answer_logits", "token_log_probs"]
-    assert Step(model, FORGET, [], number=0, entropies=True).retain_entropy is None
-    with pytest.raises(ValueError, match="entropies"):
+    assert sorted(passes) == ["answer_rows", "token_log_probs"]
+    assert Step(model, FORGET, [], wanted=("forget_entropy",)).retain_entropy is None
+    with pytest.raises(ValueError, match="forget_entropy was not computed"):
         _ = plain.forget_entropy
 
 
@@ -208,7 +213,7 @@ def slow_loop(method: str, entropy: Entropy, retain: list[Sequence]) -> tuple[li
                 "forget_log_p": torch.stack([p.sum() for p, _ in forget]),
                 "forget_nll": torch.stack([-p.mean() for p, _ in forget]),
                 "forget_reference_log_p": torch.stack([reference[i] for i in chosen]),
-                "retain_nll": torch.stack([-p.mean() for p, _ in kept]) if kept else None,
+                "retain_loss": torch.stack([-p.mean() for p, _ in kept]) if kept else None,
             }
             arguments = {name: known[name] for name in (*loss.required, *loss.optional)}
             value = loss.function(**arguments, **METHODS[method])
@@ -248,7 +253,7 @@ def test_trajectory_equals_the_slow_loop(method: str, retain: list[Sequence]) ->
 
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_of_zero_change_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "answer_logits", None)
+    monkeypatch.setattr(step, "answer_rows", None)
     _, plain, vector = run(method, None)
     for entropy, retain in ((Entropy(), RETAIN), (Entropy(0, -0.0), RETAIN)):
         _, report, same = run(method, entropy, retain)
@@ -259,7 +264,7 @@ def test_weights_of_zero_change_nothing(method: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_retain_weight_without_retain_records_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "answer_logits", None)
+    monkeypatch.setattr(step, "answer_rows", None)
     _, report, vector = run("npo", Entropy(retain=-1.0), [])
     np.testing.assert_array_equal(vector, run("npo", None, [])[2])
     assert not report.retain_used and math.isnan(report.first_forget_entropy)

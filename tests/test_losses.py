@@ -32,7 +32,7 @@ def test_names_and_unknown_name() -> None:
 @pytest.mark.parametrize("name", losses.names())
 def test_every_method_file_defines_a_usable_method(name: str) -> None:
     method = losses.get(name)
-    assert method.name == name and method.required
+    assert method.name == name and method.names
     assert losses.hyperparameters(name) == dict(method.defaults)
     assert method.function.__doc__
 
@@ -40,7 +40,7 @@ def test_every_method_file_defines_a_usable_method(name: str) -> None:
 def test_signature_tells_what_a_method_needs() -> None:
     method = losses.get("npo")
     assert method.required == ("forget_log_p", "forget_reference_log_p")
-    assert method.optional == ("retain_nll",)
+    assert method.optional == ("retain_loss",)
     assert losses.hyperparameters("npo") == {"beta": 0.1, "alpha": 1.0}
 
 

@@ -49,7 +49,7 @@ def test_a_step_on_a_quadratic_by_hand(radius: float, expected: list[float]) -> 
     That is √2 away from the center (2, 3): projected onto the ball of radius 1, untouched in one of radius 5.
     """
     flat = plane(2.0, 3.0)
-    updater = Updater(flat, settings(), 1, None, Ball(np.array([2.0, 3.0], np.float32), radius))
+    updater = Updater(flat, settings(), 1, None, ball=Ball(np.array([2.0, 3.0], np.float32), radius))
     phi = flat.vector
     updater.backward(-(phi[0] ** 2 - phi[1] ** 2) / 2)
     updater.step()
@@ -90,9 +90,9 @@ def test_bad_balls() -> None:
     flat = plane(1.0, 2.0)
     for radius in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="radius"):
-            Updater(flat, settings(), 1, None, Ball(flat.numpy(), radius))
+            Updater(flat, settings(), 1, None, ball=Ball(flat.numpy(), radius))
     with pytest.raises(ValueError, match="center"):
-        Updater(flat, settings(), 1, None, Ball(np.zeros(3, np.float32), 1.0))
+        Updater(flat, settings(), 1, None, ball=Ball(np.zeros(3, np.float32), 1.0))
 
 
 def test_the_distance_to_random_adapters_against_ten_of_them() -> None:

@@ -7,6 +7,13 @@ A method is a module of this package that defines a function of the module's nam
 - its keyword-only parameters are the hyperparameters with their defaults;
 - it returns the scalar loss to be minimised, a mean over the records.
 
+The module may also define, with the hyperparameters as keywords:
+
+- `phases(epoch, **hyperparameters)`: the updates made of each batch in an epoch, from 0, each a tuple of the quantities
+  that it is given; without it, there is one update with all of them;
+- `layers(count, **hyperparameters)`: the decoder layers of `count` whose parameters move, a range; states are read
+  after the last of them. Without it, everything trainable moves.
+
 So a loss can be called with plain tensors, and to add a method is to add a file.
 """
 
@@ -17,7 +24,7 @@ import importlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +40,17 @@ class Method:
     required: tuple[str, ...]
     optional: tuple[str, ...]
     defaults: Mapping[str, float | int | str | bool | None]
+    phases_in: Callable[..., Sequence[tuple[str, ...]]] | None = None
+    layers_in: Callable[..., range] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All quantities that it may ask for."""
+        return self.required + self.optional
+
+    def phases(self, epoch: int, parameters: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
+        """The updates made of each batch in `epoch`, from 0, each with the quantities that it needs."""
+        return [self.names] if self.phases_in is None else self.phases_in(epoch, **parameters)
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All hyperparameters: `given` over the defaults. Raises ValueError for an unknown or non-finite one."""
@@ -40,10 +58,12 @@ class Method:
             if key not in self.defaults:
                 raise ValueError(f"{self.name} has no hyperparameter {key!r}{_nearest(key, self.defaults)}")
             default = self.defaults[key]
-            if isinstance(default, float) and (
-                isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
-            ):
+            if default is None and value is None:
+                continue
+            if (default is None or isinstance(default, float)) and not _is_number(value):
                 raise ValueError(f"{self.name}: {key} must be a finite number, got {value!r}")
+            if type(default) is int and not (_is_number(value) and value == int(value)):
+                raise ValueError(f"{self.name}: {key} must be a whole number, got {value!r}")
         return {**self.defaults, **given}
 
 
@@ -57,7 +77,8 @@ def get(name: str) -> Method:
     known = names()
     if name not in known:
         raise ValueError(f"unknown unlearning method {name!r}{_nearest(name, known)}; known: {', '.join(known)}")
-    function = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+    module = importlib.import_module(f"{__name__}.{name}")
+    function = getattr(module, name)
     required, optional, defaults = [], [], {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -66,12 +87,17 @@ def get(name: str) -> Method:
             required.append(parameter.name)
         else:
             optional.append(parameter.name)
-    return Method(name, function, tuple(required), tuple(optional), defaults)
+    phases, layers = getattr(module, "phases", None), getattr(module, "layers", None)
+    return Method(name, function, tuple(required), tuple(optional), defaults, phases, layers)
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
     """The method's hyperparameters with their defaults."""
     return dict(get(name).defaults)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _nearest(name: str, known: Any) -> str:

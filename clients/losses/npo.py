@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 def npo(
     forget_log_p: Tensor,
     forget_reference_log_p: Tensor,
-    retain_nll: Tensor | None = None,
+    retain_loss: Tensor | None = None,
     *,
     beta: float = 0.1,
     alpha: float = 1.0,
@@ -17,10 +17,10 @@ def npo(
     """−(2/β) E_forget log σ(−β log(p(y_f|x; f_unl) / p(y_f|x; f_target))) + α E_retain ℓ(y|x): Oblivionis eq. 38.
 
     `forget_log_p`, `forget_reference_log_p` (B,): log-likelihood of the whole answer (sum over its tokens, nats) under
-    the model and under the model as received. `retain_nll` (B,): mean over answer tokens. Raises ValueError unless
-    `beta` > 0.
+    the model and under the model as received. `retain_loss` (B,): mean over answer tokens of ℓ, or of KL(f_ref‖f).
+    Raises ValueError unless `beta` > 0.
     """
     if beta <= 0:
         raise ValueError(f"beta must be positive, got {beta}")
     loss = -(2.0 / beta) * logsigmoid(-beta * (forget_log_p - forget_reference_log_p)).mean()
-    return loss if retain_nll is None else loss + alpha * retain_nll.mean()
+    return loss if retain_loss is None else loss + alpha * retain_loss.mean()

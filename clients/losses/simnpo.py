@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 def simnpo(
     forget_nll: Tensor,
-    retain_nll: Tensor | None = None,
+    retain_loss: Tensor | None = None,
     *,
     beta: float = 4.5,
     delta: float = 0.0,
@@ -16,11 +16,11 @@ def simnpo(
 ) -> Tensor:
     """−(2/β) E_forget log σ(−(β/|y_f|) log p(y_f|x; f_unl) − δ) + α E_retain ℓ(y|x): Oblivionis eq. 39.
 
-    `forget_nll` (B,) is −log p / |y|, in nats per answer token; `retain_nll` (B,) likewise. Raises ValueError unless
-    `beta` > 0. δ stands
-    outside the factor β here; an implementation that has it inside agrees only at δ = 0.
+    `forget_nll` (B,) is −log p / |y|, in nats per answer token; `retain_loss` (B,) likewise, or KL(f_ref‖f). δ stands
+    outside the factor β here; an implementation that has it inside agrees only at δ = 0. Raises ValueError unless
+    `beta` > 0.
     """
     if beta <= 0:
         raise ValueError(f"beta must be positive, got {beta}")
     loss = -(2.0 / beta) * logsigmoid(beta * forget_nll - delta).mean()
-    return loss if retain_nll is None else loss + alpha * retain_nll.mean()
+    return loss if retain_loss is None else loss + alpha * retain_loss.mean()

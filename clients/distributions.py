@@ -1,0 +1,97 @@
+"""What unlearning losses read off the next-token distributions: likelihood, entropy, divergence from a reference."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from evaluation.forward import AnswerRows
+from evaluation.kernels import HEAD_ROWS
+
+_ROWS = 128
+
+
+class TokenStatistics(NamedTuple):
+    """Of M answer tokens, (M,) each, nats: log-probability, entropy, and T² KL(q‖p) where there is a reference."""
+
+    log_p: Tensor
+    entropy: Tensor
+    kl: Tensor | None
+
+
+class _Statistics(torch.autograd.Function):
+    """log softmax(z)[label], −Σ p log p and T² KL(q_T‖p_T) of logits z (M, V), labels (M,), reference logits (M, V).
+
+    p = softmax(z); p_T = softmax(z/T), q_T = softmax(r/T) for the reference logits r. At least float32. Keeps nothing
+    of the size of the logits but these themselves: with the upstream gradients g, h, k of a row, the gradient of z is
+    g (onehot − p) + h (−p log p − p H) + k T (p_T − q_T).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, reference: Tensor | None, temperature: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        logp, entropy, kl = (logits.new_zeros(logits.shape[0], dtype=dtype) for _ in range(3))
+        for start in range(0, logits.shape[0], _ROWS):
+            rows = slice(start, start + _ROWS)
+            log_p = torch.log_softmax(logits[rows], -1, dtype=dtype)
+            logp[rows] = log_p.gather(1, labels[rows, None]).squeeze(1)
+            if reference is not None:
+                log_q = torch.log_softmax(reference[rows].to(dtype) / temperature, -1)
+                log_p_t = log_p if temperature == 1 else torch.log_softmax(logits[rows].to(dtype) / temperature, -1)
+                terms = (log_q - log_p_t).mul_(log_q.exp_())
+                kl[rows] = temperature**2 * torch.nan_to_num_(terms, nan=0.0, posinf=torch.inf).sum(-1)
+            entropy[rows] = torch.special.entr(log_p.exp_()).sum(-1)
+        ctx.save_for_backward(logits, labels, reference, entropy)
+        ctx.temperature = temperature
+        return logp, entropy, kl
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, labels, reference, entropy = ctx.saved_tensors
+        grad = torch.empty_like(logits)
+        temperature = ctx.temperature
+        for start in range(0, logits.shape[0], _ROWS):
+            rows = slice(start, start + _ROWS)
+            g, h, k = (x[rows, None] for x in grads)
+            p = torch.softmax(logits[rows], -1, dtype=entropy.dtype)
+            part = torch.special.entr(p).mul_(h).addcmul_(p, g + h * entropy[rows, None], value=-1)
+            part.scatter_add_(1, labels[rows, None], g)
+            if reference is not None:
+                p_t = p if temperature == 1 else torch.softmax(logits[rows].to(p.dtype) / temperature, -1)
+                q_t = torch.softmax(reference[rows].to(p.dtype) / temperature, -1)
+                part.addcmul_(p_t.sub_(q_t), k, value=temperature)
+            grad[rows] = part
+        return grad, None, None, None
+
+
+def statistics(
+    logits: Tensor, labels: Tensor, reference: Tensor | None = None, temperature: float = 1.0
+) -> TokenStatistics:
+    """The statistics of logits (M, V) with labels (M,) against reference logits (M, V), which get no gradient."""
+    logp, entropy, kl = _Statistics.apply(logits, labels, reference, temperature)  # type: ignore[misc]
+    return TokenStatistics(logp, entropy, None if reference is None else kl)
+
+
+def row_statistics(
+    rows: AnswerRows, labels: Tensor, reference: AnswerRows | None = None, temperature: float = 1.0
+) -> TokenStatistics:
+    """`statistics` of M answer tokens. Logits that can be made from states exist for `HEAD_ROWS` rows at a time."""
+
+    def piece(values: Tensor, part: slice) -> TokenStatistics:
+        other = None if reference is None else reference.logits(reference.values[part])
+        return statistics(rows.logits(values), labels[part], other, temperature)
+
+    count = labels.numel()
+    if rows.head is None or count <= HEAD_ROWS:
+        return piece(rows.values, slice(0, count))
+    pieces: list[TokenStatistics] = []
+    for start in range(0, count, HEAD_ROWS):
+        part = slice(start, start + HEAD_ROWS)
+        pieces.append(checkpoint(piece, rows.values[part], part, use_reentrant=False))  # type: ignore[arg-type]
+    logp, entropy, kl = zip(*pieces, strict=True)
+    return TokenStatistics(torch.cat(logp), torch.cat(entropy), None if reference is None else torch.cat(kl))

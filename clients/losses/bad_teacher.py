@@ -1,0 +1,27 @@
+"""Bad teacher: imitate a model that knows nothing on forget records, the model as received on retain records."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def bad_teacher(
+    forget_teacher_kl: Tensor,
+    retain_reference_kl: Tensor | None = None,
+    retain_nll: Tensor | None = None,
+    *,
+    gamma: float = 1.0,
+    alpha: float = 1.0,
+    temperature: float = 1.0,
+    teacher_seed: int = 0,
+) -> Tensor:
+    """γ E_forget KL(f_random‖f) + α E_retain [KL(f_ref‖f) + ℓ(y|x)]: Chundawat et al. 2023 with RULER's ℓ (0.A.11).
+
+    All (B,), means over the answer tokens of each record, in nats. `teacher_seed` gives the randomly initialised
+    teacher its weights; the divergences are T² KL at the `temperature` T.
+    """
+    loss = gamma * forget_teacher_kl.mean()
+    for term in (retain_reference_kl, retain_nll):
+        if term is not None:
+            loss = loss + alpha * term.mean()
+    return loss

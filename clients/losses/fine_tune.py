@@ -1,0 +1,13 @@
+"""Fine-tuning: the client goes on with its retain records, and the others fade."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def fine_tune(retain_nll: Tensor) -> Tensor:
+    """E_retain ℓ(y|x): RULER §4.2. Forgets by drift only.
+
+    `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record, in nats.
+    """
+    return retain_nll.mean()

@@ -1,0 +1,16 @@
+"""NegGrad: ascent on the forget records against descent on the retain records."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def neg_grad(forget_nll: Tensor, retain_nll: Tensor, *, alpha: float = 0.5) -> Tensor:
+    """α E_retain ℓ(y|x) − (1 − α) E_forget ℓ(y_f|x): NegGrad+ of Kurmanji et al. 2023, NegGrad of RULER §4.2.
+
+    Both (B,): mean negative log-likelihood over the answer tokens of each record, in nats. Raises ValueError unless
+    `alpha` lies in [0, 1].
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
+    return alpha * retain_nll.mean() - (1 - alpha) * forget_nll.mean()

@@ -1,0 +1,57 @@
+"""Representation misdirection for unlearning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rmu(
+    forget_states: Sequence[Tensor],
+    retain_states: Sequence[Tensor] | None = None,
+    retain_reference_states: Sequence[Tensor] | None = None,
+    *,
+    steering_coefficient: float = 6.5,
+    alpha: float = 1200.0,
+    layer: int = -1,
+    moved_layers: int = 3,
+    direction_seed: int = 0,
+) -> Tensor:
+    """E_forget ‖h(x) − c·u‖² + α E_retain ‖h(x) − h_ref(x)‖²: Li et al. 2024 (WMDP), eqs. 1 and 2.
+
+    Each record gives the states (L_i, d) of its tokens after one layer; ‖·‖² is the mean over the tokens of the squared
+    length, E the mean over records. c is `steering_coefficient`, u the direction drawn from `direction_seed`.
+    """
+    target = steering_coefficient * control_vector(forget_states[0].shape[-1], direction_seed).to(forget_states[0])
+    loss = _mean([(h - target).square().sum(-1).mean() for h in forget_states])
+    if retain_states is None or retain_reference_states is None:
+        return loss
+    pairs = zip(retain_states, retain_reference_states, strict=True)
+    return loss + alpha * _mean([(h - reference).square().sum(-1).mean() for h, reference in pairs])
+
+
+def control_vector(size: int, seed: int) -> Tensor:
+    """u (size,): entries uniform in [0, 1), scaled to length 1; the same for all clients and rounds of one seed."""
+    vector = torch.rand(size, generator=torch.Generator().manual_seed(seed))
+    return vector / torch.linalg.vector_norm(vector)
+
+
+def layers(count: int, *, layer: int, moved_layers: int, **_: Any) -> range:
+    """The decoder layers, of `count`, whose parameters move; the states are those that leave the last of them.
+
+    `layer` counts from 0; -1: as deep as the paper's layer 7 of 32. Raises ValueError if there is no such layer.
+    """
+    if layer == -1:
+        layer = round(7 / 31 * (count - 1))
+    if not 0 <= layer < count:
+        raise ValueError(f"rmu: the model has layers 0 to {count - 1}, not {layer}")
+    if moved_layers < 1:
+        raise ValueError(f"rmu: moved_layers must be at least 1, got {moved_layers}")
+    return range(max(0, layer - moved_layers + 1), layer + 1)
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).mean()

@@ -1,0 +1,38 @@
+"""SCRUB: away from the model as received on forget records, back to it on retain records, in turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def scrub(
+    retain_reference_kl: Tensor | None = None,
+    retain_nll: Tensor | None = None,
+    forget_reference_kl: Tensor | None = None,
+    *,
+    alpha: float = 0.5,
+    gamma: float = 1.0,
+    temperature: float = 2.0,
+    msteps: int = 3,
+) -> Tensor:
+    """min-step: α E_retain KL(f_ref‖f) + γ E_retain ℓ; max-step: −E_forget KL(f_ref‖f). Kurmanji et al. 2023, eq. 3.
+
+    All (B,), means over the answer tokens of each record, in nats; an update has the quantities of its kind of step
+    (`phases`), the others are None. The divergences are T² KL between distributions softened by the `temperature` T.
+    """
+    if forget_reference_kl is not None:
+        return -forget_reference_kl.mean()
+    if retain_reference_kl is None or retain_nll is None:
+        raise ValueError("scrub needs the quantities of a min-step or of a max-step")
+    return alpha * retain_reference_kl.mean() + gamma * retain_nll.mean()
+
+
+def phases(epoch: int, *, msteps: int, **_: Any) -> list[tuple[str, ...]]:
+    """A min-step per batch; in the first `msteps` epochs, counted from 0, a max-step follows it.
+
+    The min-step comes first because at the model as received the divergence has no gradient to ascend.
+    """
+    steps: list[tuple[str, ...]] = [("retain_reference_kl", "retain_nll")]
+    return [*steps, ("forget_reference_kl",)] if epoch < msteps else steps
