@@ -33,10 +33,10 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
     if ours and source_updates and run.stage_summary("finetune") is None and source.stage_summary("finetune"):
         if lacking := source_updates.lacking():
             raise RunError(
-                f"start_from: {source.path} does not hold the clients' updates of {lacking}, which "
-                f"unlearning={config.unlearning.method} needs. Make a run that keeps them and serves no request yet, "
-                f"with the same settings and 'stages=[finetune,retrain]' unlearning={config.unlearning.method}, and "
-                "start from that"
+                f"start_from: {source.path} does not hold the clients' updates of {lacking}, which this run needs. Make "
+                "a run that keeps them and serves no request yet, with 'stages=[finetune,retrain]' "
+                f"unlearning={config.unlearning.method} unlearning.updates.every={config.unlearning.updates.every} and "
+                "otherwise the same settings, and start from that"
             )
         ours.adopt(source_updates)
     for stage in REUSABLE:

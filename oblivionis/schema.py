@@ -290,7 +290,8 @@ class Unlearning:
     forget_nll_limit: float | None = field(
         default=None,
         metadata=about(
-            "Stop a client's unlearning when the mean loss on its forget records passes this; null: never.",
+            "Stop a client's unlearning when the mean loss on its forget records passes this; null: never "
+            "(`pga`: ln of the vocabulary's size).",
             unit="nats per token",
             above=0,
         ),

@@ -123,12 +123,12 @@ class Worker:
         forget_set = holding.select(held - wanted)
         retain_set = holding.select(wanted.union(tombstones))
         unlearning = self.config.unlearning
-        parameters, ball, limit = dict(unlearning.params), None, unlearning.forget_nll_limit
+        ball, limit = None, unlearning.forget_nll_limit
         if unlearning.method == "pga":
             if reference is None:
                 raise ClientError("pga starts from the model of the other clients, which the server did not send")
             vector = reference
-            ball = Ball(reference, parameters.pop("radius") or self._distance_to_random(reference) / 3)
+            ball = Ball(reference, unlearning.params["radius"] or self._distance_to_random(reference) / 3)
             limit = limit or math.log(len(self.assembled.tokenizer))
         self._load(vector)
         settings = self._settings(
@@ -145,7 +145,7 @@ class Worker:
             forget_set,
             retain_set,
             unlearning.method,
-            parameters,
+            dict(unlearning.params),
             settings,
             seed=seed,
             prox=prox,
