@@ -81,6 +81,13 @@ class Prox(NamedTuple):
     reference: np.ndarray | Tensor
 
 
+class Ball(NamedTuple):
+    """The parameters stay within this L2 distance of `center` (size,). `radius` > 0."""
+
+    center: np.ndarray | Tensor
+    radius: float
+
+
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> float:
     """Factor in [0, 1] on the learning rate of update `step` (0-based) of `total`, `warmup` of them warm-up.
 
@@ -109,6 +116,7 @@ class Updater:
         updates: int,
         prox: Prox | None,
         moving: Tensor | None = None,
+        ball: Ball | None = None,
     ) -> None:
         self._flat, self._settings = flat, settings
         self._total = updates
@@ -127,6 +135,14 @@ class Updater:
             if self._reference.shape != (flat.size,):
                 raise ValueError(f"φ_global must have shape ({flat.size},), got {tuple(self._reference.shape)}")
         self._fixed = None if moving is None else (~moving, flat.vector.detach()[~moving])
+        self._radius = math.inf
+        if ball is not None:
+            center, self._radius = ball
+            if not 0 < self._radius < math.inf:
+                raise ValueError(f"radius must be positive and finite, got {self._radius}")
+            self._center = torch.as_tensor(center, dtype=torch.float32, device=flat.device)
+            if self._center.shape != (flat.size,):
+                raise ValueError(f"the center must have shape ({flat.size},), got {tuple(self._center.shape)}")
         self.steps = 0
         flat.zero_grad()
 
@@ -156,8 +172,17 @@ class Updater:
         if self._fixed is not None:
             where, values = self._fixed
             self._flat.vector[where] = values
+        if self._radius < math.inf:
+            self._project()
         self._flat.zero_grad()
         self.steps += 1
+
+    def _project(self) -> None:
+        """Move the parameters to the nearest point of the ball."""
+        difference = self._flat.vector - self._center
+        distance = torch.linalg.vector_norm(difference)
+        if distance > self._radius:
+            torch.add(self._center, difference.mul_(self._radius / distance), out=self._flat.vector)
 
     def finish(self) -> None:
         """Raises NonFiniteError if a parameter is not finite."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
-from clients.optimisation import Prox, TrainSettings, Updater, local_work
+from clients.optimisation import Ball, Prox, TrainSettings, Updater, local_work
 from clients.reference import Received, incompetent_teacher
 from clients.step import (
     NEEDS_RECEIVED,
@@ -67,6 +67,7 @@ def unlearn(
     *,
     seed: int,
     prox: Prox | None = None,
+    ball: Ball | None = None,
     entropy: Entropy | None = None,
     retain_loss: str = "nll",
     forget_nll_limit: float | None = None,
@@ -83,6 +84,7 @@ def unlearn(
     method: with a weight for them, retain records take part whatever the method; weights of zero change nothing.
     `forget_nll_limit`: stop before the update at which the forget records' mean negative log-likelihood exceeds it
     (gradient ascent is unbounded); no limit where the method does not ask for likelihoods of forget records.
+    `ball`: after each update the parameters go to its nearest point (PGA).
 
     Raises ValueError without forget records, for an unknown method or hyperparameter, or if the method cannot do
     without retain records; NonFiniteError as `train`.
@@ -137,7 +139,7 @@ def unlearn(
         if "forget_reference_log_p" in loss.names:
             reference = log_likelihoods(model, forget, settings.batch_size)
         updates_per_pass = -(-len(forget) // size)
-        updater = Updater(flat, settings, sum(map(len, plan)) * updates_per_pass, prox, moving)
+        updater = Updater(flat, settings, sum(map(len, plan)) * updates_per_pass, prox, moving, ball)
         work = (
             (update, chosen, partners)
             for updates in plan

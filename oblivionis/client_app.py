@@ -92,8 +92,7 @@ def unlearn(message: Message, context: Context) -> Message:
     They are buried first: whatever happens next, no exchange trains on them.
     """
     task = _Task(message, context)
-    held = [r.id for r in task.worker.holding(task.client).records]
-    record_ids = accept(read_demands(task.message_config), held, task.node)
+    record_ids = task.bury()
     vector, report = task.worker.forget(
         task.client,
         task.vector,
@@ -101,6 +100,7 @@ def unlearn(message: Message, context: Context) -> Message:
         tombstones=task.node.tombstones(),
         proximal_mu=0.0,
         seed=task.seed,
+        reference=task.read(protocol.REFERENCE) if protocol.REFERENCE in message.content.array_records else None,
     )
     told = {
         "forget-nll-before": report.first_forget_nll,
@@ -118,6 +118,16 @@ def unlearn(message: Message, context: Context) -> Message:
             **{name: value for name, value in told.items() if math.isfinite(value)},
         },
     )
+
+
+@app.query("bury")
+@_answer
+def bury(message: Message, context: Context) -> Message:
+    """FedEraser: bury the named records. The server rebuilds the model; nothing is trained here."""
+    task = _Task(message, context)
+    record_ids = task.bury()
+    live = len(task.worker.holding(task.client).select(task.node.tombstones()))
+    return task.reply(None, {protocol.NUM_EXAMPLES: len(record_ids), "live-records": live})
 
 
 class _Task:
@@ -138,8 +148,6 @@ class _Task:
         self.worker: Worker = resident(self.config)
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
-        array = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER]
-        self.vector: np.ndarray = np.array(array.numpy(), dtype=np.float32)
         self.node = NodeFolder(self._node_path(context))
         self.seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
@@ -148,6 +156,20 @@ class _Task:
     def _node_path(self, context: Context) -> Path:
         own = context.node_config.get("node-dir")
         return Path(str(own)) if own else Path(self.text("nodes-dir")) / str(self.client)
+
+    @property
+    def vector(self) -> np.ndarray:
+        """The global model that the server sent."""
+        return self.read(protocol.ARRAYS)
+
+    def read(self, record: str) -> np.ndarray:
+        """The flat parameters in an ArrayRecord of the message."""
+        return np.array(self._message.content.array_records[record][protocol.ADAPTER].numpy(), dtype=np.float32)
+
+    def bury(self) -> set[str]:
+        """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
+        held = [record.id for record in self.worker.holding(self.client).records]
+        return accept(read_demands(self.message_config), held, self.node)
 
     def text(self, key: str) -> str:
         return str(self.message_config.get(key, ""))
@@ -158,13 +180,10 @@ class _Task:
     def real(self, key: str, default: float) -> float:
         return float(self.message_config.get(key, default))  # type: ignore[arg-type]
 
-    def reply(self, vector: np.ndarray, metrics: dict[str, int | float]) -> Message:
-        content = RecordDict(
-            {
-                protocol.ARRAYS: ArrayRecord({protocol.ADAPTER: Array(vector)}),
-                protocol.METRICS: MetricRecord({**metrics, protocol.PARTITION_ID: self.client}),
-            }
-        )
+    def reply(self, vector: np.ndarray | None, metrics: dict[str, int | float]) -> Message:
+        content = RecordDict({protocol.METRICS: MetricRecord({**metrics, protocol.PARTITION_ID: self.client})})
+        if vector is not None:
+            content[protocol.ARRAYS] = ArrayRecord({protocol.ADAPTER: Array(vector)})
         return Message(content, reply_to=self._message)
 
 

@@ -246,6 +246,27 @@ def _warmup(config: Config) -> Iterator[Problem]:
         yield Problem("training.warmup_epochs", message, f"0 <= value <= {epochs}")
 
 
+@_reads("unlearning.method", "unlearning.updates", "unlearning.entropy", "stages")
+def _needs_updates(config: Config) -> Iterator[Problem]:
+    """What the methods that go by the clients' updates ask of other keys."""
+    unlearning = config.unlearning
+    method, updates, entropy = unlearning.method, unlearning.updates, unlearning.entropy
+    if method not in ("federaser", "pga"):
+        return
+    if "local" in config.stages:
+        message = f"{method} needs other clients, and the stage local has none"
+        yield Problem("stages", message, "stages without local, or another unlearning method")
+    if updates.keep == 0:
+        message = f"{method} needs the clients' updates"
+        yield Problem("unlearning.updates.keep", message, "null or at least 1")
+    if method == "pga" and updates.every != 1:
+        message = "pga starts from the newest round, which must be kept"
+        yield Problem("unlearning.updates.every", message, "1")
+    if method == "federaser" and (entropy.forget or entropy.retain):
+        message = "federaser trains on nothing that is to be forgotten"
+        yield Problem("unlearning.entropy", message, "weights of 0")
+
+
 @_reads("unlearning.requests", "federation.clients")
 def _request_clients(config: Config) -> Iterator[Problem]:
     requests, clients = config.unlearning.requests, config.federation.clients

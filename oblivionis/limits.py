@@ -57,6 +57,8 @@ PARAMETERS = {
     "gamma": About("Weight of the forget term (`scrub`: of the likelihood of retain records).", at_least=0),
     "beta": About("Inverse temperature of the preference loss.", above=0),
     "delta": About("Margin of the preference loss, outside the beta factor (eq. 39)."),
+    "calibration_ratio": About("Local epochs of a calibration as a share of `federation.local_epochs`.", above=0),
+    "radius": About("Farthest from the reference model; null: a third of a random model's distance.", above=0),
     "temperature": About("Temperature T of the distributions in divergences, which count T² times.", above=0),
     "msteps": About("First epochs in which a step away from the model as received follows each step.", at_least=0),
     "teacher_seed": About("Seed of the randomly initialised teacher's weights.", at_least=0),

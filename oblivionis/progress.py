@@ -44,7 +44,7 @@ class Events:
         """Who asks for what in the FedTU exchange that starts next, in words."""
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
-        """`kind` is `unlearn` or `train`; `clients` are partition ids."""
+        """`kind` is `unlearn`, `calibrate` or `train`; `clients` are partition ids."""
 
     def arrived(self, answers: int, sent: int) -> None:
         """So many answers of the exchange in progress have come in; they are judged when all are there."""
@@ -189,7 +189,8 @@ class LiveEvents(Events):
         self._asking = text
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
-        self._exchange = f"FedTU: {self._asking or _asking(clients)}" if kind == "unlearn" else "FedFT"
+        kinds = {"unlearn": f"FedTU: {self._asking or _asking(clients)}", "calibrate": "FedEraser: calibrating"}
+        self._exchange = kinds.get(kind, "FedFT")
         self._asking = ""
         self._state(f"{self._exchange}, 0/{len(clients)} replies")
 

@@ -11,6 +11,7 @@ from oblivionis.config import Config
 from oblivionis.errors import RunError
 from oblivionis.progress import Events
 from oblivionis.runs import RunDirectory
+from oblivionis.updates import open_updates
 
 REUSABLE = ("finetune", "retrain")
 
@@ -19,7 +20,7 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
     """Copy the final checkpoint, summary and log of finished finetune and retrain stages from `config.start_from`.
 
     Refuses (RunError) a source whose base model, data, seed, clients, strategy or training differ: the result would
-    not be what the configuration says.
+    not be what the configuration says; or one without the clients' updates of finetune that `config` needs.
     """
     source = RunDirectory.open(Path(str(config.start_from)).expanduser())
     theirs = configuration.from_yaml(source.read_config())
@@ -28,6 +29,7 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
         differences.append("the base model's fingerprint")
     if differences:
         raise RunError(f"start_from: {source.path} was made with other settings: {', '.join(differences)}")
+    _import_updates(config, run, source)
     for stage in REUSABLE:
         if run.stage_summary(stage) is not None or source.stage_summary(stage) is None:
             continue
@@ -38,6 +40,21 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
         summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
         run.finish_stage(stage, summary, source.evaluation_log(stage))
         events.note(f"{stage}: taken from {source.path}")
+
+
+def _import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> None:
+    """Take over the clients' updates of a finetune stage that is to be reused. RunError when some are missing."""
+    ours, theirs = (open_updates(config, path, "finetune") for path in (run.path, source.path))
+    if ours is None or theirs is None or run.stage_summary("finetune") or not source.stage_summary("finetune"):
+        return
+    if lacking := theirs.lacking():
+        raise RunError(
+            f"start_from: {source.path} does not hold the clients' updates of {lacking}, which this run needs. Make a "
+            "run that keeps them and serves no request yet, with 'stages=[finetune,retrain]' "
+            f"unlearning={config.unlearning.method} unlearning.updates.every={config.unlearning.updates.every} and "
+            "otherwise the same settings, and start from that"
+        )
+    ours.adopt(theirs)
 
 
 def _differences(ours: Config, theirs: Config) -> list[str]:

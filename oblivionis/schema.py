@@ -264,6 +264,20 @@ class Entropy:
 
 
 @dataclass
+class Updates:
+    """Clients' models that the server keeps for `federaser` and `pga`."""
+
+    keep: int | None = field(
+        default=None,
+        metadata=about("Newest rounds that are kept; 0: none; null: what the method needs.", unit="rounds", at_least=0),
+    )
+    every: int = field(
+        default=1,
+        metadata=about("Keep every so many rounds only (FedEraser's interval Δt).", unit="rounds", at_least=1),
+    )
+
+
+@dataclass
 class Unlearning:
     """What a client does to forget."""
 
@@ -299,12 +313,14 @@ class Unlearning:
     forget_nll_limit: float | None = field(
         default=None,
         metadata=about(
-            "Stop a client's unlearning when the mean loss on its forget records passes this; null: never.",
+            "Stop a client's unlearning when the mean loss on its forget records passes this; null: never "
+            "(`pga`: ln of the vocabulary's size).",
             unit="nats per token",
             above=0,
         ),
     )
     entropy: Entropy = field(default_factory=Entropy)
+    updates: Updates = field(default_factory=Updates)
     requests: Requests = field(default_factory=Requests)
 
 

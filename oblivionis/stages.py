@@ -27,9 +27,11 @@ from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
 from oblivionis.runs import Checkpoint, RunDirectory
 from oblivionis.schedule import policy_of
+from oblivionis.updates import open_updates
 from oblivionis.verdicts import write_verdicts
 from strategies import factory, protocol
 from strategies.arrays import Mean
+from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Listener, NodeMap
 from strategies.lora_product import ProductMean
 from strategies.server_step import ServerStep
@@ -159,6 +161,7 @@ class Stage:
         self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, policy)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.label = SAMPLING[name]
+        self.updates = open_updates(self.config, self.run.path, name)
 
     def execute(self) -> None:
         started = time.perf_counter()
@@ -177,12 +180,31 @@ class Stage:
         if not self.run.checkpoint_rounds(self.name):
             self.run.forget_metrics_after(self.name, -1)
             self.requests.roll_back(0)
+            self._recover_updates(0)
             return 0, self.server.initial_vector(self.name)
         checkpoint = self.run.load_checkpoint(self.name)
         self.inner.load_state_dict(checkpoint.strategy_state)
         self.run.forget_metrics_after(self.name, checkpoint.round)
         self.requests.roll_back(checkpoint.round)
+        self._recover_updates(checkpoint.round)
         return checkpoint.round, checkpoint.vector
+
+    def _recover_updates(self, done: int) -> None:
+        """The clients' updates as they were after round `done`. RunError where they are gone."""
+        if self.updates is None:
+            return
+        self.updates.roll_back(done)
+        if self.name == "unlearn" and done == 0 and (lacking := self.updates.lacking()):
+            raise RunError(f"{self.run.path} does not hold the clients' updates of {lacking}: start a new run")
+
+    def _eraser(self) -> FedEraser | None:
+        unlearning = self.config.unlearning
+        if self.updates is None or self.name != "unlearn" or unlearning.method != "federaser":
+            return None
+        ratio = unlearning.params["calibration_ratio"]
+        return FedEraser(
+            self.inner, self.updates, local_epochs=self.config.federation.local_epochs, calibration_ratio=ratio
+        )
 
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""
@@ -197,6 +219,9 @@ class Stage:
             server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
             extra_rounds=self.config.unlearning.requests.extra_rounds,
             mean=self.server.mean,
+            history=self.updates,
+            eraser=self._eraser(),
+            send_reference=self.name == "unlearn" and self.config.unlearning.method == "pga",
         )
         fedtu.start(
             self.server.grid,
@@ -288,6 +313,8 @@ class _Recorder(Listener):
             Checkpoint(stage.name, round, vector, dict(state), {"seed": stage.config.seed}),
             keep=stage.config.federation.keep_checkpoints,
         )
+        if stage.updates is not None:
+            stage.updates.settle()
         stage.done, stage.vector = round, vector
 
     def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
+from clients.optimisation import Ball
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnReport, unlearn
 from evaluation.packing import Sequence as TokenSequence
@@ -23,6 +25,7 @@ from oblivionis.data.tokenize import encode_all
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
+from oblivionis.models.random_model import expected_distance
 
 _RESIDENT_PARTITIONS = 64
 
@@ -106,8 +109,12 @@ class Worker:
         tombstones: Collection[str],
         proximal_mu: float,
         seed: int,
+        reference: np.ndarray | None = None,
     ) -> tuple[np.ndarray, UnlearnReport]:
-        """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set."""
+        """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
+
+        PGA starts from `reference`, the model of the other clients, and stays within a ball around it.
+        """
         holding = self.holding(client)
         held = {r.id for r in holding.records}
         foreign = [i for i in record_ids if i not in held]
@@ -122,6 +129,13 @@ class Worker:
                 f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
                 "choose federaser, pga or grad_ascent, which need none"
             )
+        ball, limit = None, unlearning.forget_nll_limit
+        if unlearning.method == "pga":
+            if reference is None:
+                raise ClientError("pga starts from the model of the other clients, which the server did not send")
+            vector = reference
+            ball = Ball(reference, unlearning.params["radius"] or self._distance_to_random(reference) / 3)
+            limit = limit or math.log(len(self.assembled.tokenizer))
         self._load(vector)
         settings = self._settings(
             epochs=unlearning.epochs,
@@ -143,9 +157,15 @@ class Worker:
             prox=prox,
             entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
             retain_loss=unlearning.retain_loss,
-            forget_nll_limit=unlearning.forget_nll_limit,
+            forget_nll_limit=limit,
+            ball=ball,
         )
         return self.flat.numpy(), report
+
+    def _distance_to_random(self, vector: np.ndarray) -> float:
+        model = self.config.model
+        initializer_range = getattr(self.assembled.model.config, "initializer_range", 0.02)
+        return expected_distance(vector, self.flat.manifest, model.mode, initializer_range)
 
     def _load(self, vector: np.ndarray) -> None:
         adapters.check_vector(vector, self.flat.manifest)

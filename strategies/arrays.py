@@ -73,12 +73,23 @@ def store(target: NDArray, block: slice, values: NDArray[np.float64]) -> None:
         target[block] = values if target.dtype.kind == "f" else np.rint(values)
 
 
+def distance(a: ArrayRecord, b: ArrayRecord) -> float:
+    """‖a − b‖₂ over all arrays together, in float64. Both have the same names and shapes."""
+    total = 0.0
+    for name, array in a.items():
+        left, right = view(array).reshape(-1), view(b[name]).reshape(-1)
+        for block in blocks(left.size):
+            difference = np.subtract(left[block], right[block], dtype=np.float64)
+            total += float(difference @ difference)
+    return math.sqrt(total)
+
+
 def merged(
     arrays: ArrayRecord, others: Sequence[ArrayRecord], weights: Sequence[float], mean: Mean | None = None
 ) -> ArrayRecord:
-    """φ + Σ w_u (φ_u − φ), array by array, in float64 and then in φ's dtype. `weights` sum to 1.
+    """φ + Σ w_u (φ_u − φ), array by array, in float64 and then in φ's dtype.
 
-    With `mean` that mean of the φ_u, which is the same for the plain weighted mean.
+    Weights that sum to 1 give the weighted mean of the φ_u. With `mean` it is that mean; the weights then sum to 1.
     """
     result = {}
     for name, array in arrays.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from flwr.supercore import log
 from strategies import protocol
 from strategies.arrays import Mean, finite, merged, view, with_dtypes_of
 from strategies.errors import ActorDied, FederationError, NodeMapError
+from strategies.federaser import FedEraser
+from strategies.history import ClientUpdate, History, RoundUpdates, mean_of_others
 from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
 from strategies.replies import Verdict, answers, judge, metrics_of
@@ -59,6 +62,10 @@ class FedTU(Strategy):
     `server_state_on_unlearn`: `reset` calls `inner.reset_state()` after each FedTU exchange that served a request.
     `extra_rounds`: at most so many rounds are added while requests are pending after the last planned round.
     `mean`: how several unlearned models are averaged with the weights w_u; None: number by number, as above.
+    `history`: remembers the updates of each FedFT exchange.
+    `eraser`: serves the requests by rebuilding the model instead of by the clients' unlearning; the asking clients only
+    bury their records (message type `query.bury`). Needs `history`.
+    `send_reference`: `train.unlearn` messages also hold the mean of the other clients' newest models. Needs `history`.
 
     Flower's FedAvgM computes with its own copy of the model, `current_arrays`, and would undo the unlearning; whatever
     keeps such an ArrayRecord gets the current model before each round. Strategies that change the arrays' dtype
@@ -80,11 +87,16 @@ class FedTU(Strategy):
         server_state_on_unlearn: Literal["keep", "reset"] = "keep",
         extra_rounds: int = 0,
         mean: Mean | None = None,
+        history: History | None = None,
+        eraser: FedEraser | None = None,
+        send_reference: bool = False,
     ) -> None:
         if server_state_on_unlearn not in ("keep", "reset"):
             raise ValueError(f"server_state_on_unlearn is {server_state_on_unlearn!r}, expected 'keep' or 'reset'")
         if server_state_on_unlearn == "reset" and not hasattr(inner, "reset_state"):
             log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
+        if history is None and (eraser is not None or send_reference):
+            raise ValueError("eraser and send_reference need a history")
         self.inner = inner
         self._requests = RequestList() if requests is None else requests
         self._listener = Listener() if listener is None else listener
@@ -96,6 +108,7 @@ class FedTU(Strategy):
         self._reset = server_state_on_unlearn == "reset"
         self._extra_rounds = extra_rounds
         self._mean = mean
+        self._history, self._eraser, self._send_reference = history, eraser, send_reference
         self._arrays_key = getattr(inner, "arrayrecord_key", protocol.ARRAYS)
         self._config_key = getattr(inner, "configrecord_key", protocol.CONFIG)
         self._weight_key = getattr(inner, "weighted_by_key", protocol.NUM_EXAMPLES)
@@ -211,17 +224,19 @@ class FedTU(Strategy):
         self, run: _Run, round: int, arrays: ArrayRecord, waiting: Sequence[UnlearnRequest]
     ) -> tuple[ArrayRecord, bool]:
         """The FedTU exchange: the new arrays, and whether any request was served."""
+        erasing = self._eraser is not None
         by_client: dict[int, list[UnlearnRequest]] = {}
         for request in sorted(waiting, key=lambda r: (r.node, r.request_id)):
             by_client.setdefault(request.node, []).append(request)
+        records: dict[str, ArrayRecord] = {} if erasing else {self._arrays_key: arrays}
+        if self._history is not None and self._send_reference:
+            records[protocol.REFERENCE] = mean_of_others(self._history, by_client, self._mean)
         messages = []
         for client, asked in by_client.items():
             node = run.partition_to_node.get(client)
             if node is None:
                 self._warn(round, "client %d asks to forget but is not connected", client)
-                self._listener.reply(client, False, "not connected")
-                for request in asked:
-                    self._requests.failed(request, round, "not connected")
+                self._fail(round, client, asked, "not connected")
                 continue
             named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
             log(INFO, "[%s] round %d: client %d is asked to forget: %s", self._stage, round, client, named)
@@ -230,49 +245,72 @@ class FedTU(Strategy):
             config[protocol.RECORD_IDS] = [i for r in asked for i in r.record_ids]
             config[protocol.RECORD_COUNTS] = [len(r.record_ids) for r in asked]
             config[protocol.SCOPES] = [r.scope for r in asked]
-            content = RecordDict({self._arrays_key: arrays, self._config_key: config})
-            messages.append(Message(content, dst_node_id=node, message_type=protocol.UNLEARN))
-        verdicts = self._exchange("unlearn", run, round, messages, arrays)
+            content = RecordDict({**records, self._config_key: config})
+            kind = protocol.BURY if erasing else protocol.UNLEARN
+            messages.append(Message(content, dst_node_id=node, message_type=kind))
+        verdicts = self._exchange("unlearn", run, round, messages, None if erasing else arrays)
         for verdict in verdicts:
             if verdict.reply is None:
                 for request in by_client[verdict.partition]:
                     self._requests.failed(request, round, verdict.reason)
-        good = [(v.partition, v.reply) for v in verdicts if v.reply is not None]
+        good = {v.partition: v.reply for v in verdicts if v.reply is not None}
         if not good:
             return arrays, False
-        forgotten = [sum(r.num_records for r in by_client[client]) for client, _ in good]
-        models = [reply.content.array_records[self._arrays_key] for _, reply in good]
-        if len(models) == 1:
-            arrays = ArrayRecord({name: models[0][name] for name in arrays})
+        infos = {c: {k: v for k, v in metrics_of(r).items() if not isinstance(v, list)} for c, r in good.items()}
+        if self._eraser is not None:
+            erasure = self._eraser.erase(round, arrays, list(good), partial(self._train_again, run, round))
+            arrays = erasure.arrays
+            for client, reason in erasure.refused.items():
+                self._warn(round, "client %d cannot be erased: %s", client, reason)
+                self._fail(round, client, by_client[client], reason)
+            infos = {c: {**info, **erasure.info} for c, info in infos.items() if c not in erasure.refused}
+        elif len(good) == 1:
+            (reply,) = good.values()
+            arrays = ArrayRecord({name: reply.content.array_records[self._arrays_key][name] for name in arrays})
         else:
+            forgotten = [sum(r.num_records for r in by_client[client]) for client in good]
+            models = [reply.content.array_records[self._arrays_key] for reply in good.values()]
             arrays = merged(arrays, models, [n / sum(forgotten) for n in forgotten], self._mean)
-        for client, reply in good:
-            info = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
+        for client, info in infos.items():
             for request in by_client[client]:
                 self._requests.served(request, round, info)
-        if self._reset and hasattr(self.inner, "reset_state"):
+        if infos and self._reset and hasattr(self.inner, "reset_state"):
             self.inner.reset_state()  # type: ignore[attr-defined]
-        return arrays, True
+        return arrays, bool(infos)
+
+    def _fail(self, round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
+        """Report requests that fail for another reason than the client's reply."""
+        self._listener.reply(client, False, reason)
+        for request in asked:
+            self._requests.failed(request, round, reason)
+
+    def _train_again(
+        self, run: _Run, round: int, clients: Sequence[int], arrays: ArrayRecord, settings: Mapping[str, Any]
+    ) -> list[Verdict]:
+        """An exchange of ordinary training from `arrays`, with `settings` on top of the usual ones."""
+        config = ConfigRecord({**self._config(round, run.train_config), **settings})
+        content = RecordDict({self._arrays_key: arrays, self._config_key: config})
+        nodes = self._nodes.refresh(run.grid)
+        messages = [
+            Message(content, dst_node_id=nodes[client], message_type=protocol.TRAIN)
+            for client in clients
+            if client in nodes
+        ]
+        return self._exchange("calibrate", run, round, messages, arrays)
 
     def _train(self, run: _Run, round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
         """The FedFT exchange: the new arrays and the clients' averaged metrics."""
         _refresh_copies(self.inner, arrays)
-        able, least = len(run.eligible.get_node_ids()), max(1, getattr(self.inner, "min_train_nodes", 1))
-        if able == 0:
-            self._warn(round, "no client may be sampled")
+        good = [(v.partition, v.reply) for v in self._trained(run, round, arrays) if v.reply is not None]
+        if self._history is not None:
+            updates = [
+                ClientUpdate(client, float(metrics_of(reply)[self._weight_key]), reply.content[self._arrays_key])  # type: ignore[arg-type]
+                for client, reply in good
+            ]
+            self._history.record(RoundUpdates(self._history.stage, round, arrays, self.state_dict(), updates))
+        if not good:
             return arrays, {}
-        if able < least <= len(run.partition_to_node):  # Flower would wait for ever
-            self._warn(round, "no training: %d clients may be sampled, at least %d must take part", able, least)
-            return arrays, {}
-        with seeded(self._seed, self._stage, round, "train"):
-            config = self._config(round, run.train_config)
-            messages = list(self.inner.configure_train(round, arrays, config, run.eligible))
-        if not messages:
-            return arrays, {}
-        replies = [v.reply for v in self._exchange("train", run, round, messages, arrays) if v.reply is not None]
-        if not replies:
-            self._warn(round, "no valid reply, the model stays as it is")
-            return arrays, {}
+        replies = [reply for _, reply in good]
         new, metrics = self.inner.aggregate_train(round, replies)
         if metrics is not None:
             metrics.pop(protocol.PARTITION_ID, None)
@@ -282,6 +320,23 @@ class FedTU(Strategy):
             if not all(finite(view(array)) for array in arrays.values()):
                 raise AggregationError(f"round {round}: the aggregated model is not finite; {self._stage} diverged")
         return arrays, dict(metrics or {})
+
+    def _trained(self, run: _Run, round: int, arrays: ArrayRecord) -> list[Verdict]:
+        """Let `inner` sample clients and have them train; their judged replies."""
+        able, least = len(run.eligible.get_node_ids()), max(1, getattr(self.inner, "min_train_nodes", 1))
+        if able == 0:
+            self._warn(round, "no client may be sampled")
+            return []
+        if able < least <= len(run.partition_to_node):  # Flower would wait for ever
+            self._warn(round, "no training: %d clients may be sampled, at least %d must take part", able, least)
+            return []
+        with seeded(self._seed, self._stage, round, "train"):
+            config = self._config(round, run.train_config)
+            messages = list(self.inner.configure_train(round, arrays, config, run.eligible))
+        verdicts = self._exchange("train", run, round, messages, arrays)
+        if messages and not any(verdict.reply is not None for verdict in verdicts):
+            self._warn(round, "no valid reply, the model stays as it is")
+        return verdicts
 
     def _evaluate_on_clients(self, run: _Run, round: int, arrays: ArrayRecord) -> None:
         if getattr(self.inner, "fraction_evaluate", None) == 0.0 or not run.eligible.get_node_ids():

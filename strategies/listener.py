@@ -18,7 +18,7 @@ class Listener:
         """Before anything else in a round; `total` is the number of the last planned round."""
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
-        """Messages are about to leave; `kind` is `unlearn`, `train` or `evaluate`."""
+        """Messages are about to leave; `kind` is `unlearn`, `train`, `calibrate` or `evaluate`."""
 
     def reply(self, node: int, ok: bool, reason: str) -> None:
         """One client answered well (`reason` is empty), badly or not at all (`node` is -1 for an unknown sender)."""

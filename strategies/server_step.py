@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Any, ClassVar
 
@@ -85,17 +85,21 @@ class ServerStep(FlowerFedAvg):
             return None, None
         contents = [message.content for message in valid]
         counts = [float(next(iter(c.metric_records.values()))[self.weighted_by_key]) for c in contents]  # type: ignore[arg-type]
-        alphas = [count / sum(counts) for count in counts]
-        arrays = self._update([next(iter(c.array_records.values())) for c in contents], alphas)
-        return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-
-    def _update(self, records: list[ArrayRecord], alphas: list[float]) -> ArrayRecord:
         if self._sent is None:
             raise AggregationError("aggregate_train was called before configure_train")
+        arrays = self.aggregate(self._sent, [next(iter(c.array_records.values())) for c in contents], counts)
+        return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+
+    def aggregate(self, sent: ArrayRecord, records: Sequence[ArrayRecord], weights: Sequence[float]) -> ArrayRecord:
+        """φ_t from φ_{t-1}, which is `sent`, and the clients' models with their weights n_k > 0; α_k = n_k / Σ n_j.
+
+        Raises as `aggregate_train`.
+        """
+        alphas = [weight / sum(weights) for weight in weights]
         result: dict[str, Array] = {}
         new_moments: dict[str, dict[str, NDArray]] = {m: {} for m in self.moments}
-        for name, sent in self._sent.items():
-            previous = view(sent)
+        for name, array in sent.items():
+            previous = view(array)
             rows = [view(record[name]) for record in records]
             old = {m: a[name] for m, a in self._moments.items() if name in a} if self._moments else None
             if any(row.shape != previous.shape for row in rows):

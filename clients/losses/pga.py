@@ -1,0 +1,15 @@
+"""Projected gradient ascent."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def pga(forget_nll: Tensor, *, radius: float | None = None) -> Tensor:
+    """−E_forget ℓ(y_f|x): the client maximises its loss (Halimi et al. 2022).
+
+    `forget_nll` (B,): mean negative log-likelihood over the answer tokens of each record, in nats. `radius` δ is that
+    of the constraint ‖φ − φ_ref‖₂ ≤ δ, which is no part of the loss: whoever calls `unlearn` makes a
+    `clients.optimisation.Ball` of it.
+    """
+    return -forget_nll.mean()

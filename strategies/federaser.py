@@ -1,0 +1,153 @@
+"""FedEraser: rebuild the global model without a client, guided by the updates that were stored."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord
+from flwr.supercore import log
+
+from strategies import protocol
+from strategies.arrays import distance, merged
+from strategies.history import ClientUpdate, History, PastRound, RoundUpdates
+from strategies.replies import Verdict
+from strategies.server_step import ServerStep
+
+Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[Verdict]]
+"""Sends a model with further settings to these clients as ordinary training; their judged replies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """The rebuilt model; why some clients could not be erased; how much work it was."""
+
+    arrays: ArrayRecord
+    refused: Mapping[int, str]
+    info: Mapping[str, float]
+
+
+class FedEraser:
+    """Erases clients (Liu et al., IWQoS 2021) on top of any of our aggregators.
+
+    The stored rounds are gone through again without the asking clients. Each remaining client trains from the rebuilt
+    model for E_cali = `calibration_ratio` · `local_epochs` epochs (rounded, at least 1), which gives a direction
+    Û_k; its calibrated update Ũ_k = ‖U_k‖ Û_k/‖Û_k‖ has the length of the stored one, the norm being that of all
+    parameters together (0 for Û_k = 0). They are aggregated with the stored weights by `inner`: with FedAvg
+    φ ← φ + Σ n_k Ũ_k / Σ n_k, the paper's equation. The calibrated updates take the place of the stored ones, so that
+    a later erasure builds on them.
+
+    Where the paper starts at the very first round, this starts at the newest stored round up to the first one in which
+    an asking client took part: the model that was sent then, and the aggregator's state, have nothing of it. That
+    round's stored updates count as they are, for the same reason. A client that never took part is erased by doing
+    nothing. A client is refused when no stored round reaches back that far.
+
+    After an erasure `inner` has the state that belongs to the rebuilt model; like a run's own stages, each stage
+    begins with a fresh one.
+    """
+
+    def __init__(
+        self, inner: ServerStep, history: History, *, local_epochs: int, calibration_ratio: float = 0.5
+    ) -> None:
+        if not 0 < calibration_ratio < math.inf:
+            raise ValueError(f"calibration_ratio is {calibration_ratio}, expected above 0")
+        self._inner, self._history = inner, history
+        self.epochs = max(1, round(calibration_ratio * local_epochs))
+
+    def erase(self, round: int, arrays: ArrayRecord, asking: Collection[int], train: Train) -> Erasure:
+        """The global model of `round`, now `arrays`, without the clients `asking`; `train` reaches the others."""
+        began = time.monotonic()
+        rounds = self._history.rounds()
+        starts: dict[int, int] = {}
+        refused: dict[int, str] = {}
+        for client in asking:
+            first = next((i for i, past in enumerate(rounds) if client in past.clients), None)
+            if first is None:
+                continue
+            start = next((i for i in reversed(range(first + 1)) if rounds[i].stored), None)
+            if start is None:
+                refused[client] = _too_far_back(rounds, first)
+            else:
+                starts[client] = start
+        rebuilt = calibrated = 0
+        if starts:
+            start, erased = min(starts.values()), set(asking) - refused.keys()
+            log(INFO, "FedEraser: going through %d rounds again", sum(past.stored for past in rounds[start:]))
+            arrays, rebuilt, calibrated = self._rebuild(round, rounds, start, erased, train)
+        info = {"rebuilt-rounds": rebuilt, "calibrated-updates": calibrated, "erase-seconds": time.monotonic() - began}
+        return Erasure(arrays, refused, info)
+
+    def _rebuild(
+        self, round: int, rounds: Sequence[PastRound], start: int, erased: Collection[int], train: Train
+    ) -> tuple[ArrayRecord, int, int]:
+        """The model after all `rounds` from `start` on, how many of them had clients, and the calibrated updates."""
+        rebuilt = calibrated = 0
+        model, stage = ArrayRecord(), ""
+        with self._history.rewriting(round) as new:
+            for past in rounds[:start]:
+                new.keep(past)
+            for past in [past for past in rounds[start:] if past.stored]:
+                stored = self._history.read(past)
+                if past is rounds[start]:
+                    model = stored.sent
+                    self._inner.load_state_dict(stored.state)
+                elif past.stage != stage or not stored.state:
+                    self._inner.reset_state()
+                stage = past.stage
+                updates = [update for update in stored.clients if update.partition not in erased]
+                if updates and past is not rounds[start]:
+                    updates = self._calibrate(round, stored, updates, model, train)
+                    calibrated += len(updates)
+                if not updates:
+                    continue
+                new.write(RoundUpdates(past.stage, past.round, model, self._inner.state_dict(), updates))
+                model = self._inner.aggregate(model, [u.arrays for u in updates], [u.weight for u in updates])
+                rebuilt += 1
+        if stage != self._history.stage:
+            self._inner.reset_state()
+        return model, rebuilt, calibrated
+
+    def _calibrate(
+        self, round: int, stored: RoundUpdates, updates: Sequence[ClientUpdate], model: ArrayRecord, train: Train
+    ) -> list[ClientUpdate]:
+        """The updates of one round, calibrated from `model`; clients without a valid reply are left out."""
+        settings: dict[str, Any] = {
+            protocol.EPOCHS: self.epochs,
+            protocol.SERVER_ROUND: stored.round,
+            protocol.STAGE: f"calibrate/{round}/{stored.stage}",
+        }
+        mu = getattr(self._inner, "proximal_mu", None)
+        if mu is not None:
+            settings[protocol.PROXIMAL_MU] = mu
+        verdicts = train([update.partition for update in updates], model, settings)
+        replies = {verdict.partition: verdict.reply for verdict in verdicts if verdict.reply is not None}
+        found = []
+        for update in updates:
+            reply = replies.get(update.partition)
+            if reply is None:
+                text = "FedEraser: client %d is left out of %s round %d"
+                log(WARNING, text, update.partition, stored.stage, stored.round)
+                continue
+            trained = reply.content.array_records[self._inner.arrayrecord_key]
+            found.append(ClientUpdate(update.partition, update.weight, _scaled(stored.sent, update, model, trained)))
+        return found
+
+
+def _scaled(sent: ArrayRecord, update: ClientUpdate, model: ArrayRecord, trained: ArrayRecord) -> ArrayRecord:
+    """model + ‖U‖ Û/‖Û‖ with U = update − sent and Û = trained − model."""
+    length = distance(trained, model)
+    return model if length == 0 else merged(model, [trained], [distance(update.arrays, sent) / length])
+
+
+def _too_far_back(rounds: Sequence[PastRound], first: int) -> str:
+    since = rounds[first]
+    oldest = next((past for past in rounds if past.stored), None)
+    stored = "none is stored" if oldest is None else f"the oldest stored one is round {oldest.round} of {oldest.stage}"
+    return (
+        f"FedEraser needs the updates from round {since.round} of {since.stage} on, in which the client first took "
+        f"part; {stored}"
+    )
