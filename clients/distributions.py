@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from evaluation.forward import AnswerRows
-from evaluation.kernels import HEAD_ROWS
 
 _ROWS = 128
+_LOGITS = 1 << 20
 
 
 class TokenStatistics(NamedTuple):
@@ -80,18 +80,19 @@ def statistics(
 def row_statistics(
     rows: AnswerRows, labels: Tensor, reference: AnswerRows | None = None, temperature: float = 1.0
 ) -> TokenStatistics:
-    """`statistics` of M answer tokens. Logits that can be made from states exist for `HEAD_ROWS` rows at a time."""
+    """`statistics` of M answer tokens. Logits that can be made from states exist a few rows at a time, then again."""
 
     def piece(values: Tensor, part: slice) -> TokenStatistics:
         other = None if reference is None else reference.logits(reference.values[part])
         return statistics(rows.logits(values), labels[part], other, temperature)
 
     count = labels.numel()
-    if rows.head is None or count <= HEAD_ROWS:
+    size = count if rows.head is None else max(_ROWS // 2, _LOGITS // rows.head.shape[0])
+    if count <= size:
         return piece(rows.values, slice(0, count))
     pieces: list[TokenStatistics] = []
-    for start in range(0, count, HEAD_ROWS):
-        part = slice(start, start + HEAD_ROWS)
+    for start in range(0, count, size):
+        part = slice(start, start + size)
         pieces.append(checkpoint(piece, rows.values[part], part, use_reentrant=False))  # type: ignore[arg-type]
     logp, entropy, kl = zip(*pieces, strict=True)
     return TokenStatistics(torch.cat(logp), torch.cat(entropy), None if reference is None else torch.cat(kl))

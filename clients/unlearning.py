@@ -197,7 +197,7 @@ class _Update:
         if unknown:
             raise ValueError(f"{loss.name} asks for {unknown[0]!r}, which is none of {', '.join(sorted(QUANTITIES))}")
         of_retain = [name for name in names if name.startswith("retain")]
-        required = bool(of_retain) and (len(of_retain) == len(names) or not set(loss.required).isdisjoint(of_retain))
+        required = bool(of_retain) and loss.needs_retain
         if required and not available:
             raise ValueError(f"{loss.name} needs retain records and the client has none")
         if not required and (not available or values.get("alpha") == 0):

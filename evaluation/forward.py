@@ -271,7 +271,7 @@ def answer_rows(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> 
     mode = _resolve(model, batch, mode)
     head = None
     if mode == "fused":
-        fused = FusedLlama(model)
+        fused = FusedLlama(model, passes="one")
         values = fused.states(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
         if fused.head.requires_grad:
             values = F.linear(values, fused.head)
@@ -292,7 +292,7 @@ def layer_states(model: nn.Module, batch: PackedBatch, layer: int, *, mode: str 
     if not 0 <= layer < len(layers):
         raise ValueError(f"the model has layers 0 to {len(layers) - 1}, not {layer}")
     if mode == "fused":
-        return FusedLlama(model, layer + 1).hidden(batch.input_ids, batch.position_ids, batch.layout)
+        return FusedLlama(model, layer + 1, passes="one").hidden(batch.input_ids, batch.position_ids, batch.layout)
     seen: list[Any] = []
     handle = layers[layer].register_forward_hook(lambda module, args, output: seen.append(output))
     base = base_model(model)
@@ -314,7 +314,7 @@ def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto")
     """log p(answer token | everything before it), shape (M,), float32, in (-inf, 0]; differentiable."""
     mode = _resolve(model, batch, mode)
     if mode == "fused":
-        return FusedLlama(model).token_log_probs(batch)
+        return FusedLlama(model, passes="one").token_log_probs(batch)
     logits = kept_logits(model, batch, mode=mode).float()
     if batch.direct:
         return -F.cross_entropy(logits, batch.labels, reduction="none")

@@ -64,18 +64,18 @@ class FusedLlama:
     """A Llama's forward pass with the weights it has when this object is made.
 
     Differentiable in the trainable parameters as long as the rows share no prefixes. `model` must pass `supports`.
-    `depth`: only the first so many layers, for `hidden`.
+    `depth`: only the first so many layers, for `hidden`. `passes`: "many" merges adapters into copies of the weights
+    where no gradients are needed, "one" only where that is cheaper for a single batch, and takes no such memory.
     """
 
-    def __init__(self, model: nn.Module, depth: int | None = None) -> None:
+    def __init__(self, model: nn.Module, depth: int | None = None, passes: str = "many") -> None:
         base: Any = base_model(model)
         self._stem = base.model
         config = base.config
         self.head: Tensor = base.lm_head.weight
         layers = self._stem.layers
         stack = 4 * sum(p.numel() for p in layers.parameters()) <= MERGED_BYTES
-        # Without gradients the matrices serve many passes.
-        merge = stack and not torch.is_grad_enabled()
+        merge = stack and passes == "many" and not torch.is_grad_enabled()
         self._heads = (config.num_attention_heads, config.num_key_value_heads, layers[0].self_attn.head_dim)
         self._layers = [_layer(layer, stack, merge) for layer in layers[:depth]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
+from evaluation.rouge import rouge_l
 from evaluation.sampling import Rule
 from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
 from oblivionis import config as configuration
@@ -83,7 +84,7 @@ class Assessor:
     """Measures adapters of one assembled model on the questions of one corpus, tokenised once."""
 
     def __init__(self, assembled: Assembled, corpus: Corpus, config: Config) -> None:
-        self._assembled, self._config = assembled, config
+        self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
         self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -122,8 +123,7 @@ class Assessor:
         started = time.perf_counter()
         evaluation = self._config.evaluation
         settings = evaluation.full if full else evaluation.light
-        adapters.check_vector(vector, self._assembled.flat.manifest)
-        self._assembled.flat.load(vector)
+        self._load(vector)
         ratios = truth_ratios(oracle, "forget", evaluation.truth_ratio) if oracle is not None else None
         tofu = TofuEvaluator(
             questions=self._questions,
@@ -132,15 +132,38 @@ class Assessor:
             oracle=None if ratios is None else ratios.tolist(),
             profile=Profile(settings.questions_per_set, settings.max_new_tokens, tuple(settings.sets)),
         )
-        session = EvaluationSession(
-            self._assembled.model,
-            stop_ids=self._assembled.stop_ids,
-            pad_id=self._assembled.tokenizer.pad_token_id or 0,
-            token_budget=evaluation.token_budget,
-        )
+        session = self._session()
         with fused_lora(self._assembled.model):
             report = Hook([tofu, *self._leakage(full)], strict=self._config.strict).run(session)
         return Measured(report, time.perf_counter() - started)
+
+    def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
+        """ROUGE-L recall of the greedy answer to each of these training records, by id, in one pass.
+
+        They are asked as the profile `full` asks the forget questions, with at most as many new tokens.
+        """
+        known = {record.id: record for record in self._corpus.train}
+        records = [known[i] for i in record_ids]
+        bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
+        questions = _questions(bare, self._assembled, self._config)
+        self._load(vector)
+        with fused_lora(self._assembled.model):
+            limit = self._config.evaluation.full.max_new_tokens
+            produced = self._session().greedy([q.prompt for q in questions], limit)
+        recall = rouge_l([self._decode(tokens) for tokens in produced], [r.answer for r in records]).recall
+        return dict(zip(record_ids, recall.tolist(), strict=True))
+
+    def _load(self, vector: np.ndarray) -> None:
+        adapters.check_vector(vector, self._assembled.flat.manifest)
+        self._assembled.flat.load(vector)
+
+    def _session(self) -> EvaluationSession:
+        return EvaluationSession(
+            self._assembled.model,
+            stop_ids=self._assembled.stop_ids,
+            pad_id=self._assembled.tokenizer.pad_token_id or 0,
+            token_budget=self._config.evaluation.token_budget,
+        )
 
 
 def _spread(items: list[Prompted], count: int | None) -> list[Prompted]:
@@ -211,12 +234,23 @@ def find_checkpoint(
     return run, checkpoint, config, actual
 
 
+def assemble_for(run: RunDirectory, config: Config) -> Assembled:
+    """The model that the vectors of `run` belong to. RunError when `config` (with overrides) describes another one."""
+    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    expected = run.environment().get("manifest_hash")
+    if expected and assembled.manifest_hash != expected:
+        raise RunError(
+            f"{run.path} trained other parameters than these settings describe; leave out overrides of model and seed"
+        )
+    return assembled
+
+
 def evaluate_checkpoint(
     target: Path, stage: str | None, overrides: Sequence[str]
 ) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
     run, checkpoint, config, _ = find_checkpoint(target, stage, overrides)
-    assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+    assembled = assemble_for(run, config)
     measured = Assessor(assembled, load_corpus(config.data), config).measure(
         checkpoint.vector, full=True, oracle=run.evaluation_log("retrain")
     )

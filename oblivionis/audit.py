@@ -31,14 +31,14 @@ from evaluation.models import text_config
 from evaluation.sampling import Rule, sample
 from oblivionis import config as configuration
 from oblivionis import seeds
-from oblivionis.assessment import find_checkpoint
+from oblivionis.assessment import assemble_for, find_checkpoint
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.tokenize import PromptTemplate, encode_prompts, stop_ids
 from oblivionis.errors import OblivionisError
 from oblivionis.files import write_atomic, write_json
 from oblivionis.models import adapters, loading
-from oblivionis.models.assembly import assemble, prompt_template
+from oblivionis.models.assembly import prompt_template
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.runs import RunDirectory
 
@@ -111,7 +111,7 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str]) -> Su
     path = Path(target).expanduser()
     if path.is_file() or (path / "config.yaml").is_file():
         run, checkpoint, config, fingerprint = find_checkpoint(path, stage, overrides)
-        assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        assembled = assemble_for(run, config)
         adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
         assembled.flat.load(checkpoint.vector)
         return Subject(

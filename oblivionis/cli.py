@@ -118,6 +118,7 @@ def simulate(
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
     from oblivionis.runs import RunDirectory
+    from oblivionis.schedule import check_requests
 
     if resume is not None:
         if arguments:
@@ -127,6 +128,7 @@ def simulate(
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
+        check_requests(config)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))
     console = Console()
@@ -179,6 +181,51 @@ def evaluate(
     console.print(report.metrics_table({checkpoint.stage: metrics}, title=title))
 
 
+@cli.command()
+def chat(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory with a finished stage.")],
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Ask the model of this stage only; repeatable (default: all finished).")
+    ] = None,
+    question: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Answer this and stop; repeatable.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample at this temperature; 0: greedy (default: greedy, 1 where sampling).")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from so many likeliest tokens.")] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Adaptive temperature scaling: greedy above this mean confidence (the paper: 0.9)."),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Sample so many answers of each model.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens (default: that of the run's full evaluation).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the samples, and of what /forget and /retain ask.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
+    ] = None,
+) -> None:
+    """Ask the finetuned, unlearned and retrained model of a run the same questions, side by side.
+
+    Questions are typed, piped in (one a line) or given with --question. `/help` lists the commands.
+    """
+    from oblivionis.chat import Chat, Decoding
+    from oblivionis.chat_loop import ask, converse
+
+    decoding = Decoding(temperature, top_p, top_k, confidence, samples, max_new_tokens, seed)
+    console = Console()
+    talk = Chat(run, stage or (), decoding, set_ or ())
+    for text in question or ():
+        ask(talk, text, console)
+    if not question:
+        converse(talk, console, stdin_is_terminal=sys.stdin.isatty())
+
+
 @config_cli.command("show")
 def config_show(arguments: Arguments = None) -> None:
     """Print the complete, resolved configuration as YAML."""
@@ -205,15 +252,28 @@ def config_list() -> None:
 
 
 @data_cli.command("describe")
-def data_describe(arguments: Arguments = None) -> None:
+def data_describe(
+    arguments: Arguments = None,
+    subject: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which clients hold records about this subject, and which.")
+    ] = None,
+    subjects: Annotated[bool, typer.Option("--subjects", help="List all subjects and who holds them.")] = False,
+) -> None:
     """Sizes, records per client, and where the records to forget lie."""
     from oblivionis import report
     from oblivionis.corpora import load_corpus, load_partition
+    from oblivionis.subjects import Subjects
 
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
     corpus = load_corpus(config.data)
-    report.print_data(corpus, load_partition(corpus, config), Console())
+    partition = load_partition(corpus, config)
+    if subject is not None:
+        report.print_subject(Subjects.of(corpus, partition), subject, Console())
+    elif subjects:
+        report.print_subjects(Subjects.of(corpus, partition), Console())
+    else:
+        report.print_data(corpus, partition, Console())
 
 
 @model_cli.command("info")

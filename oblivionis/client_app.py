@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from oblivionis import config as configuration
 from oblivionis import seeds
 from oblivionis.config import Config
+from oblivionis.demands import accept, read_demands
 from oblivionis.errors import OblivionisError
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.node import NodeFolder
@@ -54,8 +55,13 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 @_answer
 def train(message: Message, context: Context) -> Message:
-    """FedFT: local epochs on the current data, that is without tombstones and whatever the stage excludes."""
+    """FedFT: local epochs on the current data, that is without tombstones and whatever the stage excludes.
+
+    A client that left the federation refuses.
+    """
     task = _Task(message, context)
+    if (request := task.node.left_by()) is not None:
+        raise ClientError(f"client {task.client} has left the federation by request {request!r} and trains no more")
     excluded = set(task.node.tombstones())
     if task.text("exclude") == "forget-split":
         excluded |= task.worker.corpus.forget_ids
@@ -81,7 +87,10 @@ def train(message: Message, context: Context) -> Message:
 @app.train("unlearn")
 @_answer
 def unlearn(message: Message, context: Context) -> Message:
-    """FedTU: forget the named records. They are buried first: whatever happens next, no exchange trains on them."""
+    """FedTU: forget the named records, or all if the client leaves.
+
+    They are buried first: whatever happens next, no exchange trains on them.
+    """
     task = _Task(message, context)
     record_ids = task.bury()
     vector, report = task.worker.forget(
@@ -157,21 +166,13 @@ class _Task:
         """The flat parameters in an ArrayRecord of the message."""
         return np.array(self._message.content.array_records[record][protocol.ADAPTER].numpy(), dtype=np.float32)
 
-    def bury(self) -> tuple[str, ...]:
-        """Write tombstones for the records that the message names; their ids. Raises ClientError for unknown ones."""
-        record_ids = self.texts(protocol.RECORD_IDS)
-        held = {r.id for r in self.worker.holding(self.client).records}
-        unknown = [i for i in record_ids if i not in held]
-        if unknown:
-            raise ClientError(f"client {self.client} does not hold record {unknown[0]!r} ({len(unknown)} unknown)")
-        self.node.bury(record_ids, ", ".join(self.texts(protocol.REQUEST_IDS)))
-        return record_ids
+    def bury(self) -> set[str]:
+        """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
+        held = [record.id for record in self.worker.holding(self.client).records]
+        return accept(read_demands(self.message_config), held, self.node)
 
     def text(self, key: str) -> str:
         return str(self.message_config.get(key, ""))
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        return tuple(map(str, self.message_config[key]))  # type: ignore[arg-type]
 
     def number(self, key: str, default: int) -> int:
         return int(self.message_config.get(key, default))  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from oblivionis.data.records import subject_key
 from oblivionis.problems import Problem
 from oblivionis.schema import STAGES, Config
 
@@ -82,6 +83,14 @@ def _embedded_context(config: Config) -> Iterator[Problem]:
 def _embedded_template(config: Config) -> Iterator[Problem]:
     if config.model.source == "embedded" and config.model.template.kind == "chat":
         yield Problem("model.template.kind", "the embedded model has no chat template", "qa")
+
+
+@_reads("model.mode", "model.lora.aggregation")
+def _aggregation(config: Config) -> Iterator[Problem]:
+    aggregation = config.model.lora.aggregation
+    if config.model.mode == "full" and aggregation != "factors":
+        message = f"{aggregation} is about LoRA's factors, but model.mode=full trains all weights and has none"
+        yield Problem("model.lora.aggregation", message, "factors", "or set model.mode=lora")
 
 
 @_reads("model.template.kind", "model.template.answer_prefix", "model.template.question_suffix")
@@ -270,9 +279,38 @@ def _request_clients(config: Config) -> Iterator[Problem]:
 @_reads("unlearning.requests", "federation.rounds.unlearn", "stages")
 def _request_round(config: Config) -> Iterator[Problem]:
     requests, rounds = config.unlearning.requests, config.federation.rounds.unlearn
-    if requests.policy == "all_at_round" and "unlearn" in config.stages and requests.round > rounds:
+    at_round = requests.policy in ("all_at_round", "subjects_at_round")
+    if at_round and "unlearn" in config.stages and requests.round > rounds:
         message = f"round {requests.round} never comes: federation.rounds.unlearn is {rounds}"
         yield Problem("unlearning.requests.round", message, f"1 <= value <= {rounds}")
+
+
+@_reads("unlearning.requests")
+def _request_scope(config: Config) -> Iterator[Problem]:
+    requests = config.unlearning.requests
+    if requests.scope == "client" and requests.policy in ("file", "subjects_at_round"):
+        message = f"the policy `{requests.policy}` says itself who asks for what"
+        hint = 'in a schedule, a line with "scope": "client" lets a client leave' if requests.policy == "file" else ""
+        yield Problem("unlearning.requests.scope", message, "forget_split", hint)
+
+
+@_reads("unlearning.requests")
+def _request_subjects(config: Config) -> Iterator[Problem]:
+    requests = config.unlearning.requests
+    if requests.policy != "subjects_at_round":
+        return
+    if not requests.subjects:
+        yield Problem(
+            "unlearning.requests.subjects",
+            "the policy `subjects_at_round` needs names",
+            "a list of names",
+            "`oblivionis data describe --subjects` lists them",
+        )
+    names = requests.subjects or []
+    keys = [subject_key(name) for name in names]
+    twice = next((name for i, name in enumerate(names) if keys[i] in keys[:i]), None)
+    if twice is not None:
+        yield Problem("unlearning.requests.subjects", f"names {twice!r} more than once", "each name once")
 
 
 @_reads("unlearning.requests")

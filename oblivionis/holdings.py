@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from oblivionis.config import Config
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
-from oblivionis.requests import (
-    SERVED,
-    AllAtRound,
-    Ledger,
-    NoRequests,
-    Policy,
-    RandomClientPerRound,
-    read_schedule,
-)
+from oblivionis.requests import REJECTED, SERVED, Ledger, NoRequests, Policy, Request
 from oblivionis.runs import RunDirectory
+from oblivionis.subjects import Subjects
+from strategies.protocol import SCOPE_CLIENT
 from strategies.requests import UnlearnRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Record ids per client, and those of them that belong to the forget split."""
+    """Record ids per client, those of them that belong to the forget split, and those about each subject."""
 
     records: Mapping[int, tuple[str, ...]]
     forget: Mapping[int, tuple[str, ...]]
+    subjects: Subjects
 
     @classmethod
     def of(cls, corpus: Corpus, partition: Partition) -> Holdings:
         records = dict(enumerate(partition.ids))
         forget = {c: kept for c, ids in records.items() if (kept := tuple(i for i in ids if i in corpus.forget_ids))}
-        return cls(records, forget)
+        return cls(records, forget, Subjects.of(corpus, partition))
 
     def live(self, client: int, *, without_forget_split: bool) -> int:
         """How many records `client` can train on, tombstones aside."""
@@ -49,6 +43,10 @@ class PerRecord(Protocol):
     def forget_rouge(self) -> Mapping[str, float]: ...
 
 
+Recalls = Callable[[Sequence[str]], Mapping[str, float]]
+"""Record ids → ROUGE-L recall of the final model's greedy answer to each."""
+
+
 class SimulatedRequests:
     """FedTU's source of requests in a simulation: a policy plays the clients, the ledger remembers.
 
@@ -60,30 +58,28 @@ class SimulatedRequests:
         self._max_rouge, self._last_round = max_rouge, last_round
 
     @classmethod
-    def of(cls, config: Config, run: RunDirectory, holdings: Holdings, *, active: bool) -> SimulatedRequests:
-        """The policy of `config`, or none for stages in which nobody asks (`active` false)."""
+    def of(cls, config: Config, run: RunDirectory, holdings: Holdings, policy: Policy | None) -> SimulatedRequests:
+        """The requests of `policy`, kept in the run's ledger; None for stages in which nobody asks."""
         settings = config.unlearning.requests
-        policy: Policy = NoRequests()
-        if active and settings.policy == "random_client_per_round":
-            policy = RandomClientPerRound(config.seed)
-        elif active and settings.policy == "all_at_round":
-            policy = AllAtRound(settings.round, tuple(settings.clients) if settings.clients is not None else None)
-        elif active and settings.policy == "file":
-            policy = read_schedule(Path(str(settings.file)), holdings.records)
-        ledger = Ledger(run.ledger_path) if active else Ledger(run.path / "no-requests.jsonl")
+        ledger = Ledger(run.path / "no-requests.jsonl" if policy is None else run.ledger_path)
+        policy = NoRequests() if policy is None else policy
         return cls(policy, ledger, holdings, settings.verify_max_rouge, config.federation.rounds.unlearn)
 
     def pending(self, round: int) -> Sequence[UnlearnRequest]:
         """Let the policy submit what is due in `round`, then list what is pending.
 
-        The policy does not see requests of `round` itself: when a resumed run repeats the round, it asks for the same.
-        Nobody asks after the last planned round: the rounds that are added then serve what is waiting.
+        No record is asked for twice: of a new request only the records remain that no earlier one names, and one
+        without any such record is entered as covered. The policy does not see requests of `round` itself: when a
+        resumed run repeats the round, it asks for the same. Nobody asks after the last planned round: the rounds that
+        are added then serve what is waiting.
         """
-        asked = {i for request in self._ledger if request.round < round for i in request.record_ids}
+        asked = {i for r in self._ledger if r.round < round and r.state != REJECTED for i in r.record_ids}
         open_ = {c: [i for i in ids if i not in asked] for c, ids in self._holdings.forget.items()}
         for request in self._policy.due(round, open_) if round <= self._last_round else ():
-            self._ledger.submit(request)
-        return [UnlearnRequest(r.id, r.client, r.record_ids) for r in self._ledger.pending(round)]
+            new = tuple(i for i in request.record_ids if i not in asked)
+            asked.update(new)
+            self._ledger.submit(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
+        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(round)]
 
     def served(self, request: UnlearnRequest, round: int, info: Mapping[str, float]) -> None:
         numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
@@ -92,28 +88,35 @@ class SimulatedRequests:
     def failed(self, request: UnlearnRequest, round: int, reason: str) -> None:
         self._ledger.failed(request.request_id, round, reason)
 
-    def waiting(self, round: int) -> list[str]:
-        """Ids of the requests that are still pending after `round`."""
-        return [r.id for r in self._ledger.pending(round)]
+    def waiting(self, round: int) -> list[Request]:
+        """The requests that are pending in `round`."""
+        return self._ledger.pending(round)
 
     def live(self, client: int) -> int:
-        """Records of `client` that nobody asked to forget."""
-        asked = {i for r in self._ledger if r.client == client for i in r.record_ids}
-        return len(self._holdings.records[client]) - len(asked)
+        """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.
+
+        That holds for rounds that a resumed run repeats, too: the records lie buried, and who has left stays away.
+        """
+        requests = [r for r in self._ledger.of_client(client) if r.state != REJECTED]
+        if any(r.scope == SCOPE_CLIENT for r in requests):
+            return 0
+        return len(self._holdings.records[client]) - len({i for r in requests for i in r.record_ids})
 
     def roll_back(self, round: int) -> None:
         self._ledger.roll_back(round)
 
-    def verify(self, round: int, measured: PerRecord) -> dict[str, int]:
+    def verify(self, round: int, measured: PerRecord, recalls: Recalls) -> dict[str, int]:
         """Check each served request: is the mean ROUGE-L recall on its records at most the configured limit?
 
-        A request whose records are not among the forget questions cannot be checked and stays served. Returns how many
-        requests are in each state.
+        `recalls` is called once, for those records that were not among the forget questions asked, if any. A request
+        that fails stays served. Returns how many requests are in each state.
         """
-        rouge = measured.forget_rouge()
-        for request in list(self._ledger):
-            known = [rouge[i] for i in request.record_ids if i in rouge]
-            if request.state == SERVED and len(known) == len(request.record_ids):
-                mean = sum(known) / len(known)
-                self._ledger.verified(request.id, round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
+        served = [r for r in self._ledger if r.state == SERVED]
+        rouge = dict(measured.forget_rouge())
+        missing = [i for r in served for i in r.record_ids if i not in rouge]
+        if missing:
+            rouge.update(recalls(missing))
+        for request in served:
+            mean = sum(rouge[i] for i in request.record_ids) / len(request.record_ids)
+            self._ledger.verified(request.id, round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
         return dict(Counter(request.state for request in self._ledger))

@@ -13,10 +13,10 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from oblivionis import report
+from oblivionis import report, verdicts
 from oblivionis.config import Config
 from oblivionis.files import write_atomic
-from oblivionis.requests import Ledger
+from oblivionis.requests import PENDING, Ledger, Request
 from oblivionis.runs import RunDirectory
 
 _STYLE = """
@@ -33,6 +33,7 @@ figure { margin: 1rem 0; background: #fff; color: #333; padding: .5rem }
 svg { max-width: 100%; height: auto }
 abbr { text-decoration: underline dotted; cursor: help }
 pre { overflow-x: auto; background: #8881; padding: .8rem }
+b.mark { color: #d33 }
 summary { cursor: pointer }
 """
 
@@ -45,6 +46,10 @@ _GLOSSARY = {
     "ones. 0 to 1; higher: the model knows more.",
     "Forget truth ratio": "Mean of min(R, 1/R) on the forget questions, R = wrong/right. 1: right and wrong answers "
     "are equally likely.",
+    "Over-unlearned (↓)": "The unlearned model's value on the forget questions is less than half of the retrained "
+    "model's, and the paired questions say that this is no chance (one-sided Wilcoxon signed-rank test, p at most "
+    "0.01). For the truth ratio the value is the median of 1/R, right over wrong: the mean of min(R, 1/R) is small for "
+    "a model that knows the answer as for one that avoids it. Far above (↑), more than twice: still known.",
     "Model utility": "Harmonic mean of Prob, ROUGE-L recall and truth ratio on retain, real authors and world facts; 0 "
     "as soon as one of the nine is 0.",
     "Forget quality (KS p)": "p-value of a two-sample Kolmogorov–Smirnov test between the truth ratios of this model "
@@ -77,17 +82,20 @@ def write_html(run: RunDirectory, config: Config) -> None:
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio)
     title = f"{run.name}: {config.strategy.name}, {report.method(config)}"
     legend = report.LEGEND if "retrain" in metrics else report.NO_ORACLE
+    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>Model <b>{html.escape(config.model.name)}</b>, data <b>{html.escape(config.data.name)}</b>, "
         f"{config.federation.clients} clients, {config.federation.fraction_train:.0%} of them per round, seed "
         f"{config.seed}. Truth ratio: {config.evaluation.truth_ratio}.</p>",
         "<h2>Comparison</h2>",
-        f"{_comparison(metrics)}<p>{html.escape(legend)}</p>" if metrics else "<p>No stage is finished.</p>",
+        _comparison(metrics, verdicts.marks(found)) if metrics else "<p>No stage is finished.</p>",
+        *(f'<p class="verdict">{html.escape(line)}</p>' for line in verdicts.sentences(found)),
+        f"<p>{html.escape(legend)}</p>" if metrics else "",
         "<h2>Rounds</h2>",
         *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",
-        _requests(run),
+        _requests(run, config),
         "<h2>Answers</h2>",
         _answers(report.samples(run, config, list(metrics))),
         "<details><summary>What the words mean</summary><dl>",
@@ -118,10 +126,14 @@ def _explained(term: str) -> str:
     return f'<abbr title="{html.escape(_GLOSSARY[term], quote=True)}">{html.escape(term)}</abbr>'
 
 
-def _comparison(metrics: Mapping[str, Mapping[str, float]]) -> str:
+def _comparison(metrics: Mapping[str, Mapping[str, float]], marks: Mapping[tuple[str, str], str]) -> str:
     rows, previous = [], ""
     for group, measure, values in report.rows(metrics):
-        rows.append([group if group != previous else "", _explained(measure), *map(report.number, values)])
+        cells = [report.number(value) for value in values]
+        if (mark := marks.get((group, measure))) is not None:
+            place = list(metrics).index("unlearn")
+            cells[place] = f"<b class=mark>{mark} {cells[place]}</b>"
+        rows.append([group if group != previous else "", _explained(measure), *cells])
         previous = group
     models = [report.MODELS[s] for s in metrics]
     return _table(["questions", "measure", *models], ["", "", *["n"] * len(models)], rows)
@@ -192,22 +204,37 @@ def _line(axis: Any, points: Sequence[Mapping[str, Any]], key: str, label: str, 
         axis.plot(x, y, marker="o", markersize=5, color=color, markerfacecolor="white", linestyle="none")
 
 
-def _requests(run: RunDirectory) -> str:
+def _requests(run: RunDirectory, config: Config) -> str:
     rows = [
         [
             html.escape(r.id),
             str(r.client),
+            html.escape(report.request_kind(r)),
             str(len(r.record_ids)),
             str(r.round),
             "–" if r.served_round is None else str(r.served_round),
             str(r.attempts),
             html.escape(r.state),
-            html.escape(r.reason),
+            html.escape(_reason(r)),
         ]
         for r in Ledger(run.ledger_path)
     ]
-    head = ["request", "client", "records", "asked in round", "served in", "failed attempts", "state", "reason"]
-    return _table(head, ["who", *["n"] * 5, "who", ""], rows) if rows else "<p>None.</p>"
+    head = ["request", "client", "forgets", "records", "asked in round", "served in", "failed attempts", "state"]
+    if not rows:
+        return "<p>None.</p>"
+    line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
+    table = _table([*head, "reason"], ["who", "n", "", *["n"] * 4, "who", ""], rows)
+    return f"<p>{html.escape(line)}.</p>{table}"
+
+
+def _reason(request: Request) -> str:
+    """Why a request was made, what was asked for before, and why it is pending still."""
+    parts = [request.reason] if request.reason else []
+    if request.already:
+        parts.append(f"{request.already} more records were asked for before")
+    if request.state == PENDING and request.failure:
+        parts.append(f"last failure: {request.failure}")
+    return "; ".join(parts)
 
 
 def _answers(found: Sequence[Mapping[str, Any]]) -> str:

@@ -1,12 +1,13 @@
-"""What a client keeps on its own disk: the tombstones of records that it must never train on again."""
+"""What a client keeps on its own disk: the tombstones of records never to be trained on again, and whether it left."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from oblivionis.files import append_lines, read_lines
+from oblivionis.files import append_lines, read_lines, write_json
 
 
 class NodeFolder:
@@ -21,7 +22,11 @@ class NodeFolder:
 
     def tombstones(self) -> frozenset[str]:
         """Ids of all records that were asked to be forgotten here."""
-        return frozenset(row["record_id"] for row in read_lines(self.tombstones_path))
+        return frozenset(self.buried())
+
+    def buried(self) -> dict[str, str]:
+        """The request that buried each record, by record id."""
+        return {row["record_id"]: row["request_id"] for row in read_lines(self.tombstones_path)}
 
     def bury(self, record_ids: Iterable[str], request_id: str) -> None:
         """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are."""
@@ -29,3 +34,19 @@ class NodeFolder:
         now = time.time()
         rows = [{"record_id": i, "request_id": request_id, "time": now} for i in record_ids if i not in known]
         append_lines(self.tombstones_path, rows)
+
+    @property
+    def left_path(self) -> Path:
+        return self.path / "left.json"
+
+    def leave(self, request_id: str) -> None:
+        """Note, durably, that this client left the federation by `request_id`; a second call changes nothing."""
+        if not self.left_path.exists():
+            write_json(self.left_path, {"request_id": request_id, "time": time.time()})
+
+    def left_by(self) -> str | None:
+        """The request by which this client left, None while it takes part."""
+        try:
+            return str(json.loads(self.left_path.read_text(encoding="utf-8"))["request_id"])
+        except FileNotFoundError:
+            return None

@@ -40,6 +40,9 @@ class Events:
 
     def round_started(self, round: int) -> None: ...
 
+    def requests(self, text: str) -> None:
+        """Who asks for what in the FedTU exchange that starts next, in words."""
+
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
         """`kind` is `unlearn`, `calibrate` or `train`; `clients` are partition ids."""
 
@@ -66,7 +69,7 @@ class LogEvents(Events):
 
     def __init__(self, log: logging.Logger | None = None) -> None:
         self._log = (log or logging.getLogger("flwr")).info
-        self._stage, self._total = "", 0
+        self._stage, self._total, self._asking = "", 0, ""
         self._ok = self._bad = 0
 
     def note(self, text: str) -> None:
@@ -81,10 +84,14 @@ class LogEvents(Events):
         more = f", continuing after {unit} {done}" if done else ""
         self._log("[%s] %d %s%s%s", stage, total, unit, "s" * (total != 1), more)
 
+    def requests(self, text: str) -> None:
+        self._asking = text
+
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
         self._ok = self._bad = 0
         if kind == "unlearn":
-            self._log("[%s] FedTU: %s to forget", self._stage, _asking(clients))
+            self._log("[%s] FedTU: %s", self._stage, self._asking or f"{_asking(clients)} to forget")
+            self._asking = ""
 
     def reply(self, client: int, ok: bool, reason: str) -> None:
         self._ok, self._bad = self._ok + ok, self._bad + (not ok)
@@ -156,7 +163,7 @@ class LiveEvents(Events):
         )
         self._all = self._progress.add_task("whole run", total=sum(rounds.values()), state="starting Flower and Ray")
         self._task = self._all
-        self._stage, self._total, self._exchange = "", 0, ""
+        self._stage, self._total, self._exchange, self._asking = "", 0, "", ""
         self._progress.start()
 
     def _state(self, text: str) -> None:
@@ -178,9 +185,13 @@ class LiveEvents(Events):
         self._exchange = "waiting for the clients"
         self._state(self._exchange)
 
+    def requests(self, text: str) -> None:
+        self._asking = text
+
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
-        kinds = {"unlearn": f"FedTU: {_asking(clients)}", "calibrate": "FedEraser: calibrating"}
+        kinds = {"unlearn": f"FedTU: {self._asking or _asking(clients)}", "calibrate": "FedEraser: calibrating"}
         self._exchange = kinds.get(kind, "FedFT")
+        self._asking = ""
         self._state(f"{self._exchange}, 0/{len(clients)} replies")
 
     def arrived(self, answers: int, sent: int) -> None:

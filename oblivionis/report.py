@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from oblivionis import config as configuration
@@ -19,9 +19,11 @@ from oblivionis.corpora import load_corpus
 from oblivionis.data.partition import Partition, describe
 from oblivionis.data.records import Corpus
 from oblivionis.errors import OblivionisError
-from oblivionis.requests import Ledger
+from oblivionis.requests import SERVED, VERIFIED, Ledger, Request
 from oblivionis.runs import RunDirectory, list_runs
 from oblivionis.schema import Template
+from oblivionis.subjects import Subjects
+from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 MODELS = {
     "finetune": "finetuned",
@@ -117,8 +119,13 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
     return [row for row in table if any(v is not None for v in row[2])]
 
 
-def metrics_table(metrics: Mapping[str, Mapping[str, float]], title: str) -> Group:
-    """The comparison under its title: a row per question set and measure, a column per model."""
+def metrics_table(
+    metrics: Mapping[str, Mapping[str, float]], title: str, marks: Mapping[tuple[str, str], str] | None = None
+) -> Group:
+    """The comparison under its title: a row per question set and measure, a column per model.
+
+    `marks`: (question set, measure) of a row -> what stands before the unlearned model's value.
+    """
     table = Table()
     table.add_column("questions")
     table.add_column("measure")
@@ -128,9 +135,15 @@ def metrics_table(metrics: Mapping[str, Mapping[str, float]], title: str) -> Gro
     for label, measure, values in rows(metrics):
         if previous and label != previous:
             table.add_section()
-        table.add_row(label if label != previous else "", measure, *map(number, values))
+        mark = (marks or {}).get((label, measure), "")
+        texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
+        table.add_row(label if label != previous else "", measure, *texts)
         previous = label
     return Group(Text(title, style="bold"), table)
+
+
+def _cell(value: float | None, mark: str) -> Text:
+    return Text(f"{mark} {number(value)}", style="bold red") if mark else Text(number(value))
 
 
 def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[dict[str, Any]]:
@@ -204,10 +217,14 @@ def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
     return Group(Text("Sample answers", style="bold"), table)
 
 
+def printable(text: str) -> str:
+    """`text` as one line without control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _line(text: str) -> str:
     """`text` as one printable line of at most SHOWN_CHARACTERS."""
-    text = "".join(c if c.isprintable() else " " for c in text)
-    text = " ".join(text.split())
+    text = printable(text)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1].rstrip() + "…"
 
 
@@ -216,11 +233,36 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     requests = list(Ledger(run.ledger_path))
     if not requests:
         return ""
-    states = Counter(r.state for r in requests)
+    states = Counter("not verified" if r.state == SERVED and r.rouge is not None else r.state for r in requests)
     records = sum(len(r.record_ids) for r in requests)
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     line = f"{_count(len(requests), 'deletion request')} for {_count(records, 'record')}: {parts}"
-    return line + (f" (verified: final ROUGE-L recall at most {limit:g})" if states["verified"] else "")
+    if states[VERIFIED] or states["not verified"]:
+        line += f" (verified: final ROUGE-L recall at most {limit:g})"
+    kinds = _kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
+    return f"{line}; served: {kinds}" if kinds else line
+
+
+def _kinds(served: Sequence[Request]) -> str:
+    """What was served, by kind; empty where nothing but single records was asked for."""
+    leaving = [r for r in served if r.scope == SCOPE_CLIENT]
+    about = [r for r in served if r.scope == SCOPE_SUBJECT]
+    single = [r for r in served if r.scope == SCOPE_RECORDS]
+    if not leaving and not about:
+        return ""
+    parts = [f"{_count(len({r.client for r in leaving}), 'client')} left"] if leaving else []
+    if about:
+        subjects, clients = len({r.group for r in about}), len({r.client for r in about})
+        parts.append(f"{_count(subjects, 'subject')} on {_count(clients, 'client')}")
+    parts += [f"{_count(sum(len(r.record_ids) for r in single), 'single record')}"] if single else []
+    return ", ".join(parts)
+
+
+def request_kind(request: Request) -> str:
+    """What a request is about, for a table."""
+    if request.scope == SCOPE_CLIENT:
+        return "all: the client leaves"
+    return f"subject {request.subject}" if request.scope == SCOPE_SUBJECT else "records"
 
 
 def _count(number: int, what: str) -> str:
@@ -236,11 +278,17 @@ def summary(run: RunDirectory, config: Config) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    parts: list[Any] = [metrics_table(metrics, title)]
+    from oblivionis import verdicts
+
+    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
+    parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found))]
+    parts += [
+        Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
+    ]
     parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
-    found = samples(run, config, list(metrics))
-    if found:
-        parts += [Text(), samples_table(found)]
+    shown = samples(run, config, list(metrics))
+    if shown:
+        parts += [Text(), samples_table(shown)]
     line = requests_line(run, config.unlearning.requests.verify_max_rouge)
     if line:
         parts.append(Text(line))
@@ -319,18 +367,42 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
     console.print(Text(title, style="bold"), shares, sep="\n")
 
 
+def print_subjects(subjects: Subjects, console: Console) -> None:
+    """A line per subject: how many records are about it, and which clients hold them."""
+    table = Table("subject", Column("records", justify="right"), Column("clients", overflow="fold"), box=None)
+    for subject in subjects:
+        table.add_row(Text(_line(subject.name)), str(subject.count), ", ".join(map(str, subject.records)))
+    console.print(table)
+
+
+def print_subject(subjects: Subjects, name: str, console: Console) -> None:
+    """The records about one subject by the client that holds them. Raises OblivionisError for an unknown name."""
+    subject = subjects.find(name)
+    if subject is None:
+        raise OblivionisError(f"--subject: {subjects.unknown(name)}")
+    table = Table(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
+    for client, record_ids in subject.records.items():
+        table.add_row(str(client), Text(", ".join(record_ids)))
+    title = f"{_line(subject.name)}: {_count(subject.count, 'record')} on {_count(len(subject.records), 'client')}"
+    console.print(Text(title, style="bold"), table, sep="\n")
+
+
 def print_model(config: Config, assembled: Any, fingerprint: str, console: Console) -> None:
     """Sizes, memory and identity of the configured model."""
     parameters = list(assembled.model.parameters())
     total, trainable = sum(p.numel() for p in parameters), assembled.flat.size
+    adapters = sum(p.numel() for name, p in assembled.model.named_parameters() if "lora_" in name)
     weights = sum(p.numel() * p.element_size() for p in parameters)
     vector = 4 * trainable
     table = Table(show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_row("source", Text(config.model.source))
-    table.add_row("base parameters", f"{total - (trainable if config.model.mode == 'lora' else 0):,}")
-    table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {config.model.mode})")
+    table.add_row("base parameters", f"{total - adapters:,}")
+    how = f"lora, aggregation {config.model.lora.aggregation}" if config.model.mode == "lora" else config.model.mode
+    table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {how})")
+    if frozen := adapters - trainable if adapters else 0:
+        table.add_row("frozen adapter parameters", f"{frozen:,} (A: drawn from the seed on either side, never sent)")
     table.add_row("sent per client and exchange", f"{_bytes(vector)} there, {_bytes(vector)} back (float32)")
     # Gradient, AdamW's two moments and the copy of the global model that FedProx compares with.
     state = 4 * vector

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from oblivionis.errors import OblivionisError
 from oblivionis.files import append_lines, read_lines
+from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
-PENDING, SERVED, VERIFIED, REJECTED = "pending", "served", "verified", "rejected"
+PENDING, SERVED, VERIFIED, REJECTED, COVERED = "pending", "served", "verified", "rejected", "covered"
 
 
 class RequestError(OblivionisError):
@@ -22,10 +22,13 @@ class RequestError(OblivionisError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One demand of one client to forget some of its records.
+    """One demand of one client to forget records that it holds.
 
-    `client` is the partition id. `round` is the first round in which the request may be served. `attempts` counts
-    exchanges that failed.
+    `client` is the partition id. `round` is the first round in which the request may be served. `scope` is one of
+    `strategies.requests.SCOPES`: single records, all records of a client that leaves, or those about `subject`. The
+    requests that come of one demand about a subject, one per client, share a `group`. `already` counts the records
+    within the scope that earlier requests had asked for; they are not among `record_ids`. `attempts` counts exchanges
+    that failed, `failure` is the reason of the latest. `rouge`: what the latest verification measured.
     """
 
     id: str
@@ -36,19 +39,28 @@ class Request:
     state: str = PENDING
     attempts: int = 0
     served_round: int | None = None
+    scope: str = SCOPE_RECORDS
+    subject: str = ""
+    group: str = ""
+    already: int = 0
+    failure: str = ""
+    rouge: float | None = None
 
 
 class Ledger:
     """The requests of one run, kept as a JSON-lines file of events that is only ever appended to.
 
-    States: pending → served → verified, or rejected with a reason. Every event carries a wall-clock time, the round and
-    the client. Submitting an id twice changes nothing. After a resume, `roll_back` returns to `pending` what was
-    served after the checkpoint that the run continues from.
+    States: pending → served → verified, or rejected with a reason; a request all of whose records were asked for before
+    is `covered` from the start and never served. Every event carries a wall-clock time, the round, the client and the
+    scope, with the subject if there is one. Submitting an id twice changes nothing. After a resume, `roll_back` returns
+    to `pending` what was served after the checkpoint that the run continues from. Ledgers written before there were
+    scopes can be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._requests: dict[str, Request] = {}
+        self._of_client: dict[int, list[str]] = {}
         for event in read_lines(path):
             self._apply(event)
 
@@ -58,8 +70,12 @@ class Ledger:
     def get(self, request_id: str) -> Request:
         return self._requests[request_id]
 
+    def of_client(self, client: int) -> list[Request]:
+        """The requests of `client`, in the order in which they were submitted."""
+        return [self._requests[i] for i in self._of_client.get(client, ())]
+
     def submit(self, request: Request) -> bool:
-        """Enter `request` as pending; False when its id is already known."""
+        """Enter `request` as pending, without records as covered; False when its id is already known."""
         if request.id in self._requests:
             return False
         self._append(
@@ -68,6 +84,8 @@ class Ledger:
             round=request.round,
             record_ids=list(request.record_ids),
             count=len(request.record_ids),
+            already=request.already,
+            group=request.group,
             reason=request.reason,
         )
         return True
@@ -98,7 +116,10 @@ class Ledger:
         return [r.id for r in late]
 
     def _append(self, event: str, request: Request, **fields: object) -> None:
-        entry = {"event": event, "id": request.id, "client": request.client, "time": time.time(), **fields}
+        entry = {"event": event, "id": request.id, "client": request.client, "scope": request.scope}
+        if request.subject:
+            entry["subject"] = request.subject
+        entry |= {"time": time.time(), **fields}
         if event == "failed":
             entry["attempts"] = request.attempts + 1
         append_lines(self.path, [entry])
@@ -113,18 +134,24 @@ class Ledger:
                 record_ids=tuple(entry["record_ids"]),
                 round=int(entry["round"]),
                 reason=entry.get("reason", ""),
+                state=PENDING if entry["record_ids"] else COVERED,
+                scope=entry.get("scope", SCOPE_RECORDS),
+                subject=entry.get("subject", ""),
+                group=entry.get("group", ""),
+                already=int(entry.get("already", 0)),
             )
+            self._of_client.setdefault(int(entry["client"]), []).append(request_id)
             return
         known = self._requests.get(request_id)
         if known is None:
             raise RequestError(f"{self.path}: event {event!r} names request {request_id!r}, which was never submitted")
         changes: dict[str, dict] = {
             "served": {"state": SERVED, "served_round": entry.get("round")},
-            "failed": {"attempts": known.attempts + 1},
+            "failed": {"attempts": known.attempts + 1, "failure": entry.get("reason", "")},
             "rejected": {"state": REJECTED},
-            "verified": {"state": VERIFIED},
-            "verification_failed": {},
-            "rolled_back": {"state": PENDING, "served_round": None},
+            "verified": {"state": VERIFIED, "rouge": entry.get("rouge")},
+            "verification_failed": {"rouge": entry.get("rouge")},
+            "rolled_back": {"state": PENDING, "served_round": None, "rouge": None},
         }
         if event not in changes:
             raise RequestError(f"{self.path}: unknown event {event!r} for request {request_id!r}")
@@ -139,35 +166,44 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RandomClientPerRound:
-    """In each round one randomly chosen client asks for its share of the forget split (the paper's §4.1)."""
+    """In each round one randomly chosen client asks for its share of the forget split (the paper's §4.1).
+
+    With `everything`, all record ids by client, it leaves with all that it holds instead.
+    """
 
     seed: int
+    everything: Mapping[int, Sequence[str]] | None = None
 
     def due(self, round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
         candidates = sorted(client for client, ids in holdings.items() if ids)
         if not candidates:
             return []
         client = random.Random(f"{self.seed}/requests/{round}").choice(candidates)
-        return [_request(round, client, holdings[client], "its share of the forget split")]
+        return [_request(round, client, holdings, self.everything)]
 
 
 @dataclass(frozen=True, slots=True)
 class AllAtRound:
-    """At one round the named clients (None: all that hold forget records) ask at the same time."""
+    """At one round the named clients (None: all that hold forget records) ask for their shares at the same time.
+
+    With `everything`, all record ids by client, they leave with all that they hold instead.
+    """
 
     round: int
     clients: tuple[int, ...] | None = None
+    everything: Mapping[int, Sequence[str]] | None = None
 
     def due(self, round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
         if round != self.round:
             return []
-        named = sorted(holdings) if self.clients is None else self.clients
-        return [_request(round, c, holdings[c], "its share of the forget split") for c in named if holdings.get(c)]
+        named = sorted(c for c, ids in holdings.items() if ids) if self.clients is None else self.clients
+        held = holdings if self.everything is None else self.everything
+        return [_request(round, c, holdings, self.everything) for c in named if held.get(c)]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A fixed schedule of requests, read from a file of JSON lines."""
+    """A fixed schedule of requests."""
 
     requests: tuple[Request, ...]
 
@@ -183,45 +219,35 @@ class NoRequests:
         return []
 
 
-def _request(round: int, client: int, record_ids: Sequence[str], reason: str) -> Request:
-    return Request(f"round-{round:04d}-client-{client:04d}", client, tuple(record_ids), round, reason)
+def _request(
+    round: int, client: int, holdings: Mapping[int, Sequence[str]], everything: Mapping[int, Sequence[str]] | None
+) -> Request:
+    name = f"round-{round:04d}-client-{client:04d}"
+    if everything is not None:
+        return Request(name, client, tuple(everything[client]), round, "it leaves", scope=SCOPE_CLIENT)
+    return Request(name, client, tuple(holdings[client]), round, "its share of the forget split")
 
 
-def read_schedule(path: Path, held: Mapping[int, Sequence[str]]) -> Schedule:
-    """Read requests from JSON lines with the fields `client`, `round`, `record_ids`, and optionally `id` and `reason`.
+def in_words(requests: Iterable[Request]) -> str:
+    """Who asks for what, for a line of progress: `client 3 leaves with 7 records; client 5 asks to forget 1 record`."""
+    requests = sorted(requests, key=lambda r: (r.client, r.id))
+    leaving = [r for r in requests if r.scope == SCOPE_CLIENT]
+    about = sorted((r for r in requests if r.scope == SCOPE_SUBJECT), key=lambda r: r.group)
+    plain = [r for r in requests if r.scope not in (SCOPE_CLIENT, SCOPE_SUBJECT)]
+    parts = [f"{_clients(leaving, 'leaves', 'leave')} with {_records(leaving)}"] if leaving else []
+    for group in dict.fromkeys(r.group for r in about):
+        members = [r for r in about if r.group == group]
+        subject = "".join(c if c.isprintable() else " " for c in members[0].subject)
+        parts.append(f"{_clients(members, 'forgets', 'forget')} {subject} ({_records(members)})")
+    parts += [f"{_clients(plain, 'asks', 'ask')} to forget {_records(plain)}"] if plain else []
+    return "; ".join(parts)
 
-    `held` maps each client to the ids of all its records. All faults of the file are reported at once, with their line.
-    """
-    if not path.is_file():
-        raise RequestError(f"unlearning.requests.file: there is no file {path}")
-    problems, requests = [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            problems.append(f"{where}: not JSON ({error.msg})")
-            continue
-        missing = [k for k in ("client", "round", "record_ids") if not isinstance(row, dict) or k not in row]
-        if missing:
-            problems.append(f"{where}: missing {', '.join(missing)}; expected client, round, record_ids")
-            continue
-        client, round_, ids = row["client"], row["round"], row["record_ids"]
-        if client not in held:
-            problems.append(f"{where}: client {client!r} does not exist; expected 0 to {len(held) - 1}")
-            continue
-        if not isinstance(round_, int) or round_ < 1:
-            problems.append(f"{where}: round {round_!r}; expected a whole number of at least 1")
-            continue
-        foreign = [i for i in ids if i not in set(held[client])] if isinstance(ids, list) else [ids]
-        if not ids or foreign:
-            what = f"record {foreign[0]!r} is not held by client {client}" if foreign else "no record ids"
-            problems.append(f"{where}: {what}")
-            continue
-        identifier = str(row.get("id", f"file-{number:04d}-client-{client:04d}"))
-        requests.append(Request(identifier, client, tuple(ids), round_, str(row.get("reason", ""))))
-    if problems:
-        raise RequestError("\n".join(problems))
-    return Schedule(tuple(requests))
+
+def _clients(requests: Sequence[Request], one: str, several: str) -> str:
+    clients = sorted({r.client for r in requests})
+    return f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))} {several if len(clients) > 1 else one}"
+
+
+def _records(requests: Sequence[Request]) -> str:
+    count = sum(len(r.record_ids) for r in requests)
+    return f"{count} record{'s' * (count != 1)}"

@@ -32,6 +32,14 @@ class Lora:
         default_factory=lambda: list(LLAMA_MODULES),
         metadata=about("Names of the linear layers that get an adapter.", at_least=1),
     )
+    aggregation: str = field(
+        default="factors",
+        metadata=about(
+            "What the server averages: `factors`: A and B, each by itself (the paper); `product`: B·A, cut to rank r; "
+            "`freeze_a`: B alone, A stays as the seed gives it and does not travel.",
+            choices=("factors", "product", "freeze_a"),
+        ),
+    )
 
 
 @dataclass
@@ -198,14 +206,29 @@ class Requests:
         default="random_client_per_round",
         metadata=about(
             "`random_client_per_round`: each round one client asks to forget its share; `all_at_round`: the named "
-            "clients at once; `file`: a schedule; `none`: nobody.",
-            choices=("random_client_per_round", "all_at_round", "file", "none"),
+            "clients at once; `subjects_at_round`: the records about the named subjects at once, whoever holds them; "
+            "`file`: a schedule; `none`: nobody.",
+            choices=("random_client_per_round", "all_at_round", "subjects_at_round", "file", "none"),
         ),
     )
-    round: int = field(default=1, metadata=about("Round of `all_at_round`, from 1.", at_least=1))
+    scope: str = field(
+        default="forget_split",
+        metadata=about(
+            "What a client of the first two policies asks for: `forget_split`: its records of the forget split; "
+            "`client`: all that it holds, for it leaves.",
+            choices=("forget_split", "client"),
+        ),
+    )
+    round: int = field(
+        default=1, metadata=about("Round of `all_at_round` and `subjects_at_round`, from 1.", at_least=1)
+    )
     clients: list[int] | None = field(
         default=None,
         metadata=about("Clients of `all_at_round`, from 0; null: every client that holds a record to forget."),
+    )
+    subjects: list[str] | None = field(
+        default=None,
+        metadata=about("Names for `subjects_at_round`; `oblivionis data describe --subjects` lists them."),
     )
     file: str | None = field(default=None, metadata=about("Schedule of `file`: requests as JSON lines."))
     extra_rounds: int = field(

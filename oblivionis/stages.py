@@ -19,15 +19,21 @@ from oblivionis.config import Config
 from oblivionis.corpora import load_corpus, load_partition
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.holdings import Holdings, SimulatedRequests
+from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
+from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
 from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.schedule import policy_of
 from oblivionis.updates import open_updates
+from oblivionis.verdicts import write_verdicts
 from strategies import factory, protocol
+from strategies.arrays import Mean
 from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Listener, NodeMap
+from strategies.lora_product import ProductMean
 from strategies.server_step import ServerStep
 
 SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
@@ -42,8 +48,15 @@ def planned_rounds(config: Config) -> dict[str, int]:
     return rounds
 
 
-def aggregator(config: Config) -> ServerStep:
-    """The configured aggregator with its settings and the sampling of the federation."""
+def averaging(config: Config, manifest: adapters.Manifest) -> Mean | None:
+    """How the server averages models of that manifest; None: number by number. Raises ModelError."""
+    if config.model.lora.aggregation != "product":
+        return None
+    return ProductMean(adapters.size(manifest), adapters.lora_pairs(manifest))
+
+
+def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
+    """The configured aggregator with its settings and the sampling of the federation, averaging by `mean`."""
     strategy, federation = config.strategy, config.federation
     settings: dict[str, float] = {}
     if strategy.name == "fedavgm":
@@ -59,6 +72,7 @@ def aggregator(config: Config) -> ServerStep:
         **settings,
         fraction_train=federation.fraction_train,
         min_train_nodes=federation.min_clients,
+        mean=mean,
     )
 
 
@@ -72,8 +86,11 @@ class Server:
         torch.set_flush_denormal(True)
         corpus = load_corpus(config.data)
         self.holdings = Holdings.of(corpus, load_partition(corpus, config))
+        asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
+        self.policy = policy_of(config, self.holdings) if asked else None
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        self.mean = averaging(config, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
         self.assessor = Assessor(self.assembled, corpus, config)
         self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0)
@@ -102,6 +119,7 @@ class Server:
                 run_local(self)
             else:
                 Stage(self, stage).execute()
+        write_verdicts(self.run, self.config.evaluation.truth_ratio)
 
     def message_config(self, stage: str) -> ConfigRecord:
         """What every message of a stage carries besides the model."""
@@ -138,8 +156,9 @@ class Stage:
         self.server, self.name = server, name
         self.config, self.run, self.events = server.config, server.run, server.events
         self.rounds: int = getattr(self.config.federation.rounds, name)
-        self.inner = aggregator(self.config)
-        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, active=name == "unlearn")
+        self.inner = aggregator(self.config, server.mean)
+        policy = server.policy if name == "unlearn" else None
+        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, policy)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.label = SAMPLING[name]
         self.updates = open_updates(self.config, self.run.path, name)
@@ -199,6 +218,7 @@ class Stage:
             stage=self.label,
             server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
             extra_rounds=self.config.unlearning.requests.extra_rounds,
+            mean=self.server.mean,
             history=self.updates,
             eraser=self._eraser(),
             send_reference=self.name == "unlearn" and self.config.unlearning.method == "pga",
@@ -213,7 +233,7 @@ class Stage:
         )
 
     def _eligible(self, client: int) -> bool:
-        """Whether `client` has anything to train on in this stage."""
+        """Whether `client` may train in this stage: it has records left and does not leave."""
         if self.name == "unlearn":
             return self.requests.live(client) > 0
         return self.server.holdings.live(client, without_forget_split=self.name == "retrain") > 0
@@ -229,10 +249,11 @@ class Stage:
     def _finish(self, seconds: float) -> None:
         rounds = self.done
         measured = self.evaluate(rounds, "end", self.vector)
-        outcome = self.requests.verify(rounds, measured)
+        outcome = self.requests.verify(rounds, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
         waiting = self.requests.waiting(rounds)
         if waiting:
-            self.events.warning(f"{len(waiting)} deletion requests are still pending: {', '.join(waiting)}")
+            named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
+            self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
         self.run.finish_stage(
             self.name,
             {
@@ -254,15 +275,19 @@ class _Recorder(Listener):
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._round, self._replies, self._failures = 0, 0, 0
+        self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
 
     def round_started(self, round: int, total: int) -> None:
         self._stage.server.check_stop()
-        self._round, self._replies, self._failures = round, 0, 0
+        self._round, self._replies, self._failures, self._trained = round, 0, 0, False
         self._stage.events.round_started(round)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
         self._stage.server.check_stop()
+        if kind == "unlearn":
+            asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
+            self._stage.events.requests(in_words(asking))
+        self._trained |= kind == "train"
         self._stage.events.exchange_started(kind, nodes)
 
     def reply(self, node: int, ok: bool, reason: str) -> None:
@@ -294,6 +319,9 @@ class _Recorder(Listener):
 
     def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float) -> None:
         stage = self._stage
+        if not self._trained:
+            least = stage.config.federation.min_clients
+            stage.events.warning(f"round {round}: nobody trained, fewer than {least} clients are left that may")
         values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
         values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
         row = {"stage": stage.name, "round": round, "moment": "round", "evaluator": "federation", "metrics": values}

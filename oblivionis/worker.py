@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.optimisation import Ball
@@ -123,6 +124,11 @@ class Worker:
         forget_set = holding.select(held - wanted)
         retain_set = holding.select(wanted.union(tombstones))
         unlearning = self.config.unlearning
+        if not retain_set and losses.get(unlearning.method).needs_retain:
+            raise ClientError(
+                f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
+                "choose federaser, pga or grad_ascent, which need none"
+            )
         ball, limit = None, unlearning.forget_nll_limit
         if unlearning.method == "pga":
             if reference is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 
 import numpy as np
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 BLOCK = 1 << 16
 """Numbers worked on at a time: float64 temporaries of this size stay in the processor's cache."""
+
+Mean = Callable[[Sequence[NDArray], Sequence[float]], NDArray[np.float64]]
+"""A weighted mean of flat arrays (n,) -> (n,) float64; the weights sum to 1."""
 
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -81,17 +84,21 @@ def distance(a: ArrayRecord, b: ArrayRecord) -> float:
     return math.sqrt(total)
 
 
-def merged(arrays: ArrayRecord, others: Sequence[ArrayRecord], weights: Sequence[float]) -> ArrayRecord:
+def merged(
+    arrays: ArrayRecord, others: Sequence[ArrayRecord], weights: Sequence[float], mean: Mean | None = None
+) -> ArrayRecord:
     """φ + Σ w_u (φ_u − φ), array by array, in float64 and then in φ's dtype.
 
-    Weights that sum to 1 give the weighted mean of the φ_u.
+    Weights that sum to 1 give the weighted mean of the φ_u. With `mean` it is that mean; the weights then sum to 1.
     """
     result = {}
     for name, array in arrays.items():
         base = view(array)
         rows = [view(other[name]).reshape(-1) for other in others]
         flat, new = base.reshape(-1), np.empty(base.size, base.dtype)
-        for block in blocks(base.size):
+        if mean is not None:
+            store(new, slice(None), mean(rows, weights))
+        for block in blocks(base.size) if mean is None else ():
             before = flat[block].astype(np.float64)
             differences = [row[block].astype(np.float64) - before for row in rows]
             store(new, block, before + weighted_sum(differences, weights))

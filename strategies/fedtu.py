@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
 from strategies import protocol
-from strategies.arrays import finite, merged, view, with_dtypes_of
+from strategies.arrays import Mean, finite, merged, view, with_dtypes_of
 from strategies.errors import ActorDied, FederationError, NodeMapError
 from strategies.federaser import FedEraser
 from strategies.history import ClientUpdate, History, RoundUpdates, mean_of_others
@@ -61,6 +61,7 @@ class FedTU(Strategy):
     `evaluate_after_unlearn`: called with (round, arrays) on the model right after unlearning.
     `server_state_on_unlearn`: `reset` calls `inner.reset_state()` after each FedTU exchange that served a request.
     `extra_rounds`: at most so many rounds are added while requests are pending after the last planned round.
+    `mean`: how several unlearned models are averaged with the weights w_u; None: number by number, as above.
     `history`: remembers the updates of each FedFT exchange.
     `eraser`: serves the requests by rebuilding the model instead of by the clients' unlearning; the asking clients only
     bury their records (message type `query.bury`). Needs `history`.
@@ -85,6 +86,7 @@ class FedTU(Strategy):
         evaluate_after_unlearn: Evaluation | None = None,
         server_state_on_unlearn: Literal["keep", "reset"] = "keep",
         extra_rounds: int = 0,
+        mean: Mean | None = None,
         history: History | None = None,
         eraser: FedEraser | None = None,
         send_reference: bool = False,
@@ -105,6 +107,7 @@ class FedTU(Strategy):
         self._evaluate_after_unlearn = evaluate_after_unlearn
         self._reset = server_state_on_unlearn == "reset"
         self._extra_rounds = extra_rounds
+        self._mean = mean
         self._history, self._eraser, self._send_reference = history, eraser, send_reference
         self._arrays_key = getattr(inner, "arrayrecord_key", protocol.ARRAYS)
         self._config_key = getattr(inner, "configrecord_key", protocol.CONFIG)
@@ -227,7 +230,7 @@ class FedTU(Strategy):
             by_client.setdefault(request.node, []).append(request)
         records: dict[str, ArrayRecord] = {} if erasing else {self._arrays_key: arrays}
         if self._history is not None and self._send_reference:
-            records[protocol.REFERENCE] = mean_of_others(self._history, by_client)
+            records[protocol.REFERENCE] = mean_of_others(self._history, by_client, self._mean)
         messages = []
         for client, asked in by_client.items():
             node = run.partition_to_node.get(client)
@@ -235,10 +238,13 @@ class FedTU(Strategy):
                 self._warn(round, "client %d asks to forget but is not connected", client)
                 self._fail(round, client, asked, "not connected")
                 continue
+            named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
+            log(INFO, "[%s] round %d: client %d is asked to forget: %s", self._stage, round, client, named)
             config = self._config(round, {**run.train_config, **self._unlearn_config})
             config[protocol.REQUEST_IDS] = [r.request_id for r in asked]
             config[protocol.RECORD_IDS] = [i for r in asked for i in r.record_ids]
             config[protocol.RECORD_COUNTS] = [len(r.record_ids) for r in asked]
+            config[protocol.SCOPES] = [r.scope for r in asked]
             content = RecordDict({**records, self._config_key: config})
             kind = protocol.BURY if erasing else protocol.UNLEARN
             messages.append(Message(content, dst_node_id=node, message_type=kind))
@@ -264,7 +270,7 @@ class FedTU(Strategy):
         else:
             forgotten = [sum(r.num_records for r in by_client[client]) for client in good]
             models = [reply.content.array_records[self._arrays_key] for reply in good.values()]
-            arrays = merged(arrays, models, [n / sum(forgotten) for n in forgotten])
+            arrays = merged(arrays, models, [n / sum(forgotten) for n in forgotten], self._mean)
         for client, info in infos.items():
             for request in by_client[client]:
                 self._requests.served(request, round, info)
@@ -317,8 +323,12 @@ class FedTU(Strategy):
 
     def _trained(self, run: _Run, round: int, arrays: ArrayRecord) -> list[Verdict]:
         """Let `inner` sample clients and have them train; their judged replies."""
-        if not run.eligible.get_node_ids():
+        able, least = len(run.eligible.get_node_ids()), max(1, getattr(self.inner, "min_train_nodes", 1))
+        if able == 0:
             self._warn(round, "no client may be sampled")
+            return []
+        if able < least <= len(run.partition_to_node):  # Flower would wait for ever
+            self._warn(round, "no training: %d clients may be sampled, at least %d must take part", able, least)
             return []
         with seeded(self._seed, self._stage, round, "train"):
             config = self._config(round, run.train_config)
@@ -358,6 +368,7 @@ class FedTU(Strategy):
             arrays_key=self._arrays_key,
             weight_key=self._weight_key,
             timeout=run.timeout,
+            same_metrics=kind != "unlearn",  # never averaged, and a client without retain records measures less
         )
         for verdict in verdicts:
             self._listener.reply(verdict.partition, verdict.reply is not None, verdict.reason)

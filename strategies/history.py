@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from flwr.app import ArrayRecord
 
-from strategies.arrays import merged
+from strategies.arrays import Mean, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def is_stored(round: int, every: int) -> bool:
     return (round - 1) % every == 0
 
 
-def mean_of_others(history: History, asking: Collection[int]) -> ArrayRecord:
+def mean_of_others(history: History, asking: Collection[int], mean: Mean | None = None) -> ArrayRecord:
     """The model of the clients that do not ask: the weighted mean of their models in the newest round (PGA's w_ref).
 
     Where nobody else took part in it, the model that the round began with. Older rounds do not count: they may be from
@@ -155,4 +155,5 @@ def mean_of_others(history: History, asking: Collection[int]) -> ArrayRecord:
     if not others:
         return newest.sent
     total = sum(update.weight for update in others)
-    return merged(newest.sent, [update.arrays for update in others], [update.weight / total for update in others])
+    weights = [update.weight / total for update in others]
+    return merged(newest.sent, [update.arrays for update in others], weights, mean)

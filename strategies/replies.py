@@ -52,13 +52,14 @@ def judge(
     arrays_key: str = protocol.ARRAYS,
     weight_key: str = protocol.NUM_EXAMPLES,
     timeout: float | None = None,
+    same_metrics: bool = True,
 ) -> list[Verdict]:
     """Judge the answers of an exchange, ordered by partition id.
 
     `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
     these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays). Its only MetricRecord is
-    finite, with `weight_key` above 0. Flower wants equal metric keys in all replies: those that differ from most are
-    left out. Raises `ActorDied` when a simulation worker crashed.
+    finite, with `weight_key` above 0. Flower wants equal metric keys in all replies that it averages: with
+    `same_metrics` those that differ from most are left out. Raises `ActorDied` when a simulation worker crashed.
     """
     verdicts = []
     for partition, reply in sorted(exchanged, key=lambda pair: pair[0]):
@@ -66,7 +67,7 @@ def judge(
             raise ActorDied(f"the worker process of client {partition} died: {error_text(reply)}")
         reason = _fault(partition, reply, reference, arrays_key, weight_key, timeout)
         verdicts.append(Verdict(partition, None if reason else reply, reason))
-    return _same_metrics(verdicts)
+    return _same_metrics(verdicts) if same_metrics else verdicts
 
 
 def metrics_of(reply: Message) -> MetricRecord:

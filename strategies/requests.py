@@ -6,21 +6,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from strategies import protocol
+
+SCOPES = (protocol.SCOPE_RECORDS, protocol.SCOPE_CLIENT, protocol.SCOPE_SUBJECT)
+
 
 @dataclass(frozen=True, slots=True)
 class UnlearnRequest:
     """One client's demand to forget records.
 
     `node` is the client's partition id. `num_records` weights the reply when several clients answer in one round; it is
-    the number of `record_ids` unless given.
+    the number of `record_ids` unless given. `scope` is one of `SCOPES`; a client that leaves need not have its records
+    named.
     """
 
     request_id: str
     node: int
     record_ids: tuple[str, ...]
     num_records: int = 0
+    scope: str = protocol.SCOPE_RECORDS
 
     def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ValueError(f"request {self.request_id!r} has the scope {self.scope!r}, expected one of {SCOPES}")
         if self.num_records == 0:
             object.__setattr__(self, "num_records", len(self.record_ids))
         if self.num_records < 1:

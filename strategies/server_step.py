@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.supercore import log
 from numpy.typing import NDArray
 
-from strategies.arrays import blocks, finite, store, view, weighted_sum
+from strategies.arrays import Mean, blocks, finite, store, view, weighted_sum
 
 Floats = NDArray[np.float64]
 
@@ -28,6 +28,7 @@ class ServerStep(FlowerFedAvg):
     FedTU put in its place is never undone. Moments are kept in the model's dtype (float32 at least).
 
     At least one client is sampled: max(int(n · fraction_train), min_train_nodes).
+    `mean`: how the clients' arrays are averaged; None: number by number.
     """
 
     moments: ClassVar[tuple[str, ...]] = ()
@@ -40,6 +41,7 @@ class ServerStep(FlowerFedAvg):
         min_train_nodes: int = 1,
         min_evaluate_nodes: int = 1,
         min_available_nodes: int = 1,
+        mean: Mean | None = None,
         **flower: Any,
     ) -> None:
         super().__init__(
@@ -50,6 +52,7 @@ class ServerStep(FlowerFedAvg):
             **flower,
         )
         self.fraction_evaluate = fraction_evaluate
+        self._mean = mean
         self._sent: ArrayRecord | None = None
         self._moments: dict[str, dict[str, NDArray]] = {}
 
@@ -59,8 +62,8 @@ class ServerStep(FlowerFedAvg):
     ) -> tuple[Floats, dict[str, Floats]]:
         """One block of the server update.
 
-        `previous` is φ_{t-1} (n,), `mean` is Σ α_k φ_k (n,), `moments` the accumulators (n,) each, None before the
-        first aggregation. Returns φ_t (n,) and the new accumulators.
+        `previous` is φ_{t-1} (n,), `mean` is Σ α_k φ_k (n,) or the mean chosen instead, `moments` the accumulators (n,)
+        each, None before the first aggregation. Returns φ_t (n,) and the new accumulators.
         """
 
     def configure_train(
@@ -120,8 +123,9 @@ class ServerStep(FlowerFedAvg):
         new = np.empty(previous.size, previous.dtype)
         precision = np.result_type(previous.dtype, np.float32)
         accumulators = {m: np.empty(previous.size, precision) for m in self.moments}
+        whole = None if self._mean is None else self._mean(flat_rows, alphas)
         for block in blocks(previous.size):
-            mean = weighted_sum([row[block] for row in flat_rows], alphas)
+            mean = weighted_sum([row[block] for row in flat_rows], alphas) if whole is None else whole[block]
             before = None if flat_old is None else {m: a[block].astype(np.float64) for m, a in flat_old.items()}
             values, after = self.step(flat[block].astype(np.float64), mean, before)
             store(new, block, values)

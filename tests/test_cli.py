@@ -123,6 +123,10 @@ MISTAKES = {
     "value out of range": (["config", "check", "federation.fraction_train=1.7"], "federation.fraction_train"),
     "no equals sign": (["config", "show", "smoke", "seed"], "expected key=value"),
     "more clients than records": (["data", "describe", "federation.clients=9999"], "clients cannot share"),
+    "unknown subject": (
+        ["simulate", "unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[No Body]"],
+        "unlearning.requests.subjects: no record is about 'No Body'",
+    ),
     "nothing to resume": (["simulate", "--resume", "nope"], "nope is no run directory"),
     "resume with options": (["simulate", "smoke", "--resume", "nope"], "leave the other arguments out"),
     "no such run": (["evaluate", "nope"], "nope is no run directory"),
@@ -249,6 +253,25 @@ def write_lines(path, rows):
     return path
 
 
+def test_data_describe_says_who_holds_records_about_whom(tmp_path):
+    file = write_lines(tmp_path / "people.jsonl", people(12))
+    data = ["data=jsonl", f"data.path={file}", "federation.clients=3"]
+    listed = call("data", "describe", *data, "--subjects").out.splitlines()
+    rows = {line[: line.index("  ")].strip(): line.split() for line in (x[1:] for x in listed[1:])}
+    assert list(rows) == [f"Person {n}" for n in range(6)] and all(row[2] == "2" for row in rows.values())
+    clients = {}
+    for n in range(6):
+        head, _, *lines = call("data", "describe", *data, "--subject", f" PERSON  {n}").out.splitlines()
+        held = {int(line.split()[0]): line.replace(",", "").split()[1:] for line in lines}
+        assert sorted(i for ids in held.values() for i in ids) == [f"p{2 * n}", f"p{2 * n + 1}"]
+        assert head == f"Person {n}: 2 records on {len(held)} client{'s' * (len(held) > 1)}"
+        assert "".join(rows[f"Person {n}"][3:]) == ",".join(map(str, sorted(held)))
+        clients[n] = set(held)
+    assert set().union(*clients.values()) == {0, 1, 2}
+    result = call("data", "describe", *data, "--subject", "Person x")
+    assert result.code == 2 and "no record is about 'Person x'; did you mean Person" in result.err
+
+
 def test_data_describe_counts_json_lines(tmp_path):
     file = write_lines(tmp_path / "people.jsonl", people(12))
     result = call("data", "describe", "data=jsonl", f"data.path={file}", "federation.clients=3")
@@ -279,6 +302,24 @@ def test_data_describe_names_every_faulty_line(tmp_path):
     assert result.code == 2 and "Traceback" not in result.err
     assert all(f"people.jsonl:{line}:" in result.err for line in (2, 4, 6))
     assert "found 'anwser'" in result.err and "people.jsonl:1:" not in result.err
+
+
+def test_model_info_counts_what_travels_when_a_is_frozen():
+    printed = {}
+    for mode in ("factors", "product", "freeze_a"):
+        out = call("model", "info", "model.lora.rank=4", f"model.lora.aggregation={mode}").out
+        printed[mode] = dict(re.findall(r"^│ +(.+?) +│ +(.+?) +│$", out, re.MULTILINE))
+    frozen, whole = printed["freeze_a"], printed["factors"]
+    numbers = [
+        int(facts[key].split()[0].replace(",", ""))
+        for facts, key in ((frozen, "trainable parameters"), (frozen, "frozen adapter parameters"),
+                           (whole, "trainable parameters"))
+    ]  # fmt: skip
+    assert numbers[0] + numbers[1] == numbers[2]
+    assert frozen["sent per client and exchange"].startswith(f"{4 * numbers[0] / 1000:.3g} kB there")
+    assert len({facts["base parameters"] for facts in printed.values()}) == 1
+    assert printed["product"]["sent per client and exchange"] == whole["sent per client and exchange"]
+    assert "frozen adapter parameters" not in whole
 
 
 def test_model_info_prints_sizes_and_nothing_else():

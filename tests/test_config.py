@@ -427,6 +427,8 @@ def test_per_choice_of_a_wrong_shape(tmp_path: Path, text: str) -> None:
         (["data=tofu", "data.path=."], "data.path"),
         (["model.source=./nowhere"], "model.source"),
         (["model.max_length=513"], "model.max_length"),
+        (["model.mode=full", "model.lora.aggregation=product"], "model.lora.aggregation"),
+        (["model.mode=full", "model.lora.aggregation=freeze_a"], "model.lora.aggregation"),
         (["model.template.kind=chat"], "model.template.kind"),
         (["model.template.answer_prefix=Answer: "], "model.template.answer_prefix"),
         (["model.template.answer_prefix=", "model.template.question_suffix= "], "model.template.question_suffix"),
@@ -435,6 +437,27 @@ def test_per_choice_of_a_wrong_shape(tmp_path: Path, text: str) -> None:
         (["unlearning.requests.clients=[30]"], "unlearning.requests.clients"),
         (["unlearning.requests.policy=all_at_round", "unlearning.requests.round=11"], "unlearning.requests.round"),
         (["unlearning.requests.policy=file"], "unlearning.requests.file"),
+        (["unlearning.requests.policy=subjects_at_round"], "unlearning.requests.subjects"),
+        (
+            ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[Mara Voss, MARA  voss]"],
+            "unlearning.requests.subjects",
+        ),
+        (
+            [
+                "unlearning.requests.policy=subjects_at_round",
+                "unlearning.requests.subjects=[a]",
+                "unlearning.requests.round=11",
+            ],
+            "unlearning.requests.round",
+        ),
+        (
+            [
+                "unlearning.requests.policy=subjects_at_round",
+                "unlearning.requests.subjects=[a]",
+                "unlearning.requests.scope=client",
+            ],
+            "unlearning.requests.scope",
+        ),
         (["unlearning.requests.policy=file", "unlearning.requests.file=nowhere"], "unlearning.requests.file"),
     ],
 )
@@ -451,10 +474,13 @@ def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path
         ["federation.clients=200", "data=tofu", "data.partition.scheme=by_author"],
         ["federation.min_clients=30", "federation.local_clients=30"],
         ["data.authors=4", "data.questions_per_author=10"],
+        ["model.mode=full", "model.lora.aggregation=factors"],
         ["stages=[unlearn]", "start_from={run}"],
         ["data=jsonl", "data.path={run}/thirty.jsonl"],
         ["unlearning.requests.policy=file", "unlearning.requests.file={run}/thirty.jsonl"],
         ["unlearning.requests.policy=all_at_round", "unlearning.requests.round=10", "unlearning.requests.clients=[29]"],
+        ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[a, b]"],
+        ["unlearning.requests.scope=client"],
     ],
 )
 def test_the_last_allowed_value_passes(overrides: list[str], tmp_path: Path) -> None:

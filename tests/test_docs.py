@@ -8,12 +8,15 @@ import pytest
 
 from clients import losses
 from oblivionis import config as configuration
+from oblivionis.corpora import load_corpus, load_partition
 from oblivionis.data import jsonl
-from oblivionis.requests import read_schedule
+from oblivionis.holdings import Holdings
+from oblivionis.schedule import FIELDS, policy_of
 
 ROOT = Path(__file__).resolve().parents[1]
 INDEX = (ROOT / "docs" / "paper-index.md").read_text(encoding="utf-8")
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+REQUESTS = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
 PLACES = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", INDEX)))
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in INDEX.splitlines() if line.startswith("|")]
 CELLS = {row[1]: row for row in ROWS if len(row) == 4}
@@ -71,10 +74,30 @@ def test_the_example_records_load(tmp_path):
     corpus = jsonl.load(file)
     assert len(corpus.train) == 6 and corpus.forget_ids == {"p1-home", "p1-job"}
     assert {name: len(records) for name, records in corpus.evaluation.items()} == {"forget": 2, "retain": 4}
-    schedule = tmp_path / "requests.jsonl"
-    schedule.write_text(block("json"), encoding="utf-8")
-    (request,) = read_schedule(schedule, {0: [r.id for r in corpus.train]}).requests
-    assert (request.client, request.round, set(request.record_ids)) == (0, 2, corpus.forget_ids)
+
+
+def test_the_example_schedule_fits_the_example_records(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/train.jsonl").write_text(block("jsonl"), encoding="utf-8")
+    lines = re.search(r"```jsonl\n(.*?)```", REQUESTS, re.DOTALL).group(1)
+    (tmp_path / "mine/requests.jsonl").write_text(lines, encoding="utf-8")
+    command = re.search(r"^oblivionis simulate (data=jsonl .*)$", REQUESTS, re.MULTILINE).group(1)
+    config = configuration.compose("default", command.split())
+    corpus = load_corpus(config.data)
+    policy = policy_of(config, Holdings.of(corpus, load_partition(corpus, config)))
+    asked = [(r.round, r.client, r.scope, r.record_ids) for round in (1, 2, 3) for r in policy.due(round, {})]
+    assert asked == [
+        (1, 0, "records", ("p3-home",)),
+        (2, 0, "subject", ("p1-home",)),
+        (2, 1, "subject", ("p1-job",)),
+        (3, 2, "client", ("p2-job", "p3-job")),
+    ]
+
+
+def test_the_fields_of_a_schedule_are_all_described():
+    for name in FIELDS:
+        assert re.search(rf"^\| [^|]*{name}", REQUESTS, re.MULTILINE), name
 
 
 def test_the_fields_and_files_of_own_records_are_all_described():

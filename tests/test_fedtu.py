@@ -114,6 +114,7 @@ def test_messages_carry_settings_seed_stage_and_round():
         "request-ids": ["r0"],
         "record-ids": ["0-0"],
         "record-counts": [1],
+        "scopes": ["records"],
     }
     assert dict(settings) == {"epochs": 5}, "the caller's settings were changed"
 
@@ -257,6 +258,41 @@ def test_bad_arguments():
 def test_a_count_alone_weights_a_request_whose_records_stay_private():
     assert UnlearnRequest("r", 0, (), 4).num_records == 4
     assert request(0, 3).num_records == 3
+
+
+def test_a_leaving_client_need_not_have_its_records_named():
+    grid = federation(2)
+    leaving = UnlearnRequest("bye", 1, (), 4, protocol.SCOPE_CLIENT)
+    requests = RequestList([(1, leaving), (1, request(1, 2, "a"))])
+    FedTU(build("fedavg"), requests=requests).start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+    (config,) = [c["config"] for kind, _, c in grid.log if kind == protocol.UNLEARN]
+    assert list(config[protocol.REQUEST_IDS]) == ["a", "bye"]
+    assert list(config[protocol.SCOPES]) == ["records", "client"]
+    assert list(config[protocol.RECORD_COUNTS]) == [2, 0] and list(config[protocol.RECORD_IDS]) == ["1-0", "1-1"]
+    with pytest.raises(ValueError, match="scope 'all'"):
+        UnlearnRequest("r", 0, ("a",), scope="all")
+
+
+def test_too_few_eligible_clients_do_not_make_the_round_wait():
+    grid = federation(4)
+    start = adapter(noise("start"))
+    fedtu = FedTU(build("fedavg", min_train_nodes=3), eligible=lambda partition: partition < 2)
+    result = fedtu.start(grid, start, num_rounds=2)
+    assert grid.sent["train"] == 0 and np.array_equal(flat(result.arrays), noise("start"))
+    FedTU(build("fedavg", min_train_nodes=2), eligible=lambda partition: partition < 2).start(grid, start, num_rounds=1)
+    assert grid.sent["train"] == 2
+
+
+def test_replies_of_an_unlearning_may_measure_different_things():
+    """A client without retain records has no retain entropy; nothing is averaged, so both count."""
+    grid = federation(2)
+    grid.nodes[0] = lambda m: content(flat(m.content["arrays"]), loss=1.0, entropy=2.0)
+    grid.nodes[1] = lambda m: content(flat(m.content["arrays"]), loss=1.0)
+    requests = RequestList([(1, request(0)), (1, request(1))])
+    FedTU(build("fedavg"), requests=requests, eligible=lambda partition: partition == 0).start(
+        grid, adapter(np.zeros(SIZE)), num_rounds=1
+    )
+    assert requests.served_in == {"r0": 1, "r1": 1}
 
 
 def test_dtype_of_the_model_survives_flowers_fedadam():

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from clients.flat import FlatParameters
 from evaluation import kernels, llama
+from evaluation.forward import token_log_probs
 from evaluation.fused_lora import active_factors, fused_lora, is_cheaper
 from evaluation.kernels import AttentionPlan, FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU
 from evaluation.llama import FusedLlama
@@ -176,6 +177,34 @@ def test_fast_llama_equals_hugging_face(options: dict) -> None:
     if options.get("zero_b"):
         plain = torch.cat(tiny_llama.padded_log_probs(tiny_llama.base(), records))
         torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 2}, {"zero_b": True}, {"attention_bias": True, "mlp_bias": True}])
+def test_fast_llama_with_a_frozen(options: dict) -> None:
+    """Gradients of B equal peft's, whichever LoRA form is used, and A gets none."""
+    model = tiny_llama.lora(**options)
+    frozen = {name: p.requires_grad_(False) for name, p in model.named_parameters() if "lora_A" in name}
+    flat = FlatParameters(model)
+    assert flat.names and all("lora_B" in name for name in flat.names)
+    records = tiny_llama.sequences(13)
+    slow = torch.cat(tiny_llama.padded_log_probs(model, records))
+    weights = torch.linspace(-1, 1, slow.numel())
+    (slow * weights).sum().backward()
+    expected = flat.grad.clone()
+    flat.zero_grad()
+    batch = PackedBatch.build(records)
+    with fused_lora(model):
+        ways = {
+            "fused": lambda: FusedLlama(model).token_log_probs(batch),
+            "packed": lambda: token_log_probs(model, batch, mode="packed"),
+        }
+        for way in ways.values():
+            flat.zero_grad()
+            fast = way()
+            (fast * weights).sum().backward()
+            torch.testing.assert_close(fast, slow, rtol=0, atol=1e-5)
+            torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert expected.abs().max() > 0 and all(p.grad is None for p in frozen.values())
 
 
 def test_fast_llama_trains_all_parameters() -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from clients.flat import FlatParameters
 from oblivionis.models import adapters, loading
 from oblivionis.models import fingerprint as fp
 from oblivionis.models.errors import ModelError
@@ -208,6 +209,9 @@ def test_trainable_and_counts(folder: Path) -> None:
     base = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(folder).parameters())
     per_layer = sum(4 * (i + o) for i, o in [(32, 32), (32, 16), (32, 16), (32, 32), (32, 48), (32, 48), (48, 32)])
     assert loading.trainable(model, "lora") == (base + 2 * per_layer, 2 * per_layer)
+    only_b = 2 * sum(4 * o for o in (32, 16, 16, 32, 48, 48, 32))
+    assert loading.trainable(model, "lora", freeze_a=True) == (base + 2 * per_layer, only_b)
+    assert all(p.requires_grad == ("lora_B" in name) for name, p in model.named_parameters())
     plain, _ = loading.load_base(str(folder))
     assert loading.trainable(plain, "full") == (base, base)
     with pytest.raises(ModelError, match="no LoRA weights"):
@@ -232,6 +236,44 @@ def test_vectors_round_trip() -> None:
         adapters.flatten({"a": np.zeros((2, 3)), "b": np.zeros(4), "d": np.zeros(1)}, MANIFEST)
     with pytest.raises(adapters.VectorError, match=r"b has shape \(5,\), expected \(4,\)"):
         adapters.flatten({"a": np.zeros((2, 3)), "b": np.zeros(5), "c": np.zeros(())}, MANIFEST)
+
+
+def test_manifest_hash_sees_the_frozen_weights() -> None:
+    hashes = set()
+    for frozen in ({}, {"x": 0.0}, {"x": 1.0}, {"y": 1.0}):
+        weights = {name: np.full((2, 2), value, dtype=np.float32) for name, value in frozen.items()}
+        hashes.add(adapters.manifest_hash(MANIFEST, weights))
+    assert len(hashes) == 4 and adapters.manifest_hash(MANIFEST, {}) == adapters.manifest_hash(MANIFEST)
+
+
+def test_pairs_of_a_peft_model_point_at_its_factors(folder: Path) -> None:
+    model = attached(folder)
+    for p in model.parameters():
+        p.data = torch.randn_like(p)
+    state = adapter_state(model)
+    vector, manifest = adapters.flatten(state)
+    pairs = adapters.lora_pairs(manifest)
+    assert len(pairs) == 2 * 7
+    for (name, a), pair in zip([(n, t) for n, t in state.items() if "lora_A" in n], pairs, strict=True):
+        b = state[name.replace("lora_A", "lora_B")]
+        assert np.array_equal(vector[pair.a_part].reshape(pair.rank, pair.inputs), a)
+        assert np.array_equal(vector[pair.b_part].reshape(pair.outputs, pair.rank), b)
+
+
+def test_peft_export_with_frozen_a(folder: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model = attached(folder, seed=1)
+    loading.trainable(model, freeze_a=True)
+    flat = FlatParameters(model)
+    flat.load(np.random.default_rng(0).normal(scale=0.1, size=flat.size).astype(np.float32))
+    frozen, config = loading.frozen_lora(model), model.peft_config["default"]
+    adapters.to_peft(tmp_path / "adapter", flat.numpy(), flat.manifest, config, frozen=frozen)
+    elsewhere = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder), tmp_path / "adapter")
+    assert torch.equal(logits(elsewhere), logits(model))
+    with pytest.raises(ModelError, match="has no lora_A beside it"):
+        adapters.to_peft(tmp_path / "half", flat.numpy(), flat.manifest, config)
+    assert not (tmp_path / "half").exists()
 
 
 def test_manifest_hash_sees_names_shapes_and_order() -> None:

@@ -63,6 +63,19 @@ def test_progress_on_a_terminal():
     assert "done" in last and "unlearn, round 2/2: forget ROUGE 0.250" in last
 
 
+def test_who_asks_for_what_is_told_once():
+    out = io.StringIO()
+    events = LineEvents(Console(file=out, width=200))
+    events.stage_started("unlearn", 0, 2)
+    events.requests("client 3 leaves with 7 records")
+    events.exchange_started("unlearn", [3])
+    events.exchange_started("unlearn", [4])
+    assert out.getvalue().splitlines()[1:] == [
+        "[unlearn] FedTU: client 3 leaves with 7 records",
+        "[unlearn] FedTU: client 4 asks to forget",
+    ]
+
+
 def test_the_stage_local_counts_clients():
     out = io.StringIO()
     events = LineEvents(Console(file=out, width=200))

@@ -347,8 +347,36 @@ def test_the_line_on_requests(tmp_path):
     assert report.requests_line(run, 0.5) == line
     assert line in summary(run, config)
     rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
-    assert rows[1] == ["r0", "0", "2", "1", "1", "0", "verified", "its share"]
-    assert rows[2] == ["r1", "1", "1", "2", "–", "0", "pending", "its share"]
+    assert rows[1] == ["r0", "0", "records", "2", "1", "1", "0", "verified", "its share"]
+    assert rows[2] == ["r1", "1", "records", "1", "2", "–", "0", "pending", "its share"]
+
+
+def test_the_kinds_of_requests_that_were_served(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    ledger = Ledger(run.ledger_path)
+    about = {"scope": "subject", "subject": "<b>Mara</b>", "group": "s"}
+    requests = [
+        *(Request(f"s-{c}", c, (f"m{c}",), 1, **about) for c in (1, 2, 3)),
+        Request("s-4", 4, (), 1, already=1, **about),
+        *(Request(f"l-{c}", c, (f"l{c}", f"k{c}"), 1, scope="client") for c in (5, 6, 7)),
+        Request("p", 8, ("p", "q"), 1),
+    ]
+    for request in requests:
+        ledger.submit(request)
+        if request.id not in ("l-7", "s-4"):
+            ledger.served(request.id, 1)
+            ledger.verified(request.id, 2, request.id != "p", rouge=0.9 if request.id == "p" else 0.1)
+    ledger.failed("l-7", 2, "needs retain <records>")
+    assert report.requests_line(run, 0.5) == (
+        "8 deletion requests for 11 records: 1 covered, 1 not verified, 1 pending, 5 verified (verified: final ROUGE-L "
+        "recall at most 0.5); served: 2 clients left, 1 subject on 3 clients, 2 single records"
+    )
+    page = Page(run, config)
+    assert report.requests_line(run, 0.5) in page.text
+    rows = {row[0]: row for row in next(t for t in page.tables if t[0][0] == "request")[1:]}
+    assert rows["s-1"][2] == "subject <b>Mara</b>" and rows["l-5"][2] == "all: the client leaves"
+    assert rows["l-7"][-1] == "last failure: needs retain <records>"
+    assert rows["s-4"][-2:] == ["covered", "1 more records were asked for before"]
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The ledger's states and the policies that create requests."""
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -12,7 +13,7 @@ from oblivionis.requests import (
     RandomClientPerRound,
     Request,
     RequestError,
-    read_schedule,
+    in_words,
 )
 
 HOLDINGS = {0: ["a", "b"], 3: ["c"], 7: []}
@@ -114,26 +115,63 @@ def test_all_at_round():
     assert NoRequests().due(1, HOLDINGS) == []
 
 
-def test_schedule_reports_every_bad_line(tmp_path):
-    path = tmp_path / "schedule.jsonl"
+def test_who_leaves_asks_for_everything_in_the_same_round_as_who_asks_for_its_share():
+    everything = {0: ["a", "b", "x"], 3: ["c", "y"], 7: ["z"]}
+    for seed in range(20):
+        (share,) = RandomClientPerRound(seed).due(1, HOLDINGS)
+        (leave,) = RandomClientPerRound(seed, everything).due(1, HOLDINGS)
+        assert (leave.id, leave.client, leave.scope) == (share.id, share.client, "client")
+        assert leave.record_ids == tuple(everything[share.client])
+    assert [r.client for r in AllAtRound(2, None, everything).due(2, HOLDINGS)] == [0, 3], "who holds forget records"
+    assert [(r.client, r.record_ids) for r in AllAtRound(2, (7,), everything).due(2, HOLDINGS)] == [(7, ("z",))]
+
+
+def test_scope_subject_and_counts_survive_reopening(tmp_path):
+    path = tmp_path / "r.jsonl"
+    ledger = Ledger(path)
+    about = Request("s-2", 2, ("a", "b"), 1, "by letter", scope="subject", subject="Mara Voss", group="s", already=1)
+    leave = Request("l-0", 0, ("c",), 1, scope="client")
+    covered = Request("s-5", 5, (), 1, scope="subject", subject="Mara Voss", group="s", already=2)
+    for one in (about, leave, covered):
+        assert ledger.submit(one)
+    ledger.failed("l-0", 1, "no retain records")
+    ledger.served("s-2", 1)
+    ledger.verified("s-2", 1, False, rouge=0.75)
+    again = Ledger(path)
+    assert again.get("s-2") == dataclasses.replace(about, state="served", served_round=1, rouge=0.75)
+    assert again.get("l-0") == dataclasses.replace(leave, attempts=1, failure="no retain records")
+    assert again.get("s-5") == dataclasses.replace(covered, state="covered")
+    assert [r.id for r in again.pending(9)] == ["l-0"], "what is covered is never served"
+    assert again.of_client(2) == [again.get("s-2")] and again.of_client(9) == []
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [e["scope"] for e in events] == ["subject", "client", "subject", "client", "subject", "subject"]
+    assert [e.get("subject") for e in events if e["id"] != "l-0"] == ["Mara Voss"] * 4
+    assert (events[2]["count"], events[2]["already"], events[2]["group"]) == (0, 2, "s")
+
+
+def test_a_ledger_without_scopes_can_be_read(tmp_path):
+    """As written before there were any."""
+    path = tmp_path / "r.jsonl"
     path.write_text(
-        "\n".join(
-            [
-                '{"client": 0, "round": 1, "record_ids": ["a"], "id": "mine", "reason": "moved away"}',
-                "{not json",
-                '{"client": 5, "round": 1, "record_ids": ["a"]}',
-                '{"client": 0, "round": 0, "record_ids": ["a"]}',
-                '{"client": 0, "round": 1, "record_ids": ["zz"]}',
-                '{"client": 0, "record_ids": ["a"]}',
-            ]
-        )
+        '{"event": "submitted", "id": "r", "client": 4, "time": 1.0, "round": 2, "record_ids": ["a"], "count": 1, '
+        '"reason": "its share"}\n'
+        '{"event": "failed", "id": "r", "client": 4, "time": 2.0, "round": 2, "reason": "no answer", "attempts": 1}\n'
+        '{"event": "served", "id": "r", "client": 4, "time": 3.0, "round": 3, "count": 1}\n'
     )
-    with pytest.raises(RequestError) as caught:
-        read_schedule(path, {0: ["a", "b"]})
-    text = str(caught.value)
-    for line, part in ((2, "not JSON"), (3, "client 5"), (4, "round 0"), (5, "'zz'"), (6, "missing round")):
-        assert f":{line}: " in text and part in text
-    path.write_text(path.read_text().splitlines()[0])
-    schedule = read_schedule(path, {0: ["a", "b"]})
-    assert schedule.due(1, {}) == [Request("mine", 0, ("a",), 1, "moved away")]
-    assert schedule.due(2, {}) == []
+    expected = Request("r", 4, ("a",), 2, "its share", "served", 1, 3, failure="no answer")
+    assert list(Ledger(path)) == [expected] and expected.scope == "records"
+
+
+def test_requests_in_words():
+    requests = [
+        Request("b", 5, ("a", "b"), 1),
+        Request("a", 3, ("c",), 1, scope="client"),
+        Request("s-1", 1, ("d",), 1, scope="subject", subject="Mara\nVoss", group="s"),
+        Request("s-4", 4, ("e", "f"), 1, scope="subject", subject="Mara\nVoss", group="s"),
+        Request("t-3", 3, ("g",), 1, scope="subject", subject="Ivo Lind", group="t"),
+    ]
+    assert in_words(requests) == (
+        "client 3 leaves with 1 record; clients 1, 4 forget Mara Voss (3 records); client 3 forgets Ivo Lind (1 record)"
+        "; client 5 asks to forget 2 records"
+    )
+    assert in_words(requests[:1]) == "client 5 asks to forget 2 records" and in_words([]) == ""

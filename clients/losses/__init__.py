@@ -22,6 +22,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import itertools
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,12 @@ class Method:
     def phases(self, epoch: int, parameters: Mapping[str, Any]) -> Sequence[tuple[str, ...]]:
         """The updates made of each batch in `epoch`, from 0, each with the quantities that it needs."""
         return [self.names] if self.phases_in is None else self.phases_in(epoch, **parameters)
+
+    @property
+    def needs_retain(self) -> bool:
+        """Whether it cannot do without retain records."""
+        needed = [(name,) for name in self.required], self.phases(0, self.defaults)
+        return any(all(name.startswith("retain") for name in names) for names in itertools.chain(*needed))
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All hyperparameters: `given` over the defaults. Raises ValueError for an unknown or non-finite one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,3 +56,8 @@ class Corpus:
         unknown = sorted(self.forget_ids.difference(ids))
         if unknown:
             raise ValueError(f"corpus {self.name}: forget id {unknown[0]!r} is no training record")
+
+
+def subject_key(name: str) -> str:
+    """The name of a subject without what does not tell two apart: letter case and the width of white space."""
+    return " ".join(unicodedata.normalize("NFC", name).split()).casefold()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from safetensors.numpy import save
 
 from oblivionis.files import write_atomic, write_json
 from oblivionis.models.errors import ModelError
+from strategies.lora_product import Pair
 
 Manifest: TypeAlias = Sequence[tuple[str, tuple[int, ...]]]
 ManifestList: TypeAlias = list[tuple[str, tuple[int, ...]]]
@@ -31,10 +33,33 @@ def size(manifest: Manifest) -> int:
     return sum(math.prod(shape) for _, shape in manifest)
 
 
-def manifest_hash(manifest: Manifest) -> str:
-    """SHA-256 (hexadecimal) of names, shapes and their order."""
+def manifest_hash(manifest: Manifest, frozen: Mapping[str, np.ndarray] | None = None) -> str:
+    """SHA-256 (hexadecimal) of names, shapes and their order, and of the `frozen` adapter weights beside them."""
     text = json.dumps([[name, list(shape)] for name, shape in manifest], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode())
+    for name, array in (frozen or {}).items():
+        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def lora_pairs(manifest: Manifest) -> tuple[Pair, ...]:
+    """Where each LoRA module's A and B lie in the vector. Raises ModelError for a factor that is no matrix or alone."""
+    starts = dict(zip(dict(manifest), accumulate((math.prod(s) for _, s in manifest), initial=0), strict=False))
+    shapes = dict(manifest)
+    factors = {name for name in shapes if "lora_" in name}
+    pairs = []
+    for name in [name for name in shapes if ".lora_A." in name]:
+        partner = name.replace(".lora_A.", ".lora_B.")
+        a, b = shapes[name], shapes.get(partner, ())
+        if len(a) == 2 and len(b) == 2 and a[0] == b[1]:
+            pairs.append(Pair(starts[name], starts[partner], rank=a[0], inputs=a[1], outputs=b[0]))
+            factors -= {name, partner}
+    if factors:
+        raise ModelError(
+            f"{min(factors)} has no matrix A or B beside it: products can only be averaged for LoRA on linear layers; "
+            "set model.lora.aggregation=factors"
+        )
+    return tuple(pairs)
 
 
 def flatten(state: Mapping[str, Any], manifest: Manifest | None = None) -> tuple[np.ndarray, ManifestList]:
@@ -114,19 +139,31 @@ def load_vector(path: Path) -> tuple[np.ndarray, ManifestList, dict[str, Any]]:
     return vector, manifest, header["metadata"]
 
 
-def to_peft(folder: Path, vector: np.ndarray, manifest: Manifest, config: Any, *, base: str | None = None) -> None:
+def to_peft(
+    folder: Path,
+    vector: np.ndarray,
+    manifest: Manifest,
+    config: Any,
+    *,
+    base: str | None = None,
+    frozen: Mapping[str, np.ndarray] | None = None,
+) -> None:
     """Write the LoRA weights as an ordinary peft adapter, for `PeftModel.from_pretrained(base_model, folder)`.
 
     `config` is the LoraConfig (`loading.lora_config`, or `peft_model.peft_config["default"]`), `base` the name of the
-    base model. Raises VectorError, or ModelError if the manifest holds other parameters than those of one adapter.
+    base model, `frozen` the adapter weights that are not in the vector (`loading.frozen_lora`). Raises VectorError, or
+    ModelError if the parameters are not those of one adapter.
     """
     check_vector(vector, manifest)
     tensors = {}
-    for name, array in unflatten(vector, manifest).items():
+    for name, array in {**unflatten(vector, manifest), **(frozen or {})}.items():
         key = name.replace(".default.", ".").removesuffix(".default")
         if "lora_" not in key or not key.startswith("base_model."):
             raise ModelError(f"{name} is no LoRA weight of a peft model; only adapters can be exported to peft")
         tensors[key] = np.ascontiguousarray(array)
+    alone = [key for key in tensors if ".lora_B." in key and key.replace(".lora_B.", ".lora_A.") not in tensors]
+    if alone:
+        raise ModelError(f"{alone[0]} has no lora_A beside it; an adapter trained with A frozen needs that A as well")
     described = {key: value for key, value in config.to_dict().items() if key != "auto_mapping"}
     described |= {"base_model_name_or_path": base, "inference_mode": True}
     described = {k: sorted(v) if isinstance(v, set | frozenset) else v for k, v in described.items()}

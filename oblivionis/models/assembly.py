@@ -17,7 +17,10 @@ from oblivionis.schema import Model
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A model ready to train or to evaluate. `flat` is the one vector that travels between server and clients."""
+    """A model ready to train or to evaluate. `flat` is the one vector that travels between server and clients.
+
+    `manifest_hash` tells whether a vector means the same elsewhere: it covers what travels and what of LoRA does not.
+    """
 
     model: Any
     tokenizer: Any
@@ -48,14 +51,14 @@ def assemble(config: Model, seed: int) -> Assembled:
             target_modules=list(lora.target_modules),
             seed=seed,
         )
-    loading.trainable(model, config.mode)
+    loading.trainable(model, config.mode, freeze_a=config.lora.aggregation == "freeze_a")
     flat = FlatParameters(model)
     return Assembled(
         model=model,
         tokenizer=tokenizer,
         template=prompt_template(config),
         flat=flat,
-        manifest_hash=manifest_hash(flat.manifest),
+        manifest_hash=manifest_hash(flat.manifest, loading.frozen_lora(model)),
         stop_ids=stops,
         device=next(model.parameters()).device,
     )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -147,12 +148,16 @@ def attach_lora(
     return peft_model
 
 
-def trainable(model: nn.Module, mode: str = "lora") -> Counts:
-    """Let gradients flow to the adapters only (`lora`) or to all weights (`full`). Raises ModelError without any."""
+def trainable(model: nn.Module, mode: str = "lora", *, freeze_a: bool = False) -> Counts:
+    """Let gradients flow to the adapters only (`lora`) or to all weights (`full`). Raises ModelError without any.
+
+    `freeze_a`: of the adapters only to B (FFA-LoRA, Sun et al. 2024).
+    """
     if mode not in MODES:
         raise ModelError(f"unknown mode {mode!r}; expected one of {', '.join(MODES)}")
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.is_floating_point() and (mode == "full" or "lora_" in name))
+        chosen = mode == "full" or ("lora_" in name and not (freeze_a and "lora_A" in name))
+        parameter.requires_grad_(parameter.is_floating_point() and chosen)
     counts = count(model)
     if counts.trainable == 0:
         raise ModelError("the model has no LoRA weights to train; attach them first, or use the mode 'full'")
@@ -163,6 +168,15 @@ def count(model: nn.Module) -> Counts:
     """How many parameters the model has and how many of them are trained."""
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return Counts(sum(n for n, _ in sizes), sum(n for n, train in sizes if train))
+
+
+def frozen_lora(model: nn.Module) -> dict[str, np.ndarray]:
+    """The LoRA weights that are not trained (see `trainable`), by parameter name, float32."""
+    return {
+        name: parameter.detach().float().cpu().numpy()
+        for name, parameter in model.named_parameters()
+        if "lora_" in name and not parameter.requires_grad
+    }
 
 
 @contextmanager

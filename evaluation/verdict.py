@@ -1,0 +1,98 @@
+"""Does a model know more, or less, of the forget questions than the retrained model, which never saw their answers?
+
+A model far *below* the retrained one does not merely not know an answer, it avoids it: that is itself a sign of the
+record (the Streisand effect).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import wilcoxon
+
+OVER_UNLEARNED, STILL_KNOWN, NEAR, UNDECIDED = "over-unlearned", "still known", "near", "undecided"
+
+FACTOR = 2.0
+LEVEL = 0.01
+LEAST_QUESTIONS = 7
+"""Fewest questions that can be significant: n differences of one sign have the p-value 2^-n."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One measure of a model beside that of the retrained model, larger where the true answers are likelier.
+
+    value, oracle: of the model and of the retrained one, >= 0; p_below, p_above: p-values of the one-sided Wilcoxon
+    signed-rank tests that the model's values per question lie below, above the retrained model's; questions: how many
+    were compared.
+    """
+
+    value: float
+    oracle: float
+    p_below: float
+    p_above: float
+    questions: int
+
+    @property
+    def verdict(self) -> str:
+        """One of four words.
+
+        "over-unlearned": less than 1/FACTOR of the retrained model's value and p_below <= LEVEL; "still known": more
+        than FACTOR times it and p_above <= LEVEL; "undecided": as far away, but not significant; else "near".
+
+        A model that is no different from the retrained one is called over-unlearned with probability LEVEL at most.
+        """
+        if self.value < self.oracle / FACTOR:
+            return OVER_UNLEARNED if self.p_below <= LEVEL else UNDECIDED
+        if self.value > self.oracle * FACTOR:
+            return STILL_KNOWN if self.p_above <= LEVEL else UNDECIDED
+        return NEAR
+
+
+def judge_probability(losses: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> Verdict | None:
+    """The verdict on the mean probability exp(-loss) of the true answers (Oblivionis eq. 10).
+
+    losses, oracle (n,): mean answer-token NLL of each question, of the model and of the retrained one. Questions with a
+    NaN are left out, an infinite loss is a probability of 0; None where no question is left.
+    """
+    return _judge(-np.asarray(losses, np.float64), -np.asarray(oracle, np.float64), np.mean)
+
+
+def judge_truth_ratio(ratios: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> Verdict | None:
+    """The verdict on the median of 1/R, right over wrong: how many times as likely as the wrong answers the right is.
+
+    ratios, oracle (n,): truth ratios R = wrong/right (Oblivionis eq. 13). Not the mean of min(R, 1/R) that tables show:
+    that is small both for a model that knows the answer and for one that avoids it. NaN as in `judge_probability`.
+    """
+    with np.errstate(divide="ignore"):
+        return _judge(-np.log(np.asarray(ratios, np.float64)), -np.log(np.asarray(oracle, np.float64)), np.median)
+
+
+def _judge(logs: np.ndarray, oracle: np.ndarray, average: Callable[[np.ndarray], Any]) -> Verdict | None:
+    """The verdict on the `average` of exp(logs) and exp(oracle), both (n,) and paired by question.
+
+    The tests look at the order of the differences only, so infinite ones count as the largest.
+    """
+    if logs.shape != oracle.shape:
+        raise ValueError(f"{len(logs)} questions of the model, {len(oracle)} of the retrained one")
+    known = ~(np.isnan(logs) | np.isnan(oracle))
+    logs, oracle = logs[known], oracle[known]
+    if not logs.size:
+        return None
+    with np.errstate(invalid="ignore"):
+        differences = np.where(logs == oracle, 0.0, logs - oracle)
+    differences = np.clip(differences, -1e300, 1e300)
+    below, above = (_p_value(differences, side) for side in ("less", "greater"))
+    with np.errstate(over="ignore"):
+        return Verdict(float(average(np.exp(logs))), float(average(np.exp(oracle))), below, above, logs.size)
+
+
+def _p_value(differences: np.ndarray, side: str) -> float:
+    if not differences.any():
+        return 1.0
+    test: Any = wilcoxon(differences, alternative=side)
+    return float(test.pvalue)
