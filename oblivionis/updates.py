@@ -133,7 +133,7 @@ class UpdateStore:
         original = self.path / f"{0:04d}"
         recorded = [past for past in _rounds(original) if past.stage == "finetune"]
         if not recorded:
-            return "no round of finetune"
+            return "any round of finetune"
         wanted = [past for past in recorded if is_stored(past.round, self._every)]
         wanted = wanted if self._keep is None else wanted[len(wanted) - min(self._keep, len(wanted)) :]
         missing = [past.round for past in wanted if not past.stored]
