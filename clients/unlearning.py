@@ -89,7 +89,7 @@ def unlearn(
     per_pass = max(1, settings.batch_size // 2) if paired else settings.batch_size
     history: list[tuple[float, float, float]] = []
     stopped = False
-    with local_work(model, flat, seed):
+    with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
         reference = None
         if "forget_reference_log_p" in loss.required + loss.optional:
             reference = log_likelihoods(model, forget, settings.batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 import warnings
@@ -18,6 +19,7 @@ from oblivionis.models.errors import ModelError
 EMBEDDED = "embedded"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES = ("lora", "full")
+QUANTIZATIONS = ("none", "int8", "nf4")
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -68,24 +70,32 @@ def load_base(
     *,
     revision: str | None = None,
     dtype: str = "float32",
+    quantization: str = "none",
+    double_quantization: bool = True,
     attn_implementation: str | None = None,
     device: str = "cpu",
 ) -> tuple[Any, Any]:
     """A causal language model in evaluation mode and its tokenizer, which has a padding token.
 
-    `source` as in `resolve`; `device` is auto (a GPU when there is one), cpu or cuda. No token is ever added, so that
-    embeddings keep their size. Raises ModelError.
+    `source` as in `resolve`; `device` is auto (a GPU when there is one), cpu or cuda. `quantization`: `int8` (LLM.int8,
+    Dettmers et al. 2022) or `nf4` (QLoRA, Dettmers et al. 2023) for all linear layers but the head, computed in
+    `dtype`. No token is ever added, so that embeddings keep their size. Raises ModelError.
     """
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     place = _device(device)
+    options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    if quantization != "none":
+        options |= {
+            "quantization_config": _quantization_config(quantization, double_quantization, dtype),
+            "device_map": {"": place},
+        }
     folder = resolve(source, revision)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    options = {"attn_implementation": attn_implementation} if attn_implementation else {}
     model: Any
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = load_tokenizer(folder)
         with _no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, **options
@@ -96,7 +106,24 @@ def load_base(
     if tokens > rows:
         raise ModelError(f"the tokenizer of {source!r} has {tokens} tokens, the model embeds only {rows}")
     _set_padding(tokenizer)
-    return model.to(place).eval(), tokenizer
+    if quantization == "none":
+        model.to(place)
+    elif quantization == "nf4":
+        _keep_portable(model)
+    return model.eval(), tokenizer
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model folder, as it is there."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def require_bitsandbytes(what: str) -> None:
+    """ModelError naming the install command unless bitsandbytes is there; `what` needs it."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(f"{what} needs the package bitsandbytes: pip install 'oblivionis[quantization]'")
 
 
 def lora_config(*, rank: int, alpha: float, dropout: float, target_modules: Sequence[str]) -> Any:
@@ -161,8 +188,40 @@ def trainable(model: nn.Module, mode: str = "lora") -> Counts:
 
 def count(model: nn.Module) -> Counts:
     """How many parameters the model has and how many of them are trained."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    sizes = [(_numbers(p), p.requires_grad) for p in model.parameters()]
     return Counts(sum(n for n, _ in sizes), sum(n for n, train in sizes if train))
+
+
+def _numbers(parameter: nn.Parameter) -> int:
+    """How many weights a parameter stands for: two share a byte in 4 bits."""
+    state: Any = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
+
+
+def _quantization_config(quantization: str, double_quantization: bool, dtype: str) -> Any:
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"unknown quantization {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
+    require_bitsandbytes(f"model.quantization={quantization}")
+    from transformers import BitsAndBytesConfig
+
+    if quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=double_quantization,
+        bnb_4bit_compute_dtype=DTYPES[dtype],
+    )
+
+
+def _keep_portable(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights for processors with AVX-512 BF16 in evaluation mode.
+
+    Repacked weights compute in bfloat16 whatever the dtype, and have no gradient when training goes on afterwards.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 @contextmanager
