@@ -171,7 +171,8 @@ def _optimiser(flat: FlatParameters, settings: TrainSettings) -> torch.optim.Opt
 def checkpointing(model: nn.Module) -> Iterator[None]:
     """transformers' gradient checkpointing, which torch.utils.checkpoint does without reentering autograd.
 
-    Unlike the older kind it needs no gradient of the embeddings, which a frozen base model does not have.
+    Unlike the older kind it needs no gradient of the embeddings: transformers' hook for that, which would stay for
+    good, is removed.
     """
     base: Any = base_model(model)
     if not getattr(base, "supports_gradient_checkpointing", False):
@@ -179,6 +180,8 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the successor's name is not in every transformers 5
         base.gradient_checkpointing_enable({"use_reentrant": False})
+    if hasattr(base, "_require_grads_hook"):
+        base.disable_input_require_grads()
     try:
         yield
     finally:

@@ -43,16 +43,13 @@ def preflight(config: Config, console: Console) -> None:
 def summary(need: Estimate, machine: Machine) -> str:
     """The estimate in one line."""
     processes = f"{need.clients} client process{'' if need.clients == 1 else 'es'}"
+    each = f"server {bytes_text(need.server.total)}, {processes} with {bytes_text(need.client.total)}"
+    ram = f"{bytes_text(need.ram)} of {bytes_text(machine.free_ram)} free RAM"
     if not need.on_gpu:
-        return (
-            f"at most {bytes_text(need.ram)} of {bytes_text(machine.free_ram)} free RAM "
-            f"(server {bytes_text(need.server.total)}, {processes} with {bytes_text(need.client.total)})"
-        )
-    return (
-        f"at most {bytes_text(need.gpu)} of {bytes_text(machine.free_gpu)} free on a GPU "
-        f"(server {bytes_text(need.server.total)}, {need.gpu_clients} of {processes} with {bytes_text(need.client.total)}) and "
-        f"{bytes_text(need.ram)} of {bytes_text(machine.free_ram)} free RAM"
-    )
+        return f"at most {ram} ({each})"
+    shared = f", {need.gpu_clients} on one GPU" if need.gpu_clients < need.clients else ""
+    gpu = f"{bytes_text(need.gpu)} of {bytes_text(machine.free_gpu)} free on a GPU"
+    return f"at most {gpu} ({each}{shared}) and {ram}"
 
 
 def memory_table(need: Estimate) -> Table:

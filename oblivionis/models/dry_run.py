@@ -29,6 +29,9 @@ from evaluation.packing import PackedBatch
 from evaluation.packing import Sequence as TokenSequence
 from oblivionis.models.errors import ModelError
 
+HEAP_BYTES, HEAP_FACTOR = 1 << 25, 2
+"""Blocks up to this size come from glibc's heap, which grows to about so many times what lives in it (measured)."""
+
 _BLOCK, _NESTED_BLOCK, _FLOAT = 64, 256, 4
 _NF4_TABLE, _NESTED_TABLE = 16 * _FLOAT, 256 * _FLOAT + _FLOAT
 
@@ -78,7 +81,8 @@ def stored_bytes(model: nn.Module) -> int:
 class DryRun:
     """Measures passes of a skeleton whose trainable parameters have `requires_grad`; takes the skeleton over.
 
-    `on_gpu`: as a GPU runs it, that is by the model's own forward pass and, in half precision, under autocast.
+    `on_gpu`: as a GPU runs it, that is by the model's own forward pass and, in half precision, under autocast; else
+    the peaks allow for what the C library's heap wastes.
     """
 
     def __init__(self, model: nn.Module, *, on_gpu: bool, dtype: torch.dtype) -> None:
@@ -136,7 +140,7 @@ class DryRun:
         with self._fake:
             fused = not self._on_gpu and not self._eager and llama.supports(self._model)
         for mode in ("fused",) if fused else ("padded",) if self._eager else ("packed", "padded"):
-            live = _Live(self._model)
+            live = _Live(self._model, heap=not self._on_gpu)
             with self._fake, _without_masks(), live:
                 try:
                     work(mode, live)
@@ -148,13 +152,27 @@ class DryRun:
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make, as long as they live."""
+    """Counts the bytes of all storages that operations make, as long as they live.
 
-    def __init__(self, model: nn.Module) -> None:
+    heap: blocks up to `HEAP_BYTES` lie in the C library's heap, which is never given back and grows to `HEAP_FACTOR`
+    times what lives in it, while larger ones come and go beside it; else (on a GPU) all blocks are alike.
+    """
+
+    def __init__(self, model: nn.Module, heap: bool) -> None:
         super().__init__()
-        self.peak = self.marked = self._now = 0
+        self._limit = HEAP_BYTES if heap else 0
+        self._now, self._most, self.marked = [0, 0], [0, 0], 0
         kept = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
         self._known = weakref.WeakKeyDictionary({tensor.untyped_storage(): True for tensor in kept})
+
+    @property
+    def peak(self) -> int:
+        """The most that was taken so far."""
+        return self._most[0] + HEAP_FACTOR * self._most[1]
+
+    def mark(self) -> None:
+        """Remember what is taken now."""
+        self.marked = self._now[0] + HEAP_FACTOR * self._now[1]
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -164,17 +182,14 @@ class _Live(TorchDispatchMode):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage()) not in self._known:
                 self._known[storage] = True
                 size = storage.nbytes()
-                self._now += size
-                self.peak = max(self.peak, self._now)
-                weakref.finalize(storage, self._freed, size)
+                kind = int(size <= self._limit)
+                self._now[kind] += size
+                self._most[kind] = max(self._most[kind], self._now[kind])
+                weakref.finalize(storage, self._freed, kind, size)
         return result
 
-    def mark(self) -> None:
-        """Remember what lives now."""
-        self.marked = self._now
-
-    def _freed(self, size: int) -> None:
-        self._now -= size
+    def _freed(self, kind: int, size: int) -> None:
+        self._now[kind] -= size
 
 
 class _Quantized(nn.Module):

@@ -86,31 +86,32 @@ def load_base(
     place = _device(device)
     options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     if quantization != "none":
-        options |= {
-            "quantization_config": _quantization_config(quantization, double_quantization, dtype),
-            "device_map": {"": place},
-        }
+        options["quantization_config"] = _quantization_config(quantization, double_quantization, dtype)
     folder = resolve(source, revision)
-    from transformers import AutoModelForCausalLM
-
-    model: Any
     try:
         tokenizer = load_tokenizer(folder)
         with _no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, **options
-            )
+            model = load_weights(folder, place, dtype=DTYPES[dtype], **options)
     except Exception as error:
         raise ModelError(f"cannot load the model {source!r} from {folder}: {error}") from error
     tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise ModelError(f"the tokenizer of {source!r} has {tokens} tokens, the model embeds only {rows}")
     _set_padding(tokenizer)
-    if quantization == "none":
-        model.to(place)
-    elif quantization == "nf4":
+    return model, tokenizer
+
+
+def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
+    """The model of a folder in evaluation mode; `options` are transformers'."""
+    from transformers import AutoModelForCausalLM
+
+    # A quantised model cannot be moved: it is loaded where it stays.
+    quantized = "quantization_config" in options
+    options |= {"device_map": {"": place}} if quantized else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True, **options)
+    if quantized:
         _keep_portable(model)
-    return model.eval(), tokenizer
+    return (model if quantized else model.to(place)).eval()
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -199,6 +200,7 @@ def _numbers(parameter: nn.Parameter) -> int:
 
 
 def _quantization_config(quantization: str, double_quantization: bool, dtype: str) -> Any:
+    """What transformers hands to bitsandbytes. Raises ModelError for an unknown name or without bitsandbytes."""
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"unknown quantization {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
     require_bitsandbytes(f"model.quantization={quantization}")
@@ -217,7 +219,8 @@ def _quantization_config(quantization: str, double_quantization: bool, dtype: st
 def _keep_portable(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking 4-bit weights for processors with AVX-512 BF16 in evaluation mode.
 
-    Repacked weights compute in bfloat16 whatever the dtype, and have no gradient when training goes on afterwards.
+    Repacked weights compute in bfloat16 whatever the dtype, lose the gradient when training goes on afterwards, and
+    cannot be made of layers whose width is no multiple of 64.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
