@@ -125,9 +125,9 @@ class FlatParameters:
 
 
 def _main_dtype(model: nn.Module) -> torch.dtype:
-    """The floating dtype that most weights of the model have."""
+    """The floating dtype that most weights of the model have; of the frozen ones where there are any."""
     counts: dict[torch.dtype, int] = {}
-    for p in model.parameters():
-        if p.is_floating_point():
-            counts[p.dtype] = counts.get(p.dtype, 0) + p.numel()
+    floating = [p for p in model.parameters() if p.is_floating_point()]
+    for p in [p for p in floating if not p.requires_grad] or floating:
+        counts[p.dtype] = counts.get(p.dtype, 0) + p.numel()
     return max(counts, key=lambda dtype: counts[dtype])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from clients.flat import FlatParameters
 from evaluation.fused_lora import fused_lora
-from evaluation.models import keep_freed_memory
+from evaluation.models import base_model, keep_freed_memory
 
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")
@@ -32,7 +33,8 @@ class TrainSettings:
     `gradient_accumulation` records. The learning rate rises over `warmup_epochs` passes (or over the fraction
     `warmup_ratio` of all updates), then follows `schedule`: constant, linear or cosine down to zero. `max_grad_norm`:
     clip the gradient to this norm, None for no clipping. `optimizer`: adamw, or paged_adamw_32bit (bitsandbytes, on
-    CUDA). Weight decay spares biases and norm weights. Raises ValueError for a value out of range.
+    CUDA). `gradient_checkpointing`: keep only what enters each layer and compute the rest again in the backward pass.
+    Weight decay spares biases and norm weights. Raises ValueError for a value out of range.
     """
 
     epochs: int = 5
@@ -47,6 +49,7 @@ class TrainSettings:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     optimizer: str = "adamw"
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "gradient_accumulation"):
@@ -198,17 +201,43 @@ def _optimiser(flat: FlatParameters, settings: TrainSettings) -> torch.optim.Opt
     if flat.device.type != "cuda":
         raise ValueError("paged_adamw_32bit needs CUDA; use optimizer adamw")
     try:
-        from bitsandbytes.optim import PagedAdamW32bit  # pyright: ignore[reportMissingImports]
+        from bitsandbytes.optim import PagedAdamW32bit  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
     except ImportError as error:
         raise ValueError("paged_adamw_32bit needs the package bitsandbytes") from error
     return PagedAdamW32bit(groups, **arguments)
 
 
 @contextmanager
-def local_work(model: nn.Module, flat: FlatParameters, seed: int) -> Iterator[None]:
+def checkpointing(model: nn.Module) -> Iterator[None]:
+    """transformers' gradient checkpointing, which torch.utils.checkpoint does without reentering autograd.
+
+    Unlike the older kind it needs no gradient of the embeddings: transformers' hook for that, which would stay for
+    good, is removed.
+    """
+    base: Any = base_model(model)
+    if not getattr(base, "supports_gradient_checkpointing", False):
+        raise ValueError(f"{type(base).__name__} does not support gradient checkpointing")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the successor's name is not in every transformers 5
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    if hasattr(base, "_require_grads_hook"):
+        base.disable_input_require_grads()
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            base.gradient_checkpointing_disable()
+
+
+@contextmanager
+def local_work(
+    model: nn.Module, flat: FlatParameters, seed: int, *, gradient_checkpointing: bool = False
+) -> Iterator[None]:
     """The surroundings of one exchange: training mode, own random state, autocast for half precision on CUDA.
 
-    The model's mode and the random state of the process are as before afterwards.
+    The model's mode and the random state of the process are as before afterwards, and there is no checkpointing any
+    more. Raises ValueError if the model cannot checkpoint.
     """
     device = flat.device
     half = device.type == "cuda" and flat.compute_dtype in (torch.bfloat16, torch.float16)
@@ -221,5 +250,7 @@ def local_work(model: nn.Module, flat: FlatParameters, seed: int) -> Iterator[No
         stack.callback(model.train, training)
         torch.manual_seed(seed)
         model.train()
+        if gradient_checkpointing:
+            stack.enter_context(checkpointing(model))
         stack.enter_context(fused_lora(model))
         yield

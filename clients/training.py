@@ -63,7 +63,7 @@ def train(
     size = settings.records_per_update
     updater = Updater(flat, settings, settings.epochs * -(-len(sequences) // size), prox)
     losses: list[float] = []
-    with local_work(model, flat, seed):
+    with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
         for _ in range(settings.epochs):
             for chosen in batches(len(sequences), size, generator):
                 records = [sequences[i] for i in chosen]

@@ -133,7 +133,7 @@ def unlearn(
             measured.add(value.item(), step, share)
         return measured
 
-    with local_work(model, flat, seed):
+    with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
         around, moving = _surroundings(model, flat, loss, values, plan, retain_loss)
         reference = None
         if "forget_reference_log_p" in loss.names:

@@ -20,17 +20,39 @@ MAX_ROWS = 1024
 SHARING = 4
 
 
-def default_token_budget(model: nn.Module) -> int:
-    """Cached tokens that take about 1 GiB on a CPU and 8 GiB elsewhere; any number for a model without attention."""
+def cached_token_bytes(model: nn.Module) -> int:
+    """Bytes of a token's keys and values in all layers; 0 for a model without attention."""
     config = text_config(model)
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
     if heads is None:
-        return MAX_ROWS * 4096
+        return 0
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     parameter = next(model.parameters())
     size = 4 if not parameter.is_floating_point() else parameter.element_size()
-    memory = 2**30 if parameter.device.type == "cpu" else 2**33
-    return max(1, memory // (2 * config.num_hidden_layers * heads * head_dim * size))
+    return 2 * config.num_hidden_layers * heads * head_dim * size
+
+
+def default_token_budget(model: nn.Module, *, on_gpu: bool | None = None) -> int:
+    """Cached tokens that take about 1 GiB on a CPU and 8 GiB elsewhere; any number for a model without attention.
+
+    on_gpu: None asks where the model is.
+    """
+    each = cached_token_bytes(model)
+    if on_gpu is None:
+        on_gpu = next(model.parameters()).device.type != "cpu"
+    return max(1, (2**33 if on_gpu else 2**30) // each) if each else MAX_ROWS * 4096
+
+
+def table_size(
+    budget: int, prompt: int, new: int, columns: int, copies: int, count: int, max_batch: int | None = None
+) -> tuple[int, int]:
+    """Rows that run together, and the cached tokens that each costs at most.
+
+    `count` continuations of up to `new` tokens of prompts of up to `prompt` tokens, together at most `columns`; with
+    many `copies` of a prompt its keys and values lie in memory twice, not once per copy.
+    """
+    cost = new + -(-2 * prompt // copies) if copies > 1 else columns
+    return max(1, min(budget // cost, max_batch or MAX_ROWS, count)), cost
 
 
 def decode(
@@ -78,8 +100,7 @@ def decode(
     with evaluation_mode(model), torch.inference_mode():
         way = resolve_mode(model, mode, columns, shared=True)
         sharing = way != "padded" and copies >= SHARING
-        cost = max(limits) + -(-2 * longest // copies) if sharing else columns
-        rows = max(1, min(budget // cost, max_batch or MAX_ROWS, len(produced)))
+        rows, _ = table_size(budget, longest, max(limits), columns, copies if sharing else 1, len(produced), max_batch)
         decoder: Decoder
         if sharing:
             decoder = SharedDecoder(model, prompts, rows, max(limits), way, budget - rows * max(limits))

@@ -121,7 +121,9 @@ def _try_packing(model: nn.Module) -> bool:
     vocabulary = vocabulary_size(model)
     ids = [(7 * i + 3) % vocabulary for i in range(9)]
     probe = [Sequence(tuple(ids[:2]), tuple(ids[2:5])), Sequence(tuple(ids[4:7]), tuple(ids[1:4] + ids[7:]))]
-    tolerance = 1e-3 if base.dtype in (torch.float32, torch.float64) else 0.2
+    # 8-bit layers round activations by the largest of the whole batch, padding included.
+    coarse = base.dtype not in (torch.float32, torch.float64) or any(p.dtype == torch.int8 for p in base.parameters())
+    tolerance = 0.2 if coarse else 1e-3
     try:
         with evaluation_mode(model), torch.no_grad():
             batch = PackedBatch.build(probe, model_device(model))
@@ -143,7 +145,7 @@ def resolve_mode(model: nn.Module, mode: str, max_length: int, *, shared: bool =
     if mode not in MODES:
         raise ValueError(f"unknown packing mode {mode!r}, expected one of {', '.join(MODES)}")
     if mode == "fused" and not llama.supports(model):
-        raise ValueError("mode fused needs a float32 Llama on the CPU without hooks, dropout or checkpointing")
+        raise ValueError("mode fused needs a plain float32 Llama on the CPU without hooks, dropout or checkpointing")
     if mode != "auto":
         return mode
     if llama.supports(model) and not (shared and torch.is_grad_enabled()):
@@ -321,6 +323,11 @@ def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto")
     return logits[batch.rows, batch.labels] - logits.logsumexp(-1)[batch.rows]
 
 
+def fused_workers(model: nn.Module) -> int:
+    """How many batches may be scored at once by the mode "fused"."""
+    return max(1, WORKERS_BYTES // (4 * HEAD_ROWS * vocabulary_size(model)))
+
+
 class Scorer:
     """Likelihoods of answer tokens for many batches; the weights must stay as they are meanwhile. No gradients.
 
@@ -332,8 +339,7 @@ class Scorer:
     def __init__(self, model: nn.Module, mode: str = "auto") -> None:
         self._model, self._mode = model, mode
         self._fused = FusedLlama(model) if resolve_mode(model, mode, 1, shared=True) == "fused" else None
-        logits = 4 * HEAD_ROWS * vocabulary_size(model)
-        self.workers = 1 if self._fused is None else max(1, WORKERS_BYTES // logits)
+        self.workers = 1 if self._fused is None else fused_workers(model)
 
     def __call__(self, batch: PackedBatch, *, states: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
         """log p (M,) float32 of every answer token, whether it is the likeliest, and states (K, d) if asked for."""

@@ -153,6 +153,11 @@ def _future(size: int, dtype: torch.dtype) -> Tensor:
         return torch.full((size, size), float("-inf"), dtype=dtype).triu_(1)
 
 
+def forget_masks() -> None:
+    """Drop the masks that are kept for the next pass: after a pass on tensors that are none, say."""
+    _future.cache_clear()
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Sequences that attend together: `size` of them, padded to `prefix` shared tokens and `queries` own ones.

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from evaluation.fused_lora import active_factors, effective_weight, is_cheaper
 from evaluation.kernels import FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU, rotate_
-from evaluation.models import base_model
+from evaluation.models import base_model, is_quantized
 from evaluation.packing import CausalLayout, Layout, PackedBatch
 
 MERGED_BYTES = 1 << 28
@@ -29,9 +29,9 @@ Product = Tensor | tuple[nn.Module, ...]
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether `FusedLlama` applies: a plain float32 Llama on the CPU without hooks, dropout or checkpointing."""
+    """Whether `FusedLlama` applies: a plain float32 Llama on the CPU without hooks, dropout, checkpointing."""
     base = base_model(model)
-    if type(base) is not LlamaForCausalLM or base.device.type != "cpu":
+    if type(base) is not LlamaForCausalLM or base.device.type != "cpu" or is_quantized(base):
         return False
     if isinstance(model, PeftModel) and model.peft_type != PeftType.LORA:
         return False

@@ -27,6 +27,11 @@ def text_config(model: nn.Module) -> Any:
     return config.gettext_config() if hasattr(config, "gettext_config") else config
 
 
+def is_quantized(model: nn.Module) -> bool:
+    """Whether weights are stored as integers (bitsandbytes' 8-bit and 4-bit layers)."""
+    return any(not parameter.is_floating_point() for parameter in model.parameters())
+
+
 def vocabulary_size(model: nn.Module) -> int:
     """Number of logits per position."""
     return int(text_config(model).vocab_size)

@@ -37,8 +37,8 @@ from oblivionis.corpora import load_corpus
 from oblivionis.data.tokenize import PromptTemplate, encode_prompts, stop_ids
 from oblivionis.errors import OblivionisError
 from oblivionis.files import write_atomic, write_json
-from oblivionis.models import adapters, loading
-from oblivionis.models.assembly import prompt_template
+from oblivionis.models import adapters
+from oblivionis.models.assembly import load_base, prompt_template
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.runs import RunDirectory
 
@@ -131,13 +131,7 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str]) -> Su
     chosen = [f"model={target}"] if target in known else [f"model.source={target}", f"model.name={path.name}"]
     config = configuration.compose("default", [*chosen, *overrides])
     settings = config.model
-    model, tokenizer = loading.load_base(
-        settings.source,
-        revision=settings.revision,
-        dtype=settings.dtype,
-        attn_implementation=settings.attn_implementation,
-        device=settings.device,
-    )
+    model, tokenizer = load_base(settings)
     return Subject(
         name=target,
         identity=_identity(config, fingerprint_source(settings.source, settings.revision), b""),
@@ -155,7 +149,11 @@ def _identity(config: Config, fingerprint: str, adapter: bytes) -> str:
     """Differs wherever base weights, adapter or the arithmetic between them differ."""
     settings = config.model
     scale = settings.lora.alpha if settings.mode == "lora" and adapter else None
-    return f"{fingerprint}/{hashlib.sha256(adapter).hexdigest()}/{settings.dtype}/{scale}"
+    identity = f"{fingerprint}/{hashlib.sha256(adapter).hexdigest()}/{settings.dtype}/{scale}"
+    if settings.quantization == "none":
+        return identity
+    double = settings.double_quantization and settings.quantization == "nf4"
+    return f"{identity}/{settings.quantization}{'-double' if double else ''}"
 
 
 def forget_questions(subject: Subject) -> list[Asked]:

@@ -117,21 +117,24 @@ def simulate(
 
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
+    from oblivionis.preflight import preflight
     from oblivionis.runs import RunDirectory
     from oblivionis.schedule import check_requests
 
+    console = Console()
     if resume is not None:
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
         run = RunDirectory.open(resume)
         config = configuration.from_yaml(run.read_config())
+        preflight(config, console)
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
         check_requests(config)
+        preflight(config, console)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))
-    console = Console()
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
     with run.lock():
         hint = f"continue with: oblivionis simulate --resume {run.path}"
@@ -278,16 +281,25 @@ def data_describe(
 
 @model_cli.command("info")
 def model_info(arguments: Arguments = None) -> None:
-    """Parameters, trainable share, bytes per exchange and fingerprint of the configured model."""
+    """Parameters, trainable share, bytes per exchange, fingerprint and memory of the configured model.
+
+    Nothing is loaded: also a model that does not fit into this machine can be looked at.
+    """
     from oblivionis import report
-    from oblivionis.models.assembly import assemble
+    from oblivionis.models import loading, memory
     from oblivionis.models.fingerprint import fingerprint_source
+    from oblivionis.preflight import memory_table, summary
+    from oblivionis.resources import Machine
 
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
-    assembled = assemble(config.model, config.seed)
+    machine, console = Machine.here(), Console()
+    need = memory.estimate(config, machine)
+    folder = loading.resolve(config.model.source, config.model.revision)
     fingerprint = fingerprint_source(config.model.source, config.model.revision)
-    report.print_model(config, assembled, fingerprint, Console())
+    report.print_model(config, need, len(loading.load_tokenizer(folder)), fingerprint, console)
+    console.print(memory_table(need))
+    console.print(f"a simulation here: {summary(need, machine)}", highlight=False, soft_wrap=True)
 
 
 @model_cli.command("build")

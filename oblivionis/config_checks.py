@@ -135,6 +135,24 @@ def _optimizer(config: Config) -> Iterator[Problem]:
         yield Problem("training.optimizer", "paged_adamw_32bit needs CUDA, but model.device is cpu", "adamw")
 
 
+@_reads("model.mode", "model.quantization")
+def _quantized(config: Config) -> Iterator[Problem]:
+    if config.model.mode == "full" and config.model.quantization != "none":
+        message = f"{config.model.quantization} weights cannot be trained, but model.mode is full"
+        yield Problem("model.quantization", message, "none", "or train adapters with model.mode=lora")
+
+
+@_reads("federation.client_gpus", "model.device")
+def _client_gpus(config: Config) -> Iterator[Problem]:
+    share = config.federation.client_gpus
+    if share > 0 and config.model.device == "cpu":
+        message = f"{share:g} GPUs are reserved for each client, but model.device is cpu"
+        yield Problem("federation.client_gpus", message, "0", "or set model.device=auto")
+    elif share > 1 and share != int(share):
+        message = f"{share:g} GPUs cannot be reserved"
+        yield Problem("federation.client_gpus", message, "a share of one, or a whole number")
+
+
 @_reads("data.name", "data.path")
 def _data_path(config: Config) -> Iterator[Problem]:
     name, path = config.data.name, config.data.path
@@ -236,6 +254,14 @@ def _local_clients(config: Config) -> Iterator[Problem]:
     if federation.local_clients is not None and federation.local_clients > federation.clients:
         message = f"{federation.local_clients} is more than the {federation.clients} clients there are"
         yield Problem("federation.local_clients", message, f"1 <= value <= {federation.clients}")
+
+
+@_reads("training.warmup_epochs", "training.warmup_ratio")
+def _one_warmup(config: Config) -> Iterator[Problem]:
+    training = config.training
+    if training.warmup_ratio and training.warmup_epochs:
+        message = f"{training.warmup_ratio:g} is given besides training.warmup_epochs={training.warmup_epochs:g}"
+        yield Problem("training.warmup_ratio", message, "one of the two", "set training.warmup_epochs=0")
 
 
 @_reads("training.warmup_epochs", "federation.local_epochs")

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Column, Table
@@ -24,6 +24,9 @@ from oblivionis.runs import RunDirectory, list_runs
 from oblivionis.schema import Template
 from oblivionis.subjects import Subjects
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
+
+if TYPE_CHECKING:
+    from oblivionis.models.memory import Estimate
 
 MODELS = {
     "finetune": "finetuned",
@@ -387,32 +390,37 @@ def print_subject(subjects: Subjects, name: str, console: Console) -> None:
     console.print(Text(title, style="bold"), table, sep="\n")
 
 
-def print_model(config: Config, assembled: Any, fingerprint: str, console: Console) -> None:
-    """Sizes, memory and identity of the configured model."""
-    parameters = list(assembled.model.parameters())
-    total, trainable = sum(p.numel() for p in parameters), assembled.flat.size
-    adapters = sum(p.numel() for name, p in assembled.model.named_parameters() if "lora_" in name)
-    weights = sum(p.numel() * p.element_size() for p in parameters)
-    vector = 4 * trainable
+def print_model(config: Config, need: Estimate, tokens: int, fingerprint: str, console: Console) -> None:
+    """Sizes and identity of the configured model, whose tokenizer has so many tokens."""
+    trainable, vector = need.trainable, 4 * need.trainable
+    total = need.parameters + (trainable + need.frozen if config.model.mode == "lora" else 0)
     table = Table(show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_row("source", Text(config.model.source))
-    table.add_row("base parameters", f"{total - adapters:,}")
+    table.add_row("base parameters", f"{need.parameters:,}")
+    table.add_row("base weights", _number_format(config))
     how = f"lora, aggregation {config.model.lora.aggregation}" if config.model.mode == "lora" else config.model.mode
     table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {how})")
-    if frozen := adapters - trainable if adapters else 0:
-        table.add_row("frozen adapter parameters", f"{frozen:,} (A: drawn from the seed on either side, never sent)")
-    table.add_row("sent per client and exchange", f"{_bytes(vector)} there, {_bytes(vector)} back (float32)")
-    # Gradient, AdamW's two moments and the copy of the global model that FedProx compares with.
-    state = 4 * vector
-    table.add_row("memory of a client process", f"{_bytes(weights)} weights + {_bytes(state)} to train + activations")
-    table.add_row("vocabulary", f"{len(assembled.tokenizer):,} tokens")
+    if need.frozen:
+        why = "A: drawn from the seed on either side, never sent"
+        table.add_row("frozen adapter parameters", f"{need.frozen:,} ({why})")
+    table.add_row("sent per client and exchange", f"{bytes_text(vector)} there, {bytes_text(vector)} back (float32)")
+    table.add_row("vocabulary", f"{tokens:,} tokens")
     table.add_row("fingerprint", fingerprint)
     console.print(Text(f"model {config.model.name}", style="bold"), table, sep="\n")
 
 
-def _bytes(number: float) -> str:
+def _number_format(config: Config) -> str:
+    """How the base weights are kept."""
+    model = config.model
+    if model.quantization == "none":
+        return model.dtype
+    double = ", double quantisation" if model.quantization == "nf4" and model.double_quantization else ""
+    return f"{model.quantization}{double}; {model.dtype} where not quantised"
+
+
+def bytes_text(number: float) -> str:
     """`number` bytes in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:

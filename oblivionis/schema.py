@@ -85,6 +85,17 @@ class Model:
         default="float32",
         metadata=about("Number format of the base weights.", choices=("float32", "bfloat16", "float16")),
     )
+    quantization: str = field(
+        default="none",
+        metadata=about(
+            "Keep the base model's linear layers in 8 bits (`int8`) or 4 bits (`nf4`), by bitsandbytes; adapters stay "
+            "float32, and `dtype` is what the rest is stored and computed in.",
+            choices=("none", "int8", "nf4"),
+        ),
+    )
+    double_quantization: bool = field(
+        default=True, metadata=about("Also quantise the scales of `nf4`: about 0.4 bits less per weight.")
+    )
     attn_implementation: str | None = field(
         default=None,
         metadata=about("Attention of Hugging Face transformers; null: padding-free packing over SDPA."),
@@ -503,12 +514,22 @@ class Training:
         default=1.0,
         metadata=about("Epochs over which the learning rate rises from 0.", unit="epochs", at_least=0),
     )
+    warmup_ratio: float = field(
+        default=0.0,
+        metadata=about(
+            "The same as a share of all updates of an exchange; needs `warmup_epochs` 0.", at_least=0, at_most=1
+        ),
+    )
     schedule: str = field(
         default="linear",
         metadata=about("Learning rate after the warm-up.", choices=("constant", "linear", "cosine")),
     )
     max_grad_norm: float | None = field(
         default=1.0, metadata=about("Clip the gradient to this norm; null: no clipping.", above=0)
+    )
+    gradient_checkpointing: bool = field(
+        default=False,
+        metadata=about("Compute each layer's activations again in the backward pass: less memory, more time."),
     )
     optimizer: str = field(
         default="adamw",

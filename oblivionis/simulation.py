@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ import psutil
 from oblivionis.config import Config
 from oblivionis.errors import RunFailed, RunInterrupted
 from oblivionis.progress import Events
+from oblivionis.resources import Machine, client_processes
 from oblivionis.runs import RunDirectory
 
 _ENVIRONMENT = {
@@ -139,17 +139,17 @@ def _end_clients() -> None:
 def _ray(config: Config) -> Iterator[None]:
     """A Ray of our own, which Flower finds running and uses.
 
-    It gets as many client processes as cores allow, and no more than clients take part in a round.
+    It gets as many client processes as cores and GPUs allow, and no more than clients take part in a round.
     """
     import ray
 
-    federation = config.federation
-    participants = max(federation.min_clients, math.ceil(federation.clients * federation.fraction_train), 1)
-    processes = max(1, min((os.cpu_count() or 1) // federation.client_cpus, participants))
+    machine = Machine.here()
+    processes = max(1, client_processes(config, machine))
     try:
         ray.init(
             address="local",
-            num_cpus=processes * federation.client_cpus,
+            num_cpus=processes * config.federation.client_cpus,
+            num_gpus=machine.gpus if config.federation.client_gpus > 0 else None,
             include_dashboard=False,
             logging_level=logging.ERROR,
             log_to_driver=False,

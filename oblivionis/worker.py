@@ -178,10 +178,12 @@ class Worker:
             "weight_decay": training.weight_decay,
             "batch_size": training.batch_size,
             "warmup_epochs": training.warmup_epochs,
+            "warmup_ratio": training.warmup_ratio,
             "schedule": training.schedule,
             "max_grad_norm": training.max_grad_norm,
             "gradient_accumulation": training.gradient_accumulation,
             "optimizer": training.optimizer,
+            "gradient_checkpointing": training.gradient_checkpointing,
         }
         values.update({k: v for k, v in changes.items() if v is not None})
         return TrainSettings(epochs=epochs, **values)

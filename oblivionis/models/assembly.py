@@ -33,13 +33,7 @@ class Assembled:
 
 def assemble(config: Model, seed: int) -> Assembled:
     """Load the base model and attach what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero."""
-    model, tokenizer = loading.load_base(
-        config.source,
-        revision=config.revision,
-        dtype=config.dtype,
-        attn_implementation=config.attn_implementation,
-        device=config.device,
-    )
+    model, tokenizer = load_base(config)
     stops = frozenset(stop_ids(tokenizer, model))
     if config.mode == "lora":
         lora = config.lora
@@ -61,6 +55,19 @@ def assemble(config: Model, seed: int) -> Assembled:
         manifest_hash=manifest_hash(flat.manifest, loading.frozen_lora(model)),
         stop_ids=stops,
         device=next(model.parameters()).device,
+    )
+
+
+def load_base(config: Model) -> tuple[Any, Any]:
+    """The configured base model, quantised where so configured, and its tokenizer. Raises ModelError."""
+    return loading.load_base(
+        config.source,
+        revision=config.revision,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        double_quantization=config.double_quantization,
+        attn_implementation=config.attn_implementation,
+        device=config.device,
     )
 
 

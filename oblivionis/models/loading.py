@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 import warnings
@@ -19,6 +20,7 @@ from oblivionis.models.errors import ModelError
 EMBEDDED = "embedded"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES = ("lora", "full")
+QUANTIZATIONS = ("none", "int8", "nf4")
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -69,35 +71,61 @@ def load_base(
     *,
     revision: str | None = None,
     dtype: str = "float32",
+    quantization: str = "none",
+    double_quantization: bool = True,
     attn_implementation: str | None = None,
     device: str = "cpu",
 ) -> tuple[Any, Any]:
     """A causal language model in evaluation mode and its tokenizer, which has a padding token.
 
-    `source` as in `resolve`; `device` is auto (a GPU when there is one), cpu or cuda. No token is ever added, so that
-    embeddings keep their size. Raises ModelError.
+    `source` as in `resolve`; `device` is auto (a GPU when there is one), cpu or cuda. `quantization`: `int8` (LLM.int8,
+    Dettmers et al. 2022) or `nf4` (QLoRA, Dettmers et al. 2023) for all linear layers but the head, computed in
+    `dtype`. No token is ever added, so that embeddings keep their size. Raises ModelError.
     """
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     place = _device(device)
+    options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
+    if quantization != "none":
+        options["quantization_config"] = _quantization_config(quantization, double_quantization, dtype)
     folder = resolve(source, revision)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    options = {"attn_implementation": attn_implementation} if attn_implementation else {}
-    model: Any
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = load_tokenizer(folder)
         with _no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=DTYPES[dtype], local_files_only=True, use_safetensors=True, **options
-            )
+            model = load_weights(folder, place, dtype=DTYPES[dtype], **options)
     except Exception as error:
         raise ModelError(f"cannot load the model {source!r} from {folder}: {error}") from error
     tokens, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
     if tokens > rows:
         raise ModelError(f"the tokenizer of {source!r} has {tokens} tokens, the model embeds only {rows}")
     _set_padding(tokenizer)
-    return model.to(place).eval(), tokenizer
+    return model, tokenizer
+
+
+def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
+    """The model of a folder in evaluation mode; `options` are transformers'."""
+    from transformers import AutoModelForCausalLM
+
+    # A quantised model cannot be moved: it is loaded where it stays.
+    quantized = "quantization_config" in options
+    options |= {"device_map": {"": place}} if quantized else {}
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True, **options)
+    if quantized:
+        _keep_portable(model)
+    return (model if quantized else model.to(place)).eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model folder, as it is there."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def require_bitsandbytes(what: str) -> None:
+    """ModelError naming the install command unless bitsandbytes is there; `what` needs it."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(f"{what} needs the package bitsandbytes: pip install 'oblivionis[quantization]'")
 
 
 def lora_config(*, rank: int, alpha: float, dropout: float, target_modules: Sequence[str]) -> Any:
@@ -166,7 +194,7 @@ def trainable(model: nn.Module, mode: str = "lora", *, freeze_a: bool = False) -
 
 def count(model: nn.Module) -> Counts:
     """How many parameters the model has and how many of them are trained."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    sizes = [(_numbers(p), p.requires_grad) for p in model.parameters()]
     return Counts(sum(n for n, _ in sizes), sum(n for n, train in sizes if train))
 
 
@@ -177,6 +205,40 @@ def frozen_lora(model: nn.Module) -> dict[str, np.ndarray]:
         for name, parameter in model.named_parameters()
         if "lora_" in name and not parameter.requires_grad
     }
+
+
+def _numbers(parameter: nn.Parameter) -> int:
+    """How many weights a parameter stands for: two share a byte in 4 bits."""
+    state: Any = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
+
+
+def _quantization_config(quantization: str, double_quantization: bool, dtype: str) -> Any:
+    """What transformers hands to bitsandbytes. Raises ModelError for an unknown name or without bitsandbytes."""
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"unknown quantization {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
+    require_bitsandbytes(f"model.quantization={quantization}")
+    from transformers import BitsAndBytesConfig
+
+    if quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=double_quantization,
+        bnb_4bit_compute_dtype=DTYPES[dtype],
+    )
+
+
+def _keep_portable(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights for processors with AVX-512 BF16 in evaluation mode.
+
+    Repacked weights compute in bfloat16 whatever the dtype, lose the gradient when training goes on afterwards, and
+    cannot be made of layers whose width is no multiple of 64.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 @contextmanager

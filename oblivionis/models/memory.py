@@ -1,0 +1,201 @@
+"""How much memory an experiment takes at most, known before any weight is loaded.
+
+Sizes come from the model's configuration file; activations from a pass without numbers (`oblivionis.models.dry_run`)
+over the largest batch that the configuration allows: every record as long as `model.max_length`, answers as long as
+can be. Counted are weights, adapters with gradient and AdamW's moments, activations, the cache of generation, copies of
+what travels, and the libraries. Not counted: Ray's own processes, and what allocators keep between blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clients import losses
+from evaluation import decoding
+from evaluation.decoders import PREFILL_TOKENS
+from evaluation.models import vocabulary_size
+from oblivionis.config import Config
+from oblivionis.data import known
+from oblivionis.models import dry_run, loading
+from oblivionis.resources import Machine, client_processes, participants, uses_gpu
+from oblivionis.schema import Profile
+
+LIBRARIES = 650_000_000
+"""RAM of a process that has imported torch, transformers, peft and Flower (measured on a CPU)."""
+GPU_LIBRARIES = 600_000_000
+"""GPU memory of a process's CUDA context and kernels (a usual value, not measured here)."""
+VECTOR_COPIES = 6
+"""Copies of the travelling vector in a client: as received, unpacked, new, packed, on its way, and the one that some
+unlearning losses compare with."""
+
+_TOFU_SETS = {"retain": 400, "real_authors": 100, "world_facts": 117}
+_TOFU_FORGET = {"forget01": 40, "forget05": 200, "forget10": 400}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that one process takes at most: `parts` where the model lies, by purpose; `host`: RAM beside a GPU."""
+
+    parts: tuple[tuple[str, int], ...]
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The needs of a simulation: the server's process and `clients` client processes at once.
+
+    `parameters`: of the base model; `trainable`: those that travel; `frozen`: of the adapters, those that do not;
+    `gpu_clients`: client processes on the GPU that the
+    server uses too, 0 without a GPU.
+    """
+
+    parameters: int
+    trainable: int
+    frozen: int
+    server: Need
+    client: Need
+    clients: int
+    on_gpu: bool
+    gpu_clients: int
+
+    @property
+    def ram(self) -> int:
+        """RAM of all processes together."""
+        if self.on_gpu:
+            return self.server.host + self.clients * self.client.host
+        return self.server.total + self.clients * self.client.total
+
+    @property
+    def gpu(self) -> int:
+        """Memory of the GPU that holds most."""
+        return self.server.total + self.gpu_clients * self.client.total if self.on_gpu else 0
+
+    def lacks(self, machine: Machine) -> list[tuple[str, int, int]]:
+        """(what, bytes needed, bytes free) of all that the machine has too little of."""
+        needs = [("RAM", self.ram, machine.free_ram), ("GPU memory", self.gpu, machine.free_gpu)]
+        return [(what, needed, free) for what, needed, free in needs if needed > free]
+
+
+def estimate(config: Config, machine: Machine) -> Estimate:
+    """The most that `config` takes on `machine`. Raises ModelError for a model that is not there."""
+    settings, on_gpu = config.model, uses_gpu(config, machine)
+    folder = loading.resolve(settings.source, settings.revision)
+    dtype = loading.DTYPES[settings.dtype]
+    model = dry_run.skeleton(folder, dtype=dtype, eager=settings.attn_implementation == "eager")
+    parameters = sum(p.numel() for p in model.parameters())
+    if settings.mode == "lora":
+        lora = settings.lora
+        model = loading.attach_lora(
+            model,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            dropout=lora.dropout,
+            target_modules=list(lora.target_modules),
+        )
+    trainable = loading.trainable(model, settings.mode, freeze_a=settings.lora.aggregation == "freeze_a").trainable
+    frozen = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and not p.requires_grad)
+    if settings.quantization != "none":
+        dry_run.quantize(model, settings.quantization, settings.double_quantization)
+    weights, vector = dry_run.stored_bytes(model), 4 * trainable
+    run = dry_run.DryRun(model, on_gpu=on_gpu, dtype=dtype)
+    libraries = GPU_LIBRARIES if on_gpu else LIBRARIES
+    training = run.training(
+        _records_at_once(config),
+        settings.max_length,
+        gradient_checkpointing=config.training.gradient_checkpointing,
+        distributions=_reads_distributions(config),
+    )
+    client = [
+        ("libraries", libraries),
+        ("base weights", weights),
+        ("trained weights, gradient, AdamW's moments", 4 * vector),
+        ("activations of an update", training),
+    ]
+    server = [
+        ("libraries", libraries),
+        ("base weights", weights),
+        ("trained weights and gradient", 2 * vector),
+        ("evaluation", _evaluation_bytes(config, model, run, on_gpu, machine)),
+    ]
+    received, states = VECTOR_COPIES * vector, (4 + 2 * participants(config)) * vector
+    clients = client_processes(config, machine)
+    if on_gpu:
+        needs = Need(tuple(server), LIBRARIES + states), Need(tuple(client), LIBRARIES + received)
+    else:
+        needs = (
+            Need((*server, ("global models and replies", states))),
+            Need((*client, ("copies of what travels", received))),
+        )
+    return Estimate(parameters, trainable, frozen, *needs, clients, on_gpu, _clients_of_a_gpu(config, machine, clients))
+
+
+def _reads_distributions(config: Config) -> bool:
+    """Whether the unlearning loss looks at entropies or divergences, for which logits are made."""
+    unlearning = config.unlearning
+    names = losses.get(unlearning.method).names if unlearning.method in losses.names() else ()
+    divergences = any(name.endswith("_kl") for name in names) or unlearning.retain_loss == "kl"
+    return divergences or unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
+
+
+def _records_at_once(config: Config) -> int:
+    """Records in a forward pass; unlearning pairs a record to forget with one to keep even at batch size 1."""
+    sizes = [config.training.batch_size, config.unlearning.batch_size or 0]
+    return max(*sizes, 2) if {"unlearn", "local"} & set(config.stages) else sizes[0]
+
+
+def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:
+    """Processes on the first GPU: all of them unless Ray gives each its share."""
+    if machine.gpus == 0 or not uses_gpu(config, machine):
+        return 0
+    share = config.federation.client_gpus
+    return clients if share == 0 else min(clients, max(1, int(1 / share)))
+
+
+def _evaluation_bytes(config: Config, model: Any, run: dry_run.DryRun, on_gpu: bool, machine: Machine) -> int:
+    """The larger of scoring a full batch and of generating the most answers at once."""
+    length, budget = config.model.max_length, config.evaluation.token_budget
+    threads = config.federation.server_threads or machine.cpus
+    scoring = run.scoring(max(1, budget // length), length, length - 1, threads=threads)
+    prefill = run.scoring(max(1, PREFILL_TOKENS // length), length, 1, threads=1)
+    each, number = decoding.cached_token_bytes(model), next(model.parameters()).element_size()
+    tokens = decoding.default_token_budget(model, on_gpu=on_gpu)
+    generating = 0
+    for new, copies, count in _generations(config):
+        rows, cost = decoding.table_size(tokens, length, new, length + new, copies, count)
+        # The logits of a step, and the same in float32.
+        generating = max(generating, rows * (cost * each + vocabulary_size(model) * (number + 4)))
+    return max(scoring, prefill + generating)
+
+
+def _generations(config: Config) -> list[tuple[int, int, int]]:
+    """Longest answer, answers per question and answers in all of everything that an evaluation generates."""
+    evaluation, leakage = config.evaluation, config.evaluation.leakage
+    found = [(p.max_new_tokens, 1, _questions(config, p)) for p in (evaluation.light, evaluation.full)]
+    forget = _set_size(config, "forget")
+    for samples, questions in ((leakage.samples, leakage.questions), (leakage.full_samples, leakage.full_questions)):
+        if samples:
+            copies = samples if samples >= decoding.SHARING else 1
+            found.append((leakage.max_new_tokens, copies, samples * min(questions or forget, forget)))
+    return found
+
+
+def _questions(config: Config, profile: Profile) -> int:
+    return sum(min(_set_size(config, name), profile.questions_per_set or decoding.MAX_ROWS) for name in profile.sets)
+
+
+def _set_size(config: Config, name: str) -> int:
+    """Questions of a set, or as many as are ever answered at once where only the data tell."""
+    data = config.data
+    if data.name == "tofu":
+        return _TOFU_FORGET[data.forget_split] if name == "forget" else _TOFU_SETS[name]
+    if data.name == "fictitious":
+        authors = {"forget": data.forget_authors, "retain": data.authors - data.forget_authors}
+        if name in authors:
+            return authors[name] * data.questions_per_author
+        return len(known.real_authors() if name == "real_authors" else known.world_facts())
+    return decoding.MAX_ROWS
