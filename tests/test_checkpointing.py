@@ -61,9 +61,7 @@ def test_full_mode_and_the_fused_way_agree_with_it() -> None:
 def test_training_and_unlearning_end_at_the_same_weights() -> None:
     results: list[list[np.ndarray]] = []
     for on in (False, True):
-        settings = TrainSettings(
-            epochs=2, batch_size=4, learning_rate=3e-3, warmup_epochs=0, gradient_checkpointing=on
-        )
+        settings = TrainSettings(epochs=2, batch_size=4, learning_rate=3e-3, warmup_epochs=0, gradient_checkpointing=on)
         model = tiny_llama.lora()
         flat = FlatParameters(model)
         train(model, flat, RECORDS, settings, seed=0)

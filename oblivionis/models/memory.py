@@ -99,11 +99,15 @@ def estimate(config: Config, machine: Machine) -> Estimate:
     weights, vector = dry_run.stored_bytes(model), 4 * trainable
     run = dry_run.DryRun(model, on_gpu=on_gpu, dtype=dtype)
     libraries = GPU_LIBRARIES if on_gpu else LIBRARIES
-    training = run.training(
-        _records_at_once(config),
-        settings.max_length,
-        gradient_checkpointing=config.training.gradient_checkpointing,
-        entropies=config.unlearning.entropy.forget != 0 or config.unlearning.entropy.retain != 0,
+    entropy = config.unlearning.entropy
+    training = max(
+        run.training(
+            _records_at_once(config),
+            settings.max_length,
+            gradient_checkpointing=config.training.gradient_checkpointing,
+            entropies=entropies,
+        )
+        for entropies in {False, entropy.forget != 0 or entropy.retain != 0}
     )
     client = [
         ("libraries", libraries),
