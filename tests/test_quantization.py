@@ -1,4 +1,4 @@
-"""8-bit and 4-bit base weights: against the dequantised weights in a plain model, in training, scoring and whole runs."""
+"""8-bit and 4-bit base weights: against dequantised weights in a plain model, in training, scoring and whole runs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import get_scheduler
 
 from clients.flat import FlatParameters
-from clients.optimisation import learning_rate_factor
+from clients.optimisation import Updater, learning_rate_factor
 from clients.training import NonFiniteError, Prox, TrainSettings, train
 
 RECORDS = tiny_llama.sequences(14)
@@ -186,6 +186,57 @@ def test_learning_rate_factors_by_hand() -> None:
     assert linear == pytest.approx([1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25])
     cosine = [learning_rate_factor(i, 4, 0, "cosine") for i in range(4)]
     assert cosine == pytest.approx([1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_factors_are_those_of_transformers_but_for_the_wasted_first_update(schedule: str, warmup: int) -> None:
+    """Their warm-up begins at 0, ours one step later on a rise to the same peak."""
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    name = "constant_with_warmup" if schedule == "constant" else schedule
+    scheduler: Any = get_scheduler(name, optimiser, num_warmup_steps=warmup, num_training_steps=11)
+    theirs = []
+    for _ in range(11):
+        theirs.append(scheduler.get_last_lr()[0])
+        optimiser.step()
+        scheduler.step()
+    ours = [learning_rate_factor(i, 11, warmup, schedule) for i in range(11)]
+    assert ours[warmup:] == pytest.approx(theirs[warmup:], abs=1e-12) and ours[warmup] == 1
+    assert theirs[:warmup] == pytest.approx([i / warmup for i in range(warmup)])
+    assert ours[:warmup] == pytest.approx([(i + 1) / (warmup + 1) for i in range(warmup)])
+
+
+@pytest.mark.parametrize(
+    ("options", "warmup"),
+    [
+        ({"warmup_epochs": 1.0}, 4),
+        ({"warmup_epochs": 0.4}, 2),
+        ({"warmup_epochs": 0, "warmup_ratio": 0.25}, 2),
+        ({"warmup_epochs": 0, "warmup_ratio": 0.3}, 3),
+        ({"warmup_epochs": 0}, 0),
+    ],
+)
+def test_updates_follow_the_schedule_after_a_warm_up_by_epochs_or_ratio(options: dict, warmup: int) -> None:
+    """Under a constant gradient Adam moves every parameter by the learning rate."""
+    flat = FlatParameters(tiny_llama.lora())
+    chosen = settings(schedule="linear", learning_rate=1e-2, weight_decay=0, **options)
+    updater = Updater(flat, chosen, updates_per_epoch=4, prox=None)
+    moved = []
+    for _ in range(8):
+        before = flat.numpy()
+        flat.grad.fill_(1.0)
+        updater.step()
+        moved.append(float((before - flat.numpy()).mean()))
+    rise = [(i + 1) / (warmup + 1) for i in range(warmup)]
+    fall = [1 - i / (8 - warmup) for i in range(8 - warmup)]
+    assert moved == pytest.approx([1e-2 * factor for factor in rise + fall], rel=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_paged_optimiser_needs_cuda() -> None:
+    model = tiny_llama.lora()
+    with pytest.raises(ValueError, match="paged_adamw_32bit needs CUDA; use optimizer adamw"):
+        train(model, FlatParameters(model), RECORDS, settings(optimizer="paged_adamw_32bit"), seed=0)
 
 
 def test_first_update_of_the_warm_up_moves_the_parameters() -> None:

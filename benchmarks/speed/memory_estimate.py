@@ -1,10 +1,12 @@
 """The memory estimate against what processes take: peak resident memory of a training and of an evaluation.
 
-`python -m benchmarks.speed.memory_estimate [CASE ...]` builds a random Llama (hidden 512, 8 layers, 32,000 tokens; about
-60 million parameters), and for each case starts a process that trains on one full batch (or scores and generates), with
-records as long as the estimate assumes. It prints the peak of the process's resident memory (`ru_maxrss`), the estimate,
-and estimate / measured. The measured process has no Flower and no messages; of the estimate the copies of what travels
-are left out accordingly. Peak resident memory includes the model's file as far as it is mapped while it is read.
+    python -m benchmarks.speed.memory_estimate [CASE ...]
+
+builds a random Llama (hidden 512, 8 layers, 32,000 tokens; about 60 million parameters), and for each case starts a
+process that trains on one full batch (or scores and generates), with records as long as the estimate assumes. It prints
+the peak of the process's resident memory (`ru_maxrss`), the estimate, and estimate / measured. The measured process
+sends and receives nothing; of the estimate the copies of what travels are left out accordingly. Peak resident memory
+includes the model's file as far as it is mapped while it is read.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def _keep_portable(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking 4-bit weights for processors with AVX-512 BF16 in evaluation mode.
 
     Repacked weights compute in bfloat16 whatever the dtype, lose the gradient when training goes on afterwards, and
-    cannot be made of layers whose width is no multiple of 64.
+    cannot be made of layers of some widths.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

@@ -104,11 +104,14 @@ def estimate(config: Config, machine: Machine) -> Estimate:
     weights, vector = dry_run.stored_bytes(model), 4 * trainable
     run = dry_run.DryRun(model, on_gpu=on_gpu, dtype=dtype)
     libraries = GPU_LIBRARIES if on_gpu else LIBRARIES
-    training = run.training(
-        _records_at_once(config),
-        settings.max_length,
-        gradient_checkpointing=config.training.gradient_checkpointing,
-        distributions=_reads_distributions(config),
+    training = max(
+        run.training(
+            _records_at_once(config),
+            settings.max_length,
+            gradient_checkpointing=config.training.gradient_checkpointing,
+            distributions=distributions,
+        )
+        for distributions in {False, _reads_distributions(config)}
     )
     client = [
         ("libraries", libraries),
