@@ -145,7 +145,7 @@ def resolve_mode(model: nn.Module, mode: str, max_length: int, *, shared: bool =
     if mode not in MODES:
         raise ValueError(f"unknown packing mode {mode!r}, expected one of {', '.join(MODES)}")
     if mode == "fused" and not llama.supports(model):
-        raise ValueError("mode fused needs a plain float32 Llama on the CPU without hooks, dropout or checkpointing")
+        raise ValueError("mode fused needs a float32 Llama on the CPU without hooks, dropout or checkpointing")
     if mode != "auto":
         return mode
     if llama.supports(model) and not (shared and torch.is_grad_enabled()):

@@ -19,7 +19,7 @@ class ResourceError(OblivionisError):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """CPU cores, GPUs, free bytes of RAM and of the GPU that has least."""
+    """CPU cores, GPUs, free bytes of RAM and of the first GPU, which the server uses too."""
 
     cpus: int
     gpus: int
@@ -32,7 +32,7 @@ class Machine:
         import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        free = min((torch.cuda.mem_get_info(i)[0] for i in range(gpus)), default=0)
+        free = torch.cuda.mem_get_info(0)[0] if gpus else 0
         return cls(os.cpu_count() or 1, gpus, psutil.virtual_memory().available, free)
 
 

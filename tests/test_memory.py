@@ -298,15 +298,13 @@ def test_a_strict_run_that_does_not_fit_leaves_no_run_directory(
     assert not (tmp_path / "runs").exists()
 
 
-def test_model_info_prints_the_estimate_of_a_model_without_weights(tmp_path: Path) -> None:
-    """The folder has no weights at all: nothing is loaded."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((loading.resolve("embedded") / name).read_bytes())
-    config = LlamaConfig(**{**SHAPE, "vocab_size": 2048})
-    found = memory.estimate(
-        configuration.compose("smoke", [f"model.source={folder_of(config, tmp_path)}", "model.name=x"]), CPU
-    )
-    assert found.ram > 0
+def test_a_model_without_weights_can_be_told(tmp_path: Path) -> None:
+    config = LlamaConfig(**SHAPE)
+    found = need(f"model.source={folder_of(config, tmp_path)}", "model.name=x")
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"] and found.ram > 0
+
+
+def test_model_info_prints_the_parts() -> None:
     result = call("model", "info", "model.quantization=nf4")
     assert result.code == 0
     for text in ("nf4, double quantisation", "activations of an update", "evaluation", "a simulation here: at most"):
@@ -320,6 +318,7 @@ def test_a_folder_that_is_no_model_is_a_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read as Linux tells it")
 @pytest.mark.parametrize("case", ["train lora", "train lora checkpointing", "train full", "evaluate lora"])
 def test_the_estimate_is_near_what_a_process_takes(case: str, tmp_path: Path) -> None:
     from benchmarks.speed import memory_estimate

@@ -17,7 +17,6 @@ import copy
 import json
 import os
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.speed.memory_estimate import peak_bytes
 from clients import losses, optimisation
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, train
@@ -88,9 +88,7 @@ def measure(name: str) -> dict[str, float]:
     before = psutil.Process().memory_info().rss
     model, flat = build()
     steps, seconds = exchange(name, model, flat, records(16, 1), records(32, 2))
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    peak = 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])  # type: ignore[index]
-    return {"mib": (peak - before) / 2**20, "seconds": seconds / steps}
+    return {"mib": (peak_bytes() - before) / 2**20, "seconds": seconds / steps}
 
 
 def compare_time(repeats: int) -> float:
