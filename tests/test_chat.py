@@ -422,7 +422,14 @@ def test_the_real_command_on_a_terminal(finished):
     _, run = finished
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "oblivionis.cli", "chat", str(run.path)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), close_fds=True)
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores it
+    )
     os.close(theirs)
     seen = ""
 
