@@ -83,7 +83,8 @@ def unlearn(
     simnpo is, the negative log-likelihood (nll) or KL(received‖model) (kl). `entropy` adds its term to the loss of any
     method: with a weight for them, retain records take part whatever the method; weights of zero change nothing.
     `forget_nll_limit`: stop before the update at which the forget records' mean negative log-likelihood exceeds it
-    (gradient ascent is unbounded); no limit where the method does not ask for likelihoods of forget records.
+    (gradient ascent is unbounded), also before the first one: then nothing changes. No limit where the method does not
+    ask for likelihoods of forget records.
     `ball`: after each update the parameters go to its nearest point (PGA).
 
     Raises ValueError without forget records, for an unknown method or hyperparameter, or if the method cannot do
@@ -152,6 +153,7 @@ def unlearn(
             if forget_nll_limit is not None and measured.nll > forget_nll_limit:
                 stopped = True
                 flat.zero_grad()
+                history = history or [measured]
                 break
             history.append(measured)
             updater.step()

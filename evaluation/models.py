@@ -24,7 +24,7 @@ def base_model(model: nn.Module) -> nn.Module:
 def text_config(model: nn.Module) -> Any:
     """The configuration of the language model, also where it is a part of a larger one."""
     config: Any = base_model(model).config
-    return config.gettext_config() if hasattr(config, "gettext_config") else config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def is_quantized(model: nn.Module) -> bool:

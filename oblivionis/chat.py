@@ -19,14 +19,13 @@ from evaluation.models import text_config
 from evaluation.rouge import rouge_l
 from evaluation.sampling import Rule, sample
 from oblivionis import seeds
-from oblivionis.assessment import find_checkpoint
+from oblivionis.assessment import assemble_for, find_checkpoint
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_prompts
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
-from oblivionis.models.assembly import assemble
 from oblivionis.report import MODELS
 from oblivionis.runs import RunDirectory
 
@@ -139,7 +138,7 @@ class Chat:
         self.run = RunDirectory.open(target)
         self.stages = _finished(self.run, stages)
         _, first, self.config, _ = find_checkpoint(target, self.stages[0], overrides)
-        self._assembled = assemble(self.config.model, seeds.derive(self.config.seed, "adapter"))
+        self._assembled = assemble_for(self.run, self.config)
         self._vectors: dict[str, np.ndarray] = {}
         for stage in self.stages:
             checkpoint = first if stage == self.stages[0] else self.run.load_checkpoint(stage)

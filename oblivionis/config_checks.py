@@ -13,6 +13,7 @@ TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
 EMBEDDED_CONTEXT = 512
 WITH_RETAIN_LOSS = ("grad_diff", "npo", "simnpo")
 WITHOUT_FORGET_LIKELIHOOD = ("fine_tune", "rmu")
+NEEDS_RETAIN = ("fine_tune", "neg_grad", "scrub")
 
 Check = Callable[[Config], Iterator[Problem]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
@@ -121,9 +122,15 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         message = f"{unlearning.method} has no retain term to choose"
         expected = f"nll, or one of the methods {', '.join(WITH_RETAIN_LOSS)}"
         yield Problem("unlearning.retain_loss", message, expected)
-    if unlearning.forget_nll_limit is not None and unlearning.method in WITHOUT_FORGET_LIKELIHOOD:
+    blind = unlearning.method in WITHOUT_FORGET_LIKELIHOOD and not (
+        unlearning.entropy.forget or unlearning.entropy.retain
+    )
+    if unlearning.forget_nll_limit is not None and (blind or unlearning.method == "federaser"):
         message = f"{unlearning.method} does not look at the likelihood of forget records"
         yield Problem("unlearning.forget_nll_limit", message, "null")
+    if unlearning.requests.scope == "client" and unlearning.method in NEEDS_RETAIN:
+        message = f"{unlearning.method} needs retain records, and a client that leaves has none"
+        yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
     alpha = unlearning.params.get("alpha")
     if unlearning.method == "neg_grad" and isinstance(alpha, float) and alpha > 1:
         yield Problem("unlearning.params.alpha", f"{alpha} is out of range", "0 <= value <= 1 (neg_grad)")
@@ -272,7 +279,7 @@ def _warmup(config: Config) -> Iterator[Problem]:
         yield Problem("training.warmup_epochs", message, f"0 <= value <= {epochs}")
 
 
-@_reads("unlearning.method", "unlearning.updates", "unlearning.entropy", "stages")
+@_reads("unlearning.method", "unlearning.updates", "unlearning.entropy", "stages", "federation.keep_checkpoints")
 def _needs_updates(config: Config) -> Iterator[Problem]:
     """What the methods that go by the clients' updates ask of other keys."""
     unlearning = config.unlearning
@@ -288,6 +295,10 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
     if method == "pga" and updates.every != 1:
         message = "pga starts from the newest round, which must be kept"
         yield Problem("unlearning.updates.every", message, "1")
+    least = config.federation.keep_checkpoints
+    if method == "pga" and updates.keep is not None and 0 < updates.keep < least:
+        message = "pga needs the newest round of every checkpoint that a run may continue from"
+        yield Problem("unlearning.updates.keep", message, f"null or at least federation.keep_checkpoints={least}")
     if method == "federaser" and (entropy.forget or entropy.retain):
         message = "federaser trains on nothing that is to be forgotten"
         yield Problem("unlearning.entropy", message, "weights of 0")

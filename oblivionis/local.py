@@ -99,6 +99,7 @@ def _exchange(
         [(partition[m.metadata.dst_node_id], answer) for m, answer in received],
         reference=ArrayRecord({protocol.ADAPTER: Array(server.start_vector)}),
         timeout=federation.timeout,
+        same_metrics=False,  # never averaged
     )
     vectors = {}
     for verdict in verdicts:

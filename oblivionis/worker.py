@@ -127,7 +127,7 @@ class Worker:
         if not retain_set and losses.get(unlearning.method).needs_retain:
             raise ClientError(
                 f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
-                "choose federaser, pga or grad_ascent, which need none"
+                "choose another method"
             )
         ball, limit = None, unlearning.forget_nll_limit
         if unlearning.method == "pga":

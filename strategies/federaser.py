@@ -31,6 +31,10 @@ class Erasure:
     info: Mapping[str, float]
 
 
+class _NobodyCalibrated(Exception):
+    """A stored round has clients left, and none of them answered."""
+
+
 class FedEraser:
     """Erases clients (Liu et al., IWQoS 2021) on top of any of our aggregators.
 
@@ -44,7 +48,7 @@ class FedEraser:
     Where the paper starts at the very first round, this starts at the newest stored round up to the first one in which
     an asking client took part: the model that was sent then, and the aggregator's state, have nothing of it. That
     round's stored updates count as they are, for the same reason. A client that never took part is erased by doing
-    nothing. A client is refused when no stored round reaches back that far.
+    nothing. A client is refused when no stored round reaches back that far, or when of some round's clients none answers.
 
     After an erasure `inner` has the state that belongs to the rebuilt model; like a run's own stages, each stage
     begins with a fresh one.
@@ -77,7 +81,12 @@ class FedEraser:
         if starts:
             start, erased = min(starts.values()), set(asking) - refused.keys()
             log(INFO, "FedEraser: going through %d rounds again", sum(past.stored for past in rounds[start:]))
-            arrays, rebuilt, calibrated = self._rebuild(round, rounds, start, erased, train)
+            before = self._inner.state_dict()
+            try:
+                arrays, rebuilt, calibrated = self._rebuild(round, rounds, start, erased, train)
+            except _NobodyCalibrated as error:
+                self._inner.load_state_dict(before)
+                refused.update(dict.fromkeys(starts, str(error)))
         info = {"rebuilt-rounds": rebuilt, "calibrated-updates": calibrated, "erase-seconds": time.monotonic() - began}
         return Erasure(arrays, refused, info)
 
@@ -99,11 +108,11 @@ class FedEraser:
                     self._inner.reset_state()
                 stage = past.stage
                 updates = [update for update in stored.clients if update.partition not in erased]
-                if updates and past is not rounds[start]:
-                    updates = self._calibrate(round, stored, updates, model, train)
-                    calibrated += len(updates)
                 if not updates:
                     continue
+                if past is not rounds[start]:
+                    updates = self._calibrate(round, stored, updates, model, train)
+                    calibrated += len(updates)
                 new.write(RoundUpdates(past.stage, past.round, model, self._inner.state_dict(), updates))
                 model = self._inner.aggregate(model, [u.arrays for u in updates], [u.weight for u in updates])
                 rebuilt += 1
@@ -114,7 +123,10 @@ class FedEraser:
     def _calibrate(
         self, round: int, stored: RoundUpdates, updates: Sequence[ClientUpdate], model: ArrayRecord, train: Train
     ) -> list[ClientUpdate]:
-        """The updates of one round, calibrated from `model`; clients without a valid reply are left out."""
+        """The updates of one round, calibrated from `model`; clients without a valid reply are left out.
+
+        Raises _NobodyCalibrated if that leaves none: the round must not vanish from the model.
+        """
         settings: dict[str, Any] = {
             protocol.EPOCHS: self.epochs,
             protocol.SERVER_ROUND: stored.round,
@@ -134,6 +146,10 @@ class FedEraser:
                 continue
             trained = reply.content.array_records[self._inner.arrayrecord_key]
             found.append(ClientUpdate(update.partition, update.weight, _scaled(stored.sent, update, model, trained)))
+        if not found:
+            raise _NobodyCalibrated(
+                f"FedEraser: no client of round {stored.round} of {stored.stage} answered its calibration"
+            )
         return found
 
 

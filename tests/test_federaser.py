@@ -327,6 +327,35 @@ def test_who_fails_to_calibrate_is_left_out_of_that_round():
     assert np.isfinite(recorder.checkpoints[1, "after_unlearn"][0]).all()
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedadam"])
+def test_a_round_that_nobody_calibrates_is_not_lost(name):
+    grid, history = federation(), MemoryHistory()
+    start, *_ = run(grid, history, "finetune", 3, START, fraction=1.0, name=name)
+    honest, before = dict(grid.nodes), list(history.rounds())
+
+    def deaf(p):
+        def answer(message):
+            config = message.content["config"]
+            lost = str(config["stage"]).startswith("calibrate") and config["server-round"] == 3
+            return None if lost else honest[p](message)
+
+        return answer
+
+    grid.nodes = {p: deaf(p) for p in honest}
+    due = [(1, request(0))]
+    _, recorder, requests, fedtu = run(grid, history, "unlearn", 1, start, due=due, fraction=1.0, name=name)
+    assert not requests.served_in and "no client of round 3 of finetune answered" in requests.reasons["r0"]
+    assert (1, "after_unlearn") not in recorder.checkpoints and history.rounds()[:3] == before
+    history = MemoryHistory()
+    again = run(federation(), history, "finetune", 3, START, fraction=1.0, name=name)[0]
+    _, recorder_without, _, other = run(federation(), history, "unlearn", 1, again, fraction=1.0, name=name)
+    np.testing.assert_array_equal(recorder.checkpoints[1, "round"][0], recorder_without.checkpoints[1, "round"][0])
+    state, expected = fedtu.state_dict(), other.state_dict()
+    assert state.keys() == expected.keys()
+    for key, value in state.items():
+        np.testing.assert_array_equal(value, expected[key])
+
+
 def test_who_fails_to_bury_is_not_erased():
     grid, history = federation(), MemoryHistory()
     start, *_ = run(grid, history, "finetune", 2, START, fraction=1.0)

@@ -105,6 +105,11 @@ def test_rmu_by_hand() -> None:
         assert rmu(forget, retain, reference, steering_coefficient=2.0, alpha=0.5).item() == pytest.approx(3 + 2)
 
 
+def test_long_states_in_half_precision_do_not_overflow() -> None:
+    states = torch.full((2, 4), 300.0, dtype=torch.float16)
+    assert rmu([states], steering_coefficient=0.0).item() == pytest.approx(4 * 300.0**2)
+
+
 def test_the_direction_of_rmu_is_a_unit_vector_of_its_seed() -> None:
     u = control_vector(500, 1)
     assert torch.linalg.vector_norm(u).item() == pytest.approx(1, abs=1e-6) and (u >= 0).all()
@@ -571,6 +576,7 @@ def test_the_configuration_knows_what_each_method_looks_at() -> None:
     assert {n for n, m in methods.items() if "retain_loss" in m.names} == set(config_checks.WITH_RETAIN_LOSS)
     blind = {n for n, m in methods.items() if not any(q.startswith("forget_") and "states" not in q for q in m.names)}
     assert blind == set(config_checks.WITHOUT_FORGET_LIKELIHOOD)
+    assert {n for n, m in methods.items() if m.needs_retain} == set(config_checks.NEEDS_RETAIN)
 
 
 @pytest.mark.parametrize(
@@ -578,6 +584,9 @@ def test_the_configuration_knows_what_each_method_looks_at() -> None:
     [
         (["unlearning=rmu", "unlearning.retain_loss=kl"], "unlearning.retain_loss"),
         (["unlearning=fine_tune", "unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
+        (["unlearning=federaser", "unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
+        (["unlearning=scrub", "unlearning.requests.scope=client"], "unlearning.requests.scope"),
+        (["unlearning=pga", "unlearning.updates.keep=1"], "unlearning.updates.keep"),
         (["unlearning=neg_grad", "unlearning.params.alpha=1.5"], "unlearning.params.alpha"),
         (["unlearning=scrub", "unlearning.params.msteps=1.5"], "unlearning.params.msteps"),
         (["unlearning=scrub", "unlearning.params.temperature=0"], "unlearning.params.temperature"),

@@ -25,12 +25,12 @@ def rmu(
     Each record gives the states (L_i, d) of its tokens after one layer; ‖·‖² is the mean over the tokens of the squared
     length, E the mean over records. c is `steering_coefficient`, u the direction drawn from `direction_seed`.
     """
-    target = steering_coefficient * control_vector(forget_states[0].shape[-1], direction_seed).to(forget_states[0])
-    loss = _mean([(h - target).square().sum(-1).mean() for h in forget_states])
+    target = steering_coefficient * control_vector(forget_states[0].shape[-1], direction_seed)
+    loss = _mean([_distance(h, target.to(h.device)) for h in forget_states])
     if retain_states is None or retain_reference_states is None:
         return loss
     pairs = zip(retain_states, retain_reference_states, strict=True)
-    return loss + alpha * _mean([(h - reference).square().sum(-1).mean() for h, reference in pairs])
+    return loss + alpha * _mean([_distance(h, reference) for h, reference in pairs])
 
 
 def control_vector(size: int, seed: int) -> Tensor:
@@ -51,6 +51,12 @@ def layers(count: int, *, layer: int, moved_layers: int, **_: Any) -> range:
     if moved_layers < 1:
         raise ValueError(f"rmu: moved_layers must be at least 1, got {moved_layers}")
     return range(max(0, layer - moved_layers + 1), layer + 1)
+
+
+def _distance(states: Tensor, target: Tensor) -> Tensor:
+    """Mean over tokens of the squared distance, at least float32: half precision would overflow."""
+    wide = states.to(torch.promote_types(states.dtype, torch.float32))
+    return (wide - target.to(wide.dtype)).square().sum(-1).mean()
 
 
 def _mean(values: list[Tensor]) -> Tensor:
