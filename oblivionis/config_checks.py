@@ -122,10 +122,9 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         message = f"{unlearning.method} has no retain term to choose"
         expected = f"nll, or one of the methods {', '.join(WITH_RETAIN_LOSS)}"
         yield Problem("unlearning.retain_loss", message, expected)
-    blind = unlearning.method in WITHOUT_FORGET_LIKELIHOOD and not (
-        unlearning.entropy.forget or unlearning.entropy.retain
-    )
-    if unlearning.forget_nll_limit is not None and (blind or unlearning.method == "federaser"):
+    entropy = unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
+    blind = unlearning.method == "federaser" or (unlearning.method in WITHOUT_FORGET_LIKELIHOOD and not entropy)
+    if unlearning.forget_nll_limit is not None and blind:
         message = f"{unlearning.method} does not look at the likelihood of forget records"
         yield Problem("unlearning.forget_nll_limit", message, "null")
     if unlearning.requests.scope == "client" and unlearning.method in NEEDS_RETAIN:

@@ -48,7 +48,8 @@ class FedEraser:
     Where the paper starts at the very first round, this starts at the newest stored round up to the first one in which
     an asking client took part: the model that was sent then, and the aggregator's state, have nothing of it. That
     round's stored updates count as they are, for the same reason. A client that never took part is erased by doing
-    nothing. A client is refused when no stored round reaches back that far, or when of some round's clients none answers.
+    nothing. A client is refused when no stored round reaches back that far, or when of the clients of some round none
+    answers.
 
     After an erasure `inner` has the state that belongs to the rebuilt model; like a run's own stages, each stage
     begins with a fresh one.
