@@ -35,6 +35,21 @@ def assemble(config: Model, seed: int) -> Assembled:
     """Load the base model and attach what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero."""
     model, tokenizer = load_base(config)
     stops = frozenset(stop_ids(tokenizer, model))
+    model = with_trainable(model, config, seed)
+    flat = FlatParameters(model)
+    return Assembled(
+        model=model,
+        tokenizer=tokenizer,
+        template=prompt_template(config),
+        flat=flat,
+        manifest_hash=manifest_hash(flat.manifest, loading.frozen_lora(model)),
+        stop_ids=stops,
+        device=next(model.parameters()).device,
+    )
+
+
+def with_trainable(model: Any, config: Model, seed: int) -> Any:
+    """`model` with the adapters of `config`, gradients flowing to what is trained only."""
     if config.mode == "lora":
         lora = config.lora
         model = loading.attach_lora(
@@ -46,16 +61,7 @@ def assemble(config: Model, seed: int) -> Assembled:
             seed=seed,
         )
     loading.trainable(model, config.mode, freeze_a=config.lora.aggregation == "freeze_a")
-    flat = FlatParameters(model)
-    return Assembled(
-        model=model,
-        tokenizer=tokenizer,
-        template=prompt_template(config),
-        flat=flat,
-        manifest_hash=manifest_hash(flat.manifest, loading.frozen_lora(model)),
-        stop_ids=stops,
-        device=next(model.parameters()).device,
-    )
+    return model
 
 
 def load_base(config: Model) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from evaluation.models import vocabulary_size
 from oblivionis.config import Config
 from oblivionis.data import known
 from oblivionis.models import dry_run, loading
+from oblivionis.models.assembly import with_trainable
 from oblivionis.resources import Machine, client_processes, participants, uses_gpu
 from oblivionis.schema import Profile
 
@@ -88,16 +89,8 @@ def estimate(config: Config, machine: Machine) -> Estimate:
     dtype = loading.DTYPES[settings.dtype]
     model = dry_run.skeleton(folder, dtype=dtype, eager=settings.attn_implementation == "eager")
     parameters = sum(p.numel() for p in model.parameters())
-    if settings.mode == "lora":
-        lora = settings.lora
-        model = loading.attach_lora(
-            model,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            dropout=lora.dropout,
-            target_modules=list(lora.target_modules),
-        )
-    trainable = loading.trainable(model, settings.mode, freeze_a=settings.lora.aggregation == "freeze_a").trainable
+    model = with_trainable(model, settings, seed=0)
+    trainable = loading.count(model).trainable
     frozen = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and not p.requires_grad)
     if settings.quantization != "none":
         dry_run.quantize(model, settings.quantization, settings.double_quantization)
