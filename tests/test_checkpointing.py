@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,38 +97,28 @@ def test_a_model_that_cannot_says_so() -> None:
     assert not model.training
 
 
-PEAK = """
-import sys, torch
-from benchmarks.speed.memory_estimate import peak_bytes
-from transformers import LlamaConfig, LlamaForCausalLM
-from clients.flat import FlatParameters
-from clients.optimisation import local_work
-from evaluation.forward import token_log_probs
-from evaluation.packing import PackedBatch, Sequence
-import tiny_llama
-from peft import LoraConfig, get_peft_model
-torch.manual_seed(0)
-shape = dict(hidden_size=256, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4)
-model = LlamaForCausalLM(LlamaConfig(**shape, intermediate_size=1024, vocab_size=512))
-model = get_peft_model(model, LoraConfig(r=8, target_modules=tiny_llama.MODULES))
-flat = FlatParameters(model)
-batch = PackedBatch.build([Sequence((1,) * 128, (2,) * 128)] * 16)
-before = peak_bytes()
-with local_work(model, flat, 0, gradient_checkpointing=sys.argv[1] == "on"):
-    token_log_probs(model, batch, mode="packed").sum().backward()
-print(peak_bytes() - before)
-"""
+@pytest.mark.parametrize("mode", ["packed", "padded"])
+def test_what_is_kept_for_the_backward_pass_is_a_fraction(mode: str) -> None:
+    """Bytes of everything that autograd holds after the forward pass, weights aside."""
+    model = tiny_llama.lora(num_hidden_layers=6)
+    flat = FlatParameters(model)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    batch = PackedBatch.build(RECORDS)
 
+    def held(on: bool) -> int:
+        sizes: dict[int, int] = {}
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read as Linux tells it")
-def test_the_peak_of_memory_is_lower() -> None:
-    """Eight layers of 4096 tokens: without it every layer's activations live at once."""
-    tests = str(Path(__file__).parent)
-    path = f"import sys; sys.path.insert(0, {tests!r})\n"
-    peaks = [
-        int(subprocess.run([sys.executable, "-c", path + PEAK, on], check=True, capture_output=True, text=True).stdout)
-        for on in ("off", "on")
-    ]
-    print(f"peak above the loaded model: {peaks[0] / 1e6:.0f} MB without, {peaks[1] / 1e6:.0f} MB with checkpointing")
-    assert peaks[1] < 0.7 * peaks[0]
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with (
+            local_work(model, flat, 0, gradient_checkpointing=on),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            loss = forward.token_log_probs(model, batch, mode=mode).sum()
+        assert loss.requires_grad
+        return sum(size for pointer, size in sizes.items() if pointer not in weights)
+
+    assert 0 < held(True) < 0.3 * held(False)

@@ -220,7 +220,7 @@ def test_updates_follow_the_schedule_after_a_warm_up_by_epochs_or_ratio(options:
     """Under a constant gradient Adam moves every parameter by the learning rate."""
     flat = FlatParameters(tiny_llama.lora())
     chosen = settings(schedule="linear", learning_rate=1e-2, weight_decay=0, **options)
-    updater = Updater(flat, chosen, updates_per_epoch=4, prox=None)
+    updater = Updater(flat, chosen, updates=4 * chosen.epochs, prox=None)
     moved = []
     for _ in range(8):
         before = flat.numpy()
