@@ -32,10 +32,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from oblivionis import __version__
+from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.errors import RunError
 from oblivionis.files import append_lines, read_lines, write_atomic, write_json
 
@@ -163,11 +162,9 @@ class RunDirectory:
         """Write a checkpoint atomically and delete all but the newest `keep` of its stage."""
         folder = self.path / "checkpoints" / checkpoint.stage
         path = folder / f"round-{checkpoint.round:04d}.safetensors"
-        arrays = {"adapter": np.ascontiguousarray(checkpoint.vector)}
-        for name, array in checkpoint.strategy_state.items():
-            arrays[f"strategy/{name}"] = np.ascontiguousarray(array)
-        info = json.dumps({"stage": checkpoint.stage, "round": checkpoint.round, **checkpoint.info})
-        write_atomic(path, save(arrays, metadata={"oblivionis": info}))
+        state = {f"strategy/{name}": array for name, array in checkpoint.strategy_state.items()}
+        info = {"stage": checkpoint.stage, "round": checkpoint.round, **checkpoint.info}
+        write_arrays(path, {"adapter": checkpoint.vector, **state}, info)
         rounds = self.checkpoint_rounds(checkpoint.stage)
         for old in rounds[: max(0, len(rounds) - keep)]:
             (folder / f"round-{old:04d}.safetensors").unlink(missing_ok=True)
@@ -210,12 +207,7 @@ class RunDirectory:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint file; RunError when it is missing, torn or no checkpoint of ours."""
-    try:
-        with safe_open(path, framework="np") as handle:
-            info = json.loads((handle.metadata() or {})["oblivionis"])
-            arrays = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise RunError(f"{path} is no readable checkpoint: {error}") from None
+    arrays, info = read_arrays(path, "checkpoint")
     state = {k.removeprefix("strategy/"): v for k, v in arrays.items() if k.startswith("strategy/")}
     return Checkpoint(info.pop("stage"), info.pop("round"), arrays["adapter"], state, info)
 

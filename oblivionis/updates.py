@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 from flwr.app import Array, ArrayRecord
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
+from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config import Config
 from oblivionis.errors import RunError
 from oblivionis.files import append_lines, link_or_copy, read_lines, sync_folder, write_atomic
@@ -192,19 +190,14 @@ def _rounds(folder: Path) -> list[PastRound]:
 def _write(folder: Path, updates: RoundUpdates) -> None:
     arrays = {"global": updates.sent[protocol.ADAPTER].numpy()}
     arrays |= {f"client/{u.partition}": u.arrays[protocol.ADAPTER].numpy() for u in updates.clients}
-    arrays |= {f"state/{name}": np.ascontiguousarray(array) for name, array in updates.state.items()}
+    arrays |= {f"state/{name}": array for name, array in updates.state.items()}
     weights = {str(u.partition): u.weight for u in updates.clients}
-    info = json.dumps({"stage": updates.stage, "round": updates.round, "weights": weights})
-    write_atomic(_file(folder, updates.stage, updates.round), save(arrays, metadata={"oblivionis": info}))
+    info = {"stage": updates.stage, "round": updates.round, "weights": weights}
+    write_arrays(_file(folder, updates.stage, updates.round), arrays, info)
 
 
 def _read(path: Path) -> RoundUpdates:
-    try:
-        with safe_open(path, framework="np") as handle:
-            info = json.loads((handle.metadata() or {})["oblivionis"])
-            arrays = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise RunError(f"{path} is no readable file of client updates: {error}") from None
+    arrays, info = read_arrays(path, "file of client updates")
 
     def record(key: str) -> ArrayRecord:
         return ArrayRecord({protocol.ADAPTER: Array(arrays.pop(key))})
