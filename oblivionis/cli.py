@@ -117,7 +117,6 @@ def simulate(
 
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
-    from oblivionis.preflight import preflight
     from oblivionis.runs import RunDirectory
     from oblivionis.schedule import check_requests
 
@@ -127,12 +126,12 @@ def simulate(
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
         run = RunDirectory.open(resume)
         config = configuration.from_yaml(run.read_config())
-        preflight(config, console)
+        _preflight(config, console)
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
         check_requests(config)
-        preflight(config, console)
+        _preflight(config, console)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
@@ -147,6 +146,13 @@ def simulate(
                 f"the run failed; see {run.path / 'flower.log'}\n{hint}", highlight=False, soft_wrap=True
             )
             raise
+
+
+def _preflight(config: Config, console: Console) -> None:
+    """Loads torch: mistakes that are known without it are told before."""
+    from oblivionis.preflight import preflight
+
+    preflight(config, console)
 
 
 def _simulate(config: Config, run: RunDirectory, console: Console) -> None:

@@ -59,13 +59,13 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize(("size", "spread"), [(7, 2.0), (300, 0.3), (2000, 0.01)])
+@pytest.mark.parametrize(("size", "spread"), [(7, 2.0), (300, 0.3), (700, 0.01)])
 def test_every_probability_is_that_of_transformers(rule: Rule, size: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(size)
     logits = spread * torch.randn(3, size, generator=generator)
     expected = expected_distribution(logits, rule)
-    # A fine grid of chances measures the probability of every token.
-    count = 40_000
+    # A fine grid of chances measures the probability of every token; 24,000 rows of 700 are drawn in two parts.
+    count = 24_000
     chance = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     for row in range(3):
         tokens = draw(logits[row].expand(count, size), chance, rule)
