@@ -56,9 +56,9 @@ LEGEND = (
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
 )
 RULER_LEGEND = (
-    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual memorisation, "
-    "below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records do, still "
-    "memorised or, with S_shift below 0, pushed elsewhere."
+    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual "
+    "memorisation, below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records "
+    "do, still memorised or, with S_shift below 0, pushed elsewhere."
 )
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
 SHOWN_CLIENTS = 40

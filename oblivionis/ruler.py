@@ -51,7 +51,9 @@ def states_path(run: RunDirectory, stage: str) -> Path:
     return run.path / "evaluations" / f"{stage}.states.safetensors"
 
 
-def write_states(run: RunDirectory, stage: str, embedded: Embedded, config: Config, seed: int, fingerprint: str) -> None:
+def write_states(
+    run: RunDirectory, stage: str, embedded: Embedded, config: Config, seed: int, fingerprint: str
+) -> None:
     """Keep the representations of the final model of `stage`."""
     info = {
         "stage": stage,
@@ -120,8 +122,8 @@ def check_pair(run: RunDirectory, config: Config, fingerprint: str) -> None:
     if len(origins) == len(PAIR) and origins["finetune"] != origins["retrain"]:
         raise RunError(
             f"{run.path}: the finetuned model has {_in_words(origins['finetune'])}, the retrained one "
-            f"{_in_words(origins['retrain'])}. RULER compares the two record by record, which means nothing unless both "
-            "start from the same; retrain with the same seed and base model, or set evaluation.ruler.enabled=false"
+            f"{_in_words(origins['retrain'])}. RULER compares the two record by record, which means nothing unless "
+            "both start from the same; retrain with the same seed and base model, or set evaluation.ruler.enabled=false"
         )
 
 

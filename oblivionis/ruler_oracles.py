@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.ruler.evaluator import Embedded, References, lens_1, lens_2
+from evaluation.ruler.statistics import noise_band
 from oblivionis import config as configuration
 from oblivionis.config import Config
 from oblivionis.errors import RunError
@@ -101,7 +102,5 @@ def noise_bands(
 
 
 def _band(values: list[float]) -> dict[str, Any]:
-    from evaluation.ruler.statistics import noise_band
-
     band = noise_band(values, CONFIDENCE)
     return {"low": band.low, "high": band.high, "mean": band.mean, "n": band.n, "values": values}
