@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,12 +113,6 @@ def verdict_facts(run: RunDirectory) -> dict[str, Any]:
         band = {"verdict": found.verdict, "low": found.low, "high": found.high, "n": found.n}
         facts.setdefault(name, {"value": found.value})["band"] = band
     return facts
-
-
-def lens_1_metrics(run: RunDirectory) -> Mapping[str, Mapping[str, float]]:
-    """Lens 1 of the finetuned and of the retrained model by stage, as the summary of unlearn has it."""
-    known = (run.stage_summary("unlearn") or {}).get("ruler", {}).get("lens_1", {})
-    return {stage: {f"ruler_{name}": value for name, value in found.items()} for stage, found in known.items()}
 
 
 def _with_error(test: RankTest) -> str:
