@@ -15,7 +15,8 @@ from torch import nn
 
 from evaluation.models import layer_index
 from evaluation.ruler.evaluator import Embedded, References, lens_1, lens_2
-from evaluation.ruler.rank_test import RankTest, rank_test, signed_rank_p
+from evaluation.ruler.rank_test import RankTest, rank_test
+from evaluation.ruler.statistics import signed_rank
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config import Config
 from oblivionis.errors import RunError
@@ -209,7 +210,7 @@ def look_before(assessor: Assessor, base: Embedded, finetuned: Embedded) -> Befo
     """The diagnostic before unlearning: are the forget records memorised at all? On what either profile asks."""
     assert assessor.ruler_ids is not None
     first, second = (lens_2(e.take(*assessor.ruler_ids)).ranks for e in (base, finetuned))
-    return Before(rank_test(first), rank_test(second), signed_rank_p(second - first))
+    return Before(rank_test(first), rank_test(second), signed_rank(second, first).p)
 
 
 def rank_facts(test: RankTest) -> dict[str, Any]:

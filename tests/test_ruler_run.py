@@ -268,7 +268,7 @@ def test_states_taken_otherwise_are_computed_anew(finished, tmp_path):
 
 def test_a_light_profile_that_asks_more_than_the_full_one(tmp_path):
     few = "evaluation.full.questions_per_set=2"
-    config, run, events, _ = start(tmp_path, "few", few, "evaluation.light.questions_per_set=3")
+    _, run, events, _ = start(tmp_path, "few", few, "evaluation.light.questions_per_set=3")
     assert sum("kept none of some records" in text for text in events.ruler_notes()) == 2
     assert all(set(r["metrics"]) >= {"gap", "mean_rank"} for r in rows(run, "unlearn"))
     assert {len(ruler.read_states(run, s).embedded.forget_ids) for s in ("finetune", "retrain")} == {3}
@@ -324,12 +324,12 @@ def copied(whole, folder, *gone):
 
 
 def test_an_oracle_of_another_seed_is_refused(finished, tmp_path):
-    config, whole, _, _ = finished
+    _, whole, _, _ = finished
     run = copied(whole, tmp_path, "retrain", "unlearn")
     (run.path / "evaluations/retrain.states.safetensors").unlink()
     run.write_config(run.read_config().replace("\nseed: 0\n", "\nseed: 7\n"))
     edited = configuration.from_yaml(run.read_config())
-    refused(edited, run, r"finetuned model has seed 0 and .*, the retrained one seed 7 .*evaluation.ruler.enabled=false")
+    refused(edited, run, r"finetuned model has seed 0 .*, the retrained one seed 7 .*evaluation.ruler.enabled=false")
 
 
 @pytest.mark.parametrize(("key", "value"), [("seed", 7), ("fingerprint", "f" * 64)])
@@ -402,7 +402,7 @@ def test_the_noise_band_of_other_oracles(finished, others, tmp_path):
         value, band = ruler_metrics(run)[f"ruler_{name}"], facts["bands"][name]
         inside = band["low"] <= value <= band["high"]
         assert verdicts[name]["band"]["verdict"] == ("indistinguishable from retrained" if inside else "outside")
-        (line,) = [x for x in text.splitlines() if x.startswith(f"RULER: {label} {value:.3f}, 95 % band of ")]
+        (line,) = [x for x in text.splitlines() if x.startswith(f"RULER: {label} {value:.3f}, 95% band of ")]
         assert line.endswith("indistinguishable from retrained." if inside else "not like a retrained model.")
     for oracle in others:
         assert not oracle.metrics() or {r["stage"] for r in oracle.metrics()} == {"retrain"}
