@@ -1,0 +1,54 @@
+"""Tables of results, for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Table:
+    """`texts` columns of words, then numbers; in `rows`, None is a line between groups. `note` says what is what."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str] | None] = field(default_factory=list)
+    note: str = ""
+    texts: int = 2
+
+    def rich(self) -> RenderableType:
+        """For a terminal."""
+        table = RichTable(title=Text(self.title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for number, column in enumerate(self.columns):
+            table.add_column(Text(column), justify="left" if number < self.texts else "right", no_wrap=True)
+        for row in self.rows:
+            if row is None:
+                table.add_section()
+            else:
+                table.add_row(*map(Text, row))
+        return Group(table, Padding(Text(self.note, style="dim"), (0, 0, 1, 0))) if self.note else table
+
+    def markdown(self) -> str:
+        """A section of a document."""
+        marks = ["---" if number < self.texts else "---:" for number in range(len(self.columns))]
+        lines = [self.columns, marks, *(row for row in self.rows if row is not None)]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n\n".join(part for part in (f"## {self.title}", table, self.note) if part) + "\n"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for a cell; a dash for NaN."""
+    return "–" if value != value else f"{value:.{digits}f}"
+
+
+def p_value(value: float) -> str:
+    """A p-value for a cell."""
+    if value != value:
+        return "–"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
