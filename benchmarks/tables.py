@@ -14,7 +14,7 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Table:
-    """`texts` columns of words, then numbers; in `rows`, None is a line between groups. `note` says what is what."""
+    """`texts` columns of words, then numbers. A row that is None ends a group of rows; `note` says what is what."""
 
     title: str
     columns: Sequence[str]
@@ -23,15 +23,18 @@ class Table:
     texts: int = 2
 
     def rich(self) -> RenderableType:
-        """For a terminal."""
+        """For a terminal: a first cell that repeats the one above is blank."""
         table = RichTable(title=Text(self.title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for number, column in enumerate(self.columns):
-            table.add_column(Text(column), justify="left" if number < self.texts else "right", no_wrap=True)
+            table.add_column(Text(column), justify="left" if number < self.texts else "right")
+        above = None
         for row in self.rows:
             if row is None:
                 table.add_section()
+                above = None
             else:
-                table.add_row(*map(Text, row))
+                table.add_row(*map(Text, ["" if row[0] == above else row[0], *row[1:]]))
+                above = row[0]
         return Group(table, Padding(Text(self.note, style="dim"), (0, 0, 1, 0))) if self.note else table
 
     def markdown(self) -> str:

@@ -158,7 +158,9 @@ def test_what_cannot_be_fetched_is_said_with_its_reason(monkeypatch, tmp_path):
         raise URLError("no route to host")
 
     monkeypatch.setattr(data.shipped, "fetch_openml", fails)
-    with pytest.raises(data.Unavailable, match="OpenML's 'credit-g', version 1: URLError: <urlopen error no route to host>"):
+    with pytest.raises(
+        data.Unavailable, match="OpenML's 'credit-g', version 1: URLError: <urlopen error no route to host>"
+    ):
         data.load("german_credit", str(tmp_path), 0.2, 999)
 
 

@@ -2,18 +2,15 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from urllib.error import URLError
 
-import numpy as np
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 from test_cli import call
 
 from benchmarks import suites
-from benchmarks.tabular import data, runner
+from benchmarks.tabular import data
 from benchmarks.tabular.experiment import KEYS
 from benchmarks.tabular.results import Results
 from clients import losses
@@ -87,16 +84,46 @@ MISTAKES = {
     "wrong type": (SUITE, ["pretraining.epochs=many"], "pretraining.epochs: 'many' is not a whole number", ""),
     "out of range": (SUITE, ["network.dropout=1"], "network.dropout: 1.0 is out of range", "0 <= value < 1"),
     "fraction out of range": (SUITE, ["forget_fractions=[0.1, 1.5]"], "forget_fractions[1]: 1.5 is out of range", ""),
-    "unknown dataset": (SUITE, ["datasets=[breast_cancr]"], "datasets[0]: unknown choice", "did you mean breast_cancer?"),
+    "unknown dataset": (
+        SUITE,
+        ["datasets=[breast_cancr]"],
+        "datasets[0]: unknown choice",
+        "did you mean breast_cancer?",
+    ),
     "no seeds": (SUITE, ["seeds=[]"], "seeds: the list is empty", ""),
     "negative seed": (SUITE, ["seeds=[3, -1]"], "seeds: -1 is out of range", ""),
     "offset onto a seed": (SUITE, ["seeds=[0, 5]", "pair_seed_offset=5"], "pair_seed_offset: leads from", "another, 5"),
-    "unknown method": (SUITE, ["methods.scrubb.epochs=3"], "methods.scrubb: unknown method", "did you mean methods.scrub?"),
-    "method without hidden states": (SUITE, ["methods.rmu.epochs=3"], "methods.rmu: unknown method", "one of bad_teacher"),
+    "unknown method": (
+        SUITE,
+        ["methods.scrubb.epochs=3"],
+        "methods.scrubb: unknown method",
+        "did you mean methods.scrub?",
+    ),
+    "method without hidden states": (
+        SUITE,
+        ["methods.rmu.epochs=3"],
+        "methods.rmu: unknown method",
+        "one of bad_teacher",
+    ),
     "method that is no mapping": (SUITE, ["methods=[scrub]"], "methods: ['scrub'] is no mapping", ""),
-    "unknown hyperparameter": (SUITE, ["methods.scrub.alhpa=1"], "methods.scrub.alhpa: unknown key", "methods.scrub.alpha"),
-    "hyperparameter out of range": (SUITE, ["methods.neg_grad.alpha=2"], "methods.neg_grad.alpha: 2.0 is out of", "<= 1"),
-    "method without its rate": (SUITE, ["methods.npo={epochs: 3}"], "methods.npo.learning_rate: null is not allowed", ""),
+    "unknown hyperparameter": (
+        SUITE,
+        ["methods.scrub.alhpa=1"],
+        "methods.scrub.alhpa: unknown key",
+        "methods.scrub.alpha",
+    ),
+    "hyperparameter out of range": (
+        SUITE,
+        ["methods.neg_grad.alpha=2"],
+        "methods.neg_grad.alpha: 2.0 is out of",
+        "<= 1",
+    ),
+    "method without its rate": (
+        SUITE,
+        ["methods.npo={epochs: 3}"],
+        "methods.npo.learning_rate: null is not allowed",
+        "",
+    ),
     "malformed override": (SUITE, ["seeds"], "malformed override", "key=value"),
 }
 
@@ -113,7 +140,10 @@ def test_a_mistake_is_one_message(mistake, tmp_path):
 
 FILES = {
     "no kind": ("datasets: [wine]\n", "kind: a value must be given; expected one of ruler_tabular"),
-    "unknown kind": ("kind: ruler_tablar\n", "kind: unknown kind 'ruler_tablar'; expected one of ruler_tabular; did you mean"),
+    "unknown kind": (
+        "kind: ruler_tablar\n",
+        "kind: unknown kind 'ruler_tablar'; expected one of ruler_tabular; did you mean",
+    ),
     "no methods": ("kind: ruler_tabular\n", "methods: no method is given; expected some of bad_teacher"),
     "no YAML": ("kind: [\n", "is not valid YAML"),
     "no mapping": ("- kind\n", "is no mapping"),

@@ -1,1 +1,1 @@
-"""RULER's tabular experiment: small classifiers forget records, and their representations are compared with oracles'."""
+"""RULER's tabular experiment: classifiers forget records, and their representations are compared with oracles'."""

@@ -1,52 +1,64 @@
-"""What a suite's results say: RULER's Tables 1 and 3, what the gap is without unlearning, each dataset alone, post-hoc
-tests of the methods against each other, and the figures."""
+"""What a suite's results say: RULER's Tables 1 and 3, what the gap is without unlearning, each dataset alone, and the
+methods against each other; with the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 
 from benchmarks.tables import Table, number, p_value
-from benchmarks.tabular import analysis, data, plots
-from benchmarks.tabular.analysis import Tested, tested
+from benchmarks.tabular import data, plots
 from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
 from benchmarks.tabular.plots import label
+from benchmarks.tabular.results import Rows
 from benchmarks.tabular.settings import Settings
+from evaluation.ruler import statistics
 from oblivionis.files import write_atomic
 
 TABLES_FILE = "tables.md"
-TOLERANCE = 0.05
-"""An output-level measure passes within this of its target."""
-_PRINTED_DATASETS = 3
-_BASELINES = {
-    ORIGINAL: "original: nothing unlearned",
-    TWIN: "oracle retrained: same start, other dropout",
-    PAIR: "oracle retrained: other seed",
-}
+PRINTED_DATASETS = 3
+"""With more datasets than these the tables of single ones are in the file only."""
+_ACCURACIES = ("forget_accuracy", "retain_accuracy", "test_accuracy")
+_MEASURES = {"s_gap": "S_gap", "mean_rank": "mean R", "mia": "MIA", "retain_accuracy": "retain acc."}
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The planned rows of results, with what a reader is to see of them, in order."""
+class Tested:
+    """A mean against its null, by the mixed model, or by Wilcoxon's test where that is singular or has one dataset.
 
-    frame: pd.DataFrame
-    titles: Mapping[str, str]
-    fractions: Sequence[float]
-    methods: Sequence[str]
+    z, icc: NaN without a mixed model; signed_rank: Wilcoxon's test of the datasets' means, or of one dataset's seeds.
+    """
 
-    def of(self, fraction: float, method: str) -> pd.DataFrame:
-        """The rows of a method at a fraction."""
-        return self.frame[(self.frame["fraction"] == fraction) & (self.frame["method"] == method)]
+    mean: float
+    z: float
+    p: float
+    icc: float
+    note: str
+    signed_rank: statistics.SignedRank
 
-    def test(self, fraction: float, method: str, column: str, null: float) -> Tested:
-        """`tested` of a column, a group per dataset."""
-        rows = self.of(fraction, method)
-        return tested(rows[column].to_numpy(), rows["dataset"].to_numpy(), null)
+    @classmethod
+    def of(cls, values: np.ndarray, groups: Sequence[str], null: float) -> Tested:
+        """values (n,), one per seed and dataset; groups (n,): the datasets."""
+        mean = float(values.mean())
+        if len(set(groups)) == 1:
+            test = statistics.signed_rank(values, null)
+            return cls(mean, np.nan, test.p, np.nan, "", test)
+        fit = statistics.mixed_model(values, groups, null)
+        if fit.z is None or fit.p is None or fit.icc is None:
+            return cls(mean, np.nan, fit.signed_rank.p, np.nan, fit.note, fit.signed_rank)
+        return cls(mean, fit.z, fit.p, fit.icc, "", fit.signed_rank)
+
+    @property
+    def cells(self) -> list[str]:
+        """z, p (with a W if it is Wilcoxon's), and the rank-biserial correlation, positive above the null."""
+        p = p_value(self.p) + (" W" if np.isnan(self.z) else "")
+        return [number(self.z, 2), p, f"{self.signed_rank.signed:+.2f} {self.signed_rank.label}"]
 
 
 def write(
@@ -57,29 +69,24 @@ def write(
     described: what datasets.json says.
     """
     rows = planned(settings, frame)
-    few = len(rows.titles) <= _PRINTED_DATASETS
-    tables = [
-        residuals(rows),
-        output_level(rows),
-        baselines(rows),
-        *(per_dataset(rows, name) for name in rows.titles),
-        post_hoc(rows),
-    ]
-    shown = [table for table in tables if few or not table.title.startswith("Dataset: ")]
-    missing = [describe_missing(name, described) for name in settings.datasets if name not in rows.titles]
-    sections = [heading(settings, rows, missing), *(table.markdown() for table in tables)]
+    common = [gaps(rows), ranks(rows), output_level(rows), baselines(rows)]
+    single = [single_dataset(rows.alone(name)) for name in rows.titles]
+    pairs = [post_hoc(rows)] if len(rows.methods) > 1 else []
+    missing = [_missing(name, described) for name in settings.datasets if name not in rows.titles]
+    sections = [_heading(rows, missing), *(table.markdown() for table in [*common, *single, *pairs])]
     write_atomic(folder / TABLES_FILE, "\n".join(sections))
-    plots.write(rows.frame, rows.titles, rows.methods, folder / "figures")
-    for table in shown:
+    plots.write(rows, folder / "figures")
+    few = len(single) <= PRINTED_DATASETS
+    for table in [*common, *(single if few else []), *map(_significant, pairs)]:
         console.print(table.rich())
     if not few:
-        console.print(f"{len(rows.titles)} tables of single datasets: {folder / TABLES_FILE}", soft_wrap=True)
+        console.print(f"a table for each of the {len(single)} datasets: {folder / TABLES_FILE}", soft_wrap=True)
     for line in missing:
         console.print(f"left out: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def planned(settings: Settings, frame: pd.DataFrame) -> Rows:
-    """The rows that the suite plans, of `frame`."""
+    """The rows of `frame` that the suite plans."""
     kept = frame[
         frame["dataset"].isin(settings.datasets)
         & frame["fraction"].isin(settings.forget_fractions)
@@ -90,141 +97,167 @@ def planned(settings: Settings, frame: pd.DataFrame) -> Rows:
     return Rows(kept, titles, sorted(set(kept["fraction"])), list(settings.methods))
 
 
-def describe_missing(name: str, described: Mapping[str, Mapping[str, Any]]) -> str:
-    """A dataset without results, and why."""
-    return f"{data.SOURCES[name].title} ({described.get(name, {}).get('missing', 'not finished')})"
+def gaps(rows: Rows) -> Table:
+    """The left half of RULER's Table 1: S_gap against 0, per fraction and method."""
+    note = (
+        "S_gap: null 0; negative: residual memorisation, positive: over-correction. z, p: linear mixed model with a random "
+        "intercept per dataset; W: Wilcoxon's test instead. r: rank-biserial correlation of what Wilcoxon's test takes, "
+        "the datasets' means, or the seeds of a single dataset."
+    )
+    return _tested(rows, "Calibration gap (RULER, Table 1)", "s_gap", 0.0, 4, note)
 
 
-def heading(settings: Settings, rows: Rows, missing: Sequence[str]) -> str:
+def ranks(rows: Rows) -> Table:
+    """The right half of RULER's Table 1: the mean rank against 0.5, per fraction and method."""
+    note = "R: null 0.5; above: residual memorisation, below: over-displacement. Otherwise as above."
+    return _tested(rows, "Mean percentile rank (RULER, Table 1)", "mean_rank", 0.5, 3, note)
+
+
+def _tested(rows: Rows, title: str, column: str, null: float, digits: int, note: str) -> Table:
+    cells: list[Sequence[str] | None] = []
+    notes = [note]
+    for fraction in rows.fractions:
+        for method in rows.methods:
+            test = _test(rows, fraction, method, column, null)
+            cells.append(
+                [_percent(fraction), label(method), number(test.mean, digits), *test.cells, number(test.icc, 2)]
+            )
+            if test.note:
+                notes.append(f"{_percent(fraction)}, {label(method)}: {test.note}.")
+        cells.append(None)
+    heads = ["forget", "method", _MEASURES[column], "z", "p", "r", "ICC"]
+    return Table(title, heads, cells[:-1], " ".join(notes))
+
+
+def _test(rows: Rows, fraction: float, method: str, column: str, null: float) -> Tested:
+    groups = rows.values(fraction, method, "dataset").tolist()
+    return Tested.of(rows.values(fraction, method, column), groups, null)
+
+
+def output_level(rows: Rows) -> Table:
+    """RULER's Table 3: membership inference against 0.5 and accuracies against the oracle's, with their verdicts."""
+    cells: list[Sequence[str] | None] = []
+    for fraction in rows.fractions:
+        targets = [0.5, *(rows.mean(fraction, ORACLE, column) for column in _ACCURACIES)]
+        for method in (ORIGINAL, ORACLE, *rows.methods):
+            means = [rows.mean(fraction, method, column) for column in ("mia", *_ACCURACIES)]
+            judged = [_judged(value, target) for value, target in zip(means, targets, strict=True)]
+            if method == ORACLE:
+                judged[1:] = map(number, means[1:])
+            cells.append([_percent(fraction), label(method), *judged])
+        cells.append(None)
+    heads = ["forget", "model", "MIA", "forget acc.", "retain acc.", "test acc."]
+    note = (
+        f"✓: within {statistics.TOLERANCE} of the target, ✗: not. The target of MIA (balanced accuracy of a threshold on "
+        "the loss that tells forget from test records) is 0.5, that of an accuracy is the oracle's."
+    )
+    return Table("Output level (RULER, Table 3)", heads, cells[:-1], note)
+
+
+def _judged(value: float, target: float) -> str:
+    return f"{number(value)} {'✓' if abs(value - target) <= statistics.TOLERANCE + 1e-12 else '✗'}"
+
+
+def baselines(rows: Rows) -> Table:
+    """S_oracle, S_gap and R where nothing was unlearned: of the original, and of oracles retrained (0.A.5)."""
+    cells: list[Sequence[str] | None] = []
+    for fraction in rows.fractions:
+        for model in (ORIGINAL, ORACLE, TWIN, PAIR):
+            rank = number(rows.mean(fraction, model, "mean_rank"))
+            if model == ORACLE:
+                cells.append([_percent(fraction), label(model), "–", "–", "–", "–", rank])
+                continue
+            test = _test(rows, fraction, model, "s_gap", 0.0)
+            similar = number(rows.mean(fraction, model, "s_oracle"), 4)
+            cells.append([_percent(fraction), label(model), similar, number(test.mean, 4), *test.cells[1:], rank])
+        cells.append(None)
+    heads = ["forget", "model", "S_oracle", "S_gap", "p", "r", "mean R"]
+    note = (
+        f"Against the oracle. {label(TWIN)}: retrained from the same initial weights with other dropout masks; "
+        f"{label(PAIR)}: from other weights. What a method's gap says of its unlearning is where it differs from these."
+    )
+    return Table("Nothing unlearned: calibration of the null (RULER, 0.A.5)", heads, cells[:-1], note)
+
+
+def single_dataset(rows: Rows) -> Table:
+    """The one dataset of `rows`: means over its seeds, S_gap with its spread and Wilcoxon's test."""
+    cells: list[Sequence[str] | None] = []
+    bands = []
+    for fraction in rows.fractions:
+        for method in (ORIGINAL, ORACLE, TWIN, PAIR, *rows.methods):
+            means = [rows.mean(fraction, method, column) for column in ("s_shift", "mean_rank", "mia")]
+            cells.append(
+                [_percent(fraction), label(method), *_gap_cells(rows, fraction, method), number(means[0], 4)]
+                + [number(mean) for mean in means[1:]]
+            )
+        cells.append(None)
+        retrained = rows.values(fraction, TWIN, "s_gap")
+        if len(retrained) >= 3:
+            band = statistics.noise_band(retrained)
+            bands.append(f"[{number(band.low, 4)}, {number(band.high, 4)}] ({_percent(fraction)})")
+    heads = ["forget", "model", "S_gap", "p", "r", "S_shift", "mean R", "MIA"]
+    note = "S_gap: mean ± standard deviation of the seeds; p, r: Wilcoxon's signed-rank test of the seeds against 0."
+    if bands:
+        note += (
+            f" With 95 % probability S_gap of one more oracle retrained from the same weights is in {', '.join(bands)}."
+        )
+    return Table(f"{next(iter(rows.titles.values()))} alone", heads, cells[:-1], note)
+
+
+def _gap_cells(rows: Rows, fraction: float, method: str) -> list[str]:
+    if method == ORACLE:
+        return ["–", "–", "–"]
+    values = rows.values(fraction, method, "s_gap")
+    test = statistics.signed_rank(values)
+    spread = f"±{number(float(values.std(ddof=1)), 4)}" if len(values) > 1 else ""
+    return [number(float(values.mean()), 4) + spread, p_value(test.p), f"{test.signed:+.2f}"]
+
+
+def post_hoc(rows: Rows) -> Table:
+    """All pairs of methods × measures of a fraction: Wilcoxon over datasets and seeds, Benjamini–Hochberg over all."""
+    cells: list[Sequence[str] | None] = []
+    for fraction in rows.fractions:
+        values = {m: {column: rows.values(fraction, m, column) for column in _MEASURES} for m in rows.methods}
+        for pair in statistics.post_hoc(values):
+            difference = float((values[pair.first][pair.metric] - values[pair.second][pair.metric]).mean())
+            mark = "*" if pair.p_adjusted < 0.05 else ""
+            cells.append(
+                [_percent(fraction), f"{label(pair.first)} – {label(pair.second)}", _MEASURES[pair.metric]]
+                + [f"{difference:+.4f}", f"{pair.test.signed:+.2f}", p_value(pair.p_adjusted), mark]
+            )
+        cells.append(None)
+    heads = ["forget", "methods", "measure", "difference", "r", "adjusted p", ""]
+    note = (
+        "Difference: first less second. Wilcoxon's test paired over datasets and seeds, p adjusted by Benjamini and "
+        "Hochberg over all pairs and measures of a fraction; *: below 0.05."
+    )
+    return Table("Methods against each other", heads, cells[:-1], note, texts=3)
+
+
+def _significant(table: Table) -> Table:
+    """`post_hoc` without the pairs that cannot be told apart; they are counted in the note."""
+    groups = [row for row in table.rows if row is None or row[-1]]
+    tests, found = (sum(row is not None for row in rows) for rows in (table.rows, groups))
+    return replace(table, rows=groups, note=f"{found} of {tests} tests; all are in {TABLES_FILE}. {table.note}")
+
+
+def _heading(rows: Rows, missing: Sequence[str]) -> str:
     """What the tables are of."""
     own = [title for name, title in rows.titles.items() if not data.in_paper(name)]
+    seeds = len(set(rows.frame["seed"]))
     lines = [
         "# RULER on tabular data",
-        f"Datasets: {', '.join(rows.titles.values())}."
-        + (f" Not among the paper's ten: {', '.join(own)}." if own else ""),
-        f"{len(settings.seeds)} seeds; mean over datasets and seeds where nothing else is said.",
+        f"{', '.join(rows.titles.values())}; {seeds} seed{'' if seeds == 1 else 's'}."
+        + (f" Not among the paper's ten datasets: {', '.join(own)}." if own else ""),
     ]
     if missing:
         lines.append("Left out:\n\n" + "\n".join(f"- {line}" for line in missing))
     return "\n\n".join(lines) + "\n"
 
 
-def residuals(rows: Rows) -> Table:
-    """RULER's Table 1: S_gap against 0 and the mean rank against 0.5, per fraction and method."""
-    cells: list[Sequence[str] | None] = []
-    notes: list[str] = []
-    for fraction in rows.fractions:
-        for method in rows.methods:
-            gap, rank = rows.test(fraction, method, "s_gap", 0.0), rows.test(fraction, method, "mean_rank", 0.5)
-            icc = [number(test.icc, 2) for test in (gap, rank)]
-            cells.append(
-                [_percent(fraction), label(method), number(gap.mean, 4), *_statistics(gap)]
-                + [number(rank.mean), *_statistics(rank), "/".join(icc)]
-            )
-            notes += [note for test in (gap, rank) if (note := test.note) and note not in notes]
-        cells.append(None)
-    columns = ["forgotten", "method", "S_gap", "z", "p", "r", "mean R", "z", "p", "r", "ICC gap/R"]
-    note = " ".join(
-        [
-            "S_gap: null 0, negative: residual memorisation. R: null 0.5, above: residual memorisation. z and p: linear "
-            "mixed model with a random intercept per dataset; a p with W: Wilcoxon. r: rank-biserial correlation of the "
-            "same observations as Wilcoxon's: the datasets' means, or the seeds of a single dataset.",
-            *notes,
-        ]
-    )
-    return Table("Residuals in the representations (RULER, Table 1)", columns, cells[:-1], note)
-
-
-def _statistics(test: Tested) -> list[str]:
-    p = p_value(test.p) + ("" if test.mixed else " W")
-    return [number(test.z, 2), p, f"{number(test.effect, 2)} {test.effect_label}".strip()]
-
-
-def output_level(rows: Rows) -> Table:
-    """RULER's Table 3: membership inference against 0.5 and accuracies against the oracle's, with their verdicts."""
-    columns = ["mia", "forget_accuracy", "retain_accuracy", "test_accuracy"]
-    cells: list[Sequence[str] | None] = []
-    for fraction in rows.fractions:
-        oracle = rows.of(fraction, ORACLE)[columns].mean()
-        for method in (ORIGINAL, ORACLE, *rows.methods):
-            means = rows.of(fraction, method)[columns].mean()
-            judged = [_judged(means["mia"], 0.5)]
-            for column in columns[1:]:
-                judged.append(number(means[column]) if method == ORACLE else _judged(means[column], oracle[column]))
-            cells.append([_percent(fraction), label(method), *judged])
-        cells.append(None)
-    heads = ["forgotten", "model", "MIA", "forget acc.", "retain acc.", "test acc."]
-    note = (
-        f"✓: within {TOLERANCE} of the target, ✗: not. The target of MIA (balanced accuracy of a threshold on the loss, "
-        "forget against test records) is 0.5, that of an accuracy is the oracle's."
-    )
-    return Table("Output level (RULER, Table 3)", heads, cells[:-1], note)
-
-
-def _judged(value: float, target: float) -> str:
-    return f"{number(value)} {'✓' if abs(value - target) <= TOLERANCE else '✗'}"
-
-
-def baselines(rows: Rows) -> Table:
-    """S_gap, S_oracle and R where nothing was unlearned: of the original, and of retrained oracles (0.A.5)."""
-    cells: list[Sequence[str] | None] = []
-    for fraction in rows.fractions:
-        for model, name in _BASELINES.items():
-            gap = rows.test(fraction, model, "s_gap", 0.0)
-            found = rows.of(fraction, model)
-            spread = found.groupby("dataset")["s_gap"].std(ddof=1).mean()
-            low, high = analysis.band(found["s_gap"].to_numpy())
-            cells.append(
-                [_percent(fraction), name, number(found["s_oracle"].mean(), 4), number(gap.mean, 4), number(spread, 4)]
-                + [f"{number(low, 4)} to {number(high, 4)}", p_value(gap.p) + ("" if gap.mixed else " W")]
-                + [number(found["mean_rank"].mean())]
-            )
-        oracle = rows.of(fraction, ORACLE)["mean_rank"].mean()
-        cells.append([_percent(fraction), "oracle", "–", "–", "–", "–", "–", number(oracle)])
-        cells.append(None)
-    columns = ["forgotten", "model", "S_oracle", "S_gap", "SD of seeds", "band", "p", "mean R"]
-    note = "All measured against the oracle. The gap of a method says something of unlearning as far as it leaves these."
-    return Table("Without unlearning: calibration of the null (RULER, 0.A.5)", columns, cells[:-1], note)
-
-
-def per_dataset(rows: Rows, name: str) -> Table:
-    """A dataset alone: means over its seeds, S_gap with its spread and Wilcoxon's test."""
-    own = Rows(rows.frame[rows.frame["dataset"] == name], {name: rows.titles[name]}, rows.fractions, rows.methods)
-    cells: list[Sequence[str] | None] = []
-    for fraction in own.fractions:
-        for method in (ORIGINAL, ORACLE, TWIN, PAIR, *own.methods):
-            found = own.of(fraction, method)
-            gap = own.test(fraction, method, "s_gap", 0.0)
-            means = found[["s_oracle", "s_shift", "mean_rank", "mia", "forget_accuracy", "test_accuracy"]].mean()
-            cells.append(
-                [_percent(fraction), "oracle, other seed" if method == PAIR else label(method)]
-                + [number(means["s_oracle"], 4), f"{number(gap.mean, 4)} ± {number(found['s_gap'].std(ddof=1), 4)}"]
-                + [p_value(gap.p), f"{number(gap.effect, 2)} {gap.effect_label}".strip(), number(means["s_shift"], 4)]
-                + [number(means[column]) for column in ("mean_rank", "mia", "forget_accuracy", "test_accuracy")]
-            )
-        cells.append(None)
-    columns = ["forgotten", "model", "S_oracle", "S_gap", "p", "r", "S_shift", "mean R", "MIA", "forget acc.", "test acc."]
-    note = "S_gap: mean ± standard deviation over the seeds; p and r: Wilcoxon's signed-rank test of the seeds against 0."
-    return Table(f"Dataset: {rows.titles[name]}", columns, cells[:-1], note)
-
-
-def post_hoc(rows: Rows) -> Table:
-    """All pairs of methods × measures of a fraction, Wilcoxon over datasets and seeds, Benjamini–Hochberg over all."""
-    cells: list[Sequence[str] | None] = []
-    for fraction in rows.fractions:
-        pairs = analysis.pairs(rows.frame[rows.frame["fraction"] == fraction], rows.methods)
-        for pair in pairs:
-            cells.append(
-                [_percent(fraction), f"{label(pair.first)} – {label(pair.second)}", analysis.MEASURES[pair.measure]]
-                + [number(pair.difference, 4), p_value(pair.p), p_value(pair.adjusted), "*" if pair.adjusted < 0.05 else ""]
-            )
-        cells.append(None)
-    columns = ["forgotten", "methods", "measure", "difference", "p", "adjusted p", ""]
-    note = (
-        "Paired over datasets and seeds; p adjusted by Benjamini and Hochberg over all pairs and measures of a fraction; "
-        "*: adjusted p below 0.05."
-    )
-    return Table("Methods against each other", columns, cells[:-1], note, texts=3)
+def _missing(name: str, described: Mapping[str, Mapping[str, Any]]) -> str:
+    """A dataset without results, and why."""
+    return f"{data.SOURCES[name].title} ({described.get(name, {}).get('missing', 'not finished')})"
 
 
 def _percent(fraction: float) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.tabular.experiment import COLUMNS, KEYS
@@ -18,25 +20,50 @@ Cell = tuple[str, float, int]
 """Dataset, forget fraction, seed."""
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Results with what a reader is to see of them, in order. titles: of the datasets; methods: those that unlearn."""
+
+    frame: pd.DataFrame
+    titles: Mapping[str, str]
+    fractions: Sequence[float]
+    methods: Sequence[str]
+
+    def values(self, fraction: float, method: str, column: str, dataset: str | None = None) -> np.ndarray:
+        """A column of a method at a fraction, of all datasets or one, in the order of dataset and seed."""
+        chosen = (self.frame["fraction"] == fraction) & (self.frame["method"] == method)
+        if dataset is not None:
+            chosen &= self.frame["dataset"] == dataset
+        return self.frame[chosen].sort_values(by=["dataset", "seed"])[column].to_numpy()
+
+    def mean(self, fraction: float, method: str, column: str) -> float:
+        """The mean of `values`, NaN where these are."""
+        return float(self.values(fraction, method, column).mean())
+
+    def alone(self, dataset: str) -> Rows:
+        """The rows of one dataset."""
+        return replace(self, frame=self.frame[self.frame["dataset"] == dataset], titles={dataset: self.titles[dataset]})
+
+
 class Results:
     """`COLUMNS` of every finished cell, on disk after each."""
 
     def __init__(self, folder: Path) -> None:
         """Goes on with the file in `folder` if there is one. Raises RunError for one that is no such file."""
         self._path = folder / FILE
-        self.frame = pd.DataFrame(columns=list(COLUMNS))
+        self.frame: pd.DataFrame = pd.DataFrame(columns=list(COLUMNS))
         if self._path.exists():
             try:
                 self.frame = pd.read_parquet(self._path)[list(COLUMNS)]
             except (OSError, ValueError, KeyError) as error:
                 raise RunError(f"{self._path} is no file of results: {error}") from error
-        self.finished: set[Cell] = set(self.frame[list(KEYS[:3])].itertuples(index=False, name=None))
+        self.finished: set[Cell] = set(zip(*(self.frame[key] for key in KEYS[:3]), strict=True))
 
     def add(self, cell: Cell, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append the rows of a cell and write the file, whole or not at all; rows are sorted by cell."""
         new = pd.DataFrame(list(rows), columns=list(COLUMNS))
         joined = new if self.frame.empty else pd.concat([self.frame, new])
-        self.frame = joined.sort_values(list(KEYS[:3]), kind="stable", ignore_index=True)
+        self.frame = joined.sort_values(by=list(KEYS[:3]), kind="stable", ignore_index=True)
         buffer = io.BytesIO()
         self.frame.to_parquet(buffer, index=False)
         write_atomic(self._path, buffer.getvalue())

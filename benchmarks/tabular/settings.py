@@ -99,9 +99,9 @@ _FRACTION = About("", above=0, below=1)
 
 
 def problems(settings: Settings, places: Mapping[str, str]) -> list[Problem]:
-    """What is wrong beyond types and ranges. `settings.methods` has its values in their types afterwards, and none that is null.
+    """What is wrong beyond types and ranges. `places` says for a dotted path where its value stands.
 
-    `places` says for a dotted path where its value stands.
+    Afterwards `settings.methods` has its values in their types, and no method that is null.
     """
     found = []
     for number, fraction in enumerate(settings.forget_fractions):
