@@ -10,19 +10,18 @@ infinity or a zero vector (which has no direction), and for arrays whose shapes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from evaluation.ruler.nearest import nearest_similarities, scaled
+
 Array: TypeAlias = np.ndarray | torch.Tensor
 
-BLOCK_SIZE = 2048
+BLOCK_SIZE = 1024
 ROWS = 4096
-GRID = 2.0**26
-"""Unit vectors are rounded to multiples of 1/GRID: products of two of them and their sums are exact in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,7 @@ class PercentileRank:
 
 def cosine(a: Array, b: Array) -> np.ndarray:
     """Cosine of each row of `a` with the same row of `b`, both (n, dim): (n,) float64 in [-1, 1], 1 for equal rows."""
-    return _row_cosines(_records("a", a), _records("b", b), "a", "b")
+    return _paired("a", a, "b", b)
 
 
 def oracle_similarity(unlearned: Array, oracle: Array) -> float:
@@ -103,49 +102,24 @@ def percentile_rank(forget: Array, retain: Array, block_size: int = BLOCK_SIZE) 
     """R: rank of each forget record's nearest-retain similarity among the retain records' own (eqs. 5 to 7).
 
     forget (n, dim), retain (m, dim), m >= 2: representations of one model. block_size: records on each side of a
-    block of similarities; it bounds the memory and never changes the result.
-
-    Unit vectors are rounded to multiples of 2^-26, after which every product is exact: records that are equal tie
-    exactly, wherever they stand, and cosines are true to about 1e-8.
+    block of similarities, rounded up to a multiple of 64; it bounds the memory and never changes the result.
+    Similarities are rounded to eleven decimals, beyond their precision: equal ones tie, and so do equal records
+    wherever they stand.
     """
     _positive("block_size", block_size)
     queries, keys = _records("forget", forget), _records("retain", retain)
     if queries.shape[1] != keys.shape[1]:
-        raise ValueError(f"forget has dimension {queries.shape[1]}, retain {keys.shape[1]}")
+        raise ValueError(f"forget records have dimension {queries.shape[1]}, retain records {keys.shape[1]}")
     if len(keys) < 2:
-        raise ValueError("retain holds one record, but the nearest other retain record needs at least two")
-    keys = keys.to(queries.device)
-    similar = _nearest(queries, keys, block_size, "forget", leave_one_out=False)
-    own = _nearest(keys, keys, block_size, "retain", leave_one_out=True)
+        raise ValueError("retain holds one record, but the nearest other retain record takes at least two")
+    similar, own = nearest_similarities(queries, keys.to(queries.device), block_size)
     ordered = np.sort(own)
     below, up_to = np.searchsorted(ordered, similar, "left"), np.searchsorted(ordered, similar, "right")
     return PercentileRank((below + up_to) / 2 / len(own), similar, own)
 
 
-def _nearest(queries: torch.Tensor, keys: torch.Tensor, block_size: int, name: str, leave_one_out: bool) -> np.ndarray:
-    """Largest cosine of each query with a key, (n,) float64; with leave_one_out query i is key i and left out."""
-    best = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=queries.device)
-    for start in range(0, len(queries), block_size):
-        block, norms = _grid(queries[start : start + block_size], name, start)
-        for other in range(0, len(keys), block_size):
-            against, lengths = _grid(keys[other : other + block_size], "retain", other)
-            cosines = (block @ against.T) / (norms[:, None] * lengths)
-            if leave_one_out and other == start:
-                cosines.fill_diagonal_(-torch.inf)
-            part = best[start : start + block_size]
-            torch.maximum(part, cosines.amax(1), out=part)
-    return best.clamp_(-1, 1).cpu().numpy().round(12)
-
-
-def _grid(rows: torch.Tensor, name: str, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unit vectors of the rows in steps of the grid, float64, and their lengths in the same steps."""
-    whole = _scaled(rows, name, start)
-    whole = (whole * (GRID / torch.linalg.vector_norm(whole, dim=1, keepdim=True))).round_()
-    return whole, whole.square().sum(1).sqrt()
-
-
 def _records(name: str, array: Any) -> torch.Tensor:
-    """The array as a floating-point tensor of records; NaN, infinities and zero vectors are found where it is read."""
+    """The array as a floating-point tensor of records, checked."""
     if isinstance(array, torch.Tensor):
         tensor = array.detach()
     else:
@@ -163,35 +137,29 @@ def _records(name: str, array: Any) -> torch.Tensor:
         if tensor.is_complex():
             raise ValueError(f"{name} holds {tensor.dtype}, expected floating-point numbers")
         tensor = tensor.double()
+    _check(name, tensor)
     return tensor
 
 
-def _scaled(rows: torch.Tensor, name: str, start: int) -> torch.Tensor:
-    """The rows in float64, each divided by a power of two so that its largest value is in [0.5, 1).
-
-    `start` is the first row's number, for messages.
-    """
-    largest = rows.abs().amax(1).double()
-    _refuse(~largest.isfinite(), name, start, "holds NaN or an infinity")
-    _refuse(largest == 0, name, start, "is a zero vector, which has no direction")
-    exponent = torch.frexp(largest).exponent[:, None]
-    # Two steps: 2^1074, which the smallest number needs, is no float64.
-    return rows.double().ldexp(-(exponent // 2)).ldexp(exponent // 2 - exponent)
-
-
-def _refuse(bad: torch.Tensor, name: str, start: int, what: str) -> None:
-    if bad.any():
-        raise ValueError(f"{name}: record {start + int(bad.nonzero()[0, 0])} {what}")
+def _check(name: str, rows: torch.Tensor) -> None:
+    for start in range(0, len(rows), ROWS):
+        largest = rows[start : start + ROWS].abs().amax(1)
+        for bad, what in (
+            (~largest.isfinite(), "holds NaN or an infinity"),
+            (largest == 0, "is a zero vector, which has no direction"),
+        ):
+            if bad.any():
+                raise ValueError(f"{name}: record {start + int(bad.nonzero()[0, 0])} {what}")
 
 
 def _row_cosines(a: torch.Tensor, b: torch.Tensor, name_a: str, name_b: str) -> np.ndarray:
     _same_shape(name_a, a, name_b, b)
     result = np.empty(len(a))
     for start in range(0, len(a), ROWS):
-        first = _scaled(a[start : start + ROWS], name_a, start).cpu().numpy()
-        second = _scaled(b[start : start + ROWS], name_b, start).cpu().numpy()
-        dot: Callable[..., np.ndarray] = lambda x, y: (x * y).sum(1)  # noqa: E731
-        result[start : start + ROWS] = dot(first, second) / np.sqrt(dot(first, first) * dot(second, second))
+        first, second = (scaled(rows[start : start + ROWS]).cpu().numpy() for rows in (a, b))
+        dot, squares, others = ((x * y).sum(1) for x, y in ((first, second), (first, first), (second, second)))
+        # The root of the product, not the product of roots: equal rows then have the cosine 1 exactly.
+        result[start : start + ROWS] = dot / np.sqrt(squares * others)
     return result.clip(-1, 1)
 
 
