@@ -102,7 +102,7 @@ def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
         message = "a value must be given" if name is None else f"unknown kind {name!r}"
         hint = did_you_mean(str(name), KINDS)
         raise ConfigError([Problem("kind", message, f"one of {', '.join(KINDS)}", hint, where)])
-    return name, _settings(KINDS[name], values, places)
+    return name, _settings(KINDS[name], values, places | {"": display(file)})
 
 
 def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str]) -> Any:

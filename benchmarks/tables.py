@@ -24,18 +24,21 @@ class Table:
 
     def rich(self) -> RenderableType:
         """For a terminal: a first cell that repeats the one above is blank."""
-        table = RichTable(title=Text(self.title, style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        title, note = Text(self.title, style="bold"), Padding(Text(self.note, style="dim"), (1, 0))
+        if not self.rows:
+            return Group(title, note)
+        table = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
         for number, column in enumerate(self.columns):
             table.add_column(Text(column), justify="left" if number < self.texts else "right")
         above = None
         for row in self.rows:
             if row is None:
-                table.add_section()
+                table.add_row()
                 above = None
             else:
                 table.add_row(*map(Text, ["" if row[0] == above else row[0], *row[1:]]))
                 above = row[0]
-        return Group(table, Padding(Text(self.note, style="dim"), (0, 0, 1, 0))) if self.note else table
+        return Group(title, table, note)
 
     def markdown(self) -> str:
         """A section of a document."""

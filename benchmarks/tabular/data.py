@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,7 @@ class Shipped:
     """A dataset inside scikit-learn; `in_paper`: RULER uses it."""
 
     title: str
-    load: Callable[..., tuple[pd.DataFrame, pd.Series]]
+    load: Callable[..., Any]
     in_paper: bool = False
 
 
@@ -125,12 +126,13 @@ def load(name: str, data_home: str | None, test_fraction: float, split_seed: int
         raise Unavailable(f"{source.title} has labels of one class only: {classes[0]}")
     train, test = train_test_split(np.arange(len(y)), test_size=test_fraction, stratify=y, random_state=split_seed)
     encode = _encoder(features)
-    x = (encode.fit_transform(features.iloc[train]), encode.transform(features.iloc[test]))
-    parts = [
-        Records(torch.tensor(values, dtype=torch.float32), torch.tensor(y[rows], dtype=torch.int64))
-        for values, rows in zip(x, (train, test), strict=True)
-    ]
-    return Dataset(name, source.title, *parts, len(classes))
+    return Dataset(
+        name,
+        source.title,
+        train=_records(encode.fit_transform(features.iloc[train]), y[train]),
+        test=_records(encode.transform(features.iloc[test]), y[test]),
+        classes=len(classes),
+    )
 
 
 def forget_rows(records: int, fraction: float, fewest: int, seed: int) -> np.ndarray:
@@ -145,15 +147,20 @@ def forget_rows(records: int, fraction: float, fewest: int, seed: int) -> np.nda
     return np.sort(np.random.RandomState(seed).permutation(records)[:count])
 
 
+def _records(x: Any, y: np.ndarray) -> Records:
+    return Records(torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.int64))
+
+
 def _fetched(source: OpenML, data_home: str | None) -> tuple[pd.DataFrame, pd.Series]:
     """Features, and labels as clean texts or True and False, of a dataset on OpenML or in the cache."""
     try:
         with _impatient():
-            table = shipped.fetch_openml(
+            features, labels = shipped.fetch_openml(
                 name=source.name,
                 version=source.version,
                 target_column=source.target,
                 data_home=data_home,
+                return_X_y=True,
                 as_frame=True,
                 n_retries=1,
                 delay=0.5,
@@ -161,8 +168,8 @@ def _fetched(source: OpenML, data_home: str | None) -> tuple[pd.DataFrame, pd.Se
     except Exception as error:  # the network, OpenML's answer, or what the cache holds
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise Unavailable(f"OpenML's {source.name!r}, version {source.version}: {reason}") from error
-    features = table.data.drop(columns=[name for name in source.dropped if name in table.data])
-    labels = table.target.astype(str).str.strip().str.strip("'\"")
+    features = features.drop(columns=[name for name in source.dropped if name in features])
+    labels = labels.astype(str).str.strip().str.strip("'\"")
     return features, labels if source.positive is None else source.positive(labels)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -28,7 +29,7 @@ LABELS = {
     "bad_teacher": "bad teacher",
 }
 _GREYS = {ORIGINAL: "0.25", ORACLE: "0.6", TWIN: "0.6"}
-_RC = {
+_RC: Any = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.titlesize": 9,

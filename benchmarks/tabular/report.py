@@ -87,7 +87,7 @@ def write(
 
 def planned(settings: Settings, frame: pd.DataFrame) -> Rows:
     """The rows of `frame` that the suite plans."""
-    kept = frame[
+    kept = frame.loc[
         frame["dataset"].isin(settings.datasets)
         & frame["fraction"].isin(settings.forget_fractions)
         & frame["seed"].isin(settings.seeds)
@@ -100,9 +100,9 @@ def planned(settings: Settings, frame: pd.DataFrame) -> Rows:
 def gaps(rows: Rows) -> Table:
     """The left half of RULER's Table 1: S_gap against 0, per fraction and method."""
     note = (
-        "S_gap: null 0; negative: residual memorisation, positive: over-correction. z, p: linear mixed model with a random "
-        "intercept per dataset; W: Wilcoxon's test instead. r: rank-biserial correlation of what Wilcoxon's test takes, "
-        "the datasets' means, or the seeds of a single dataset."
+        "S_gap: null 0; negative: residual memorisation, positive: over-correction. z, p: linear mixed model with a "
+        "random intercept per dataset; W: Wilcoxon's test instead. r: rank-biserial correlation of what that "
+        "test takes, the datasets' means, or the seeds of a single dataset."
     )
     return _tested(rows, "Calibration gap (RULER, Table 1)", "s_gap", 0.0, 4, note)
 
@@ -148,8 +148,8 @@ def output_level(rows: Rows) -> Table:
         cells.append(None)
     heads = ["forget", "model", "MIA", "forget acc.", "retain acc.", "test acc."]
     note = (
-        f"✓: within {statistics.TOLERANCE} of the target, ✗: not. The target of MIA (balanced accuracy of a threshold on "
-        "the loss that tells forget from test records) is 0.5, that of an accuracy is the oracle's."
+        f"✓: within {statistics.TOLERANCE} of the target, ✗: not. The target of MIA (balanced accuracy of a threshold "
+        "on the loss that tells forget from test records) is 0.5, that of an accuracy is the oracle's."
     )
     return Table("Output level (RULER, Table 3)", heads, cells[:-1], note)
 
@@ -185,18 +185,16 @@ def single_dataset(rows: Rows) -> Table:
     bands = []
     for fraction in rows.fractions:
         for method in (ORIGINAL, ORACLE, TWIN, PAIR, *rows.methods):
-            means = [rows.mean(fraction, method, column) for column in ("s_shift", "mean_rank", "mia")]
-            cells.append(
-                [_percent(fraction), label(method), *_gap_cells(rows, fraction, method), number(means[0], 4)]
-                + [number(mean) for mean in means[1:]]
-            )
+            shift, *others = (rows.mean(fraction, method, column) for column in ("s_shift", "mean_rank", "mia"))
+            gap = _gap_cells(rows, fraction, method)
+            cells.append([_percent(fraction), label(method), *gap, number(shift, 4), *map(number, others)])
         cells.append(None)
         retrained = rows.values(fraction, TWIN, "s_gap")
         if len(retrained) >= 3:
             band = statistics.noise_band(retrained)
             bands.append(f"[{number(band.low, 4)}, {number(band.high, 4)}] ({_percent(fraction)})")
-    heads = ["forget", "model", "S_gap", "p", "r", "S_shift", "mean R", "MIA"]
-    note = "S_gap: mean ± standard deviation of the seeds; p, r: Wilcoxon's signed-rank test of the seeds against 0."
+    heads = ["forget", "model", "S_gap", "SD", "p", "r", "S_shift", "mean R", "MIA"]
+    note = "S_gap: mean and standard deviation of the seeds; p, r: Wilcoxon's signed-rank test of the seeds against 0."
     if bands:
         note += (
             f" With 95 % probability S_gap of one more oracle retrained from the same weights is in {', '.join(bands)}."
@@ -206,11 +204,11 @@ def single_dataset(rows: Rows) -> Table:
 
 def _gap_cells(rows: Rows, fraction: float, method: str) -> list[str]:
     if method == ORACLE:
-        return ["–", "–", "–"]
+        return ["–", "–", "–", "–"]
     values = rows.values(fraction, method, "s_gap")
     test = statistics.signed_rank(values)
-    spread = f"±{number(float(values.std(ddof=1)), 4)}" if len(values) > 1 else ""
-    return [number(float(values.mean()), 4) + spread, p_value(test.p), f"{test.signed:+.2f}"]
+    spread = float(values.std(ddof=1)) if len(values) > 1 else np.nan
+    return [number(float(values.mean()), 4), number(spread, 4), p_value(test.p), f"{test.signed:+.2f}"]
 
 
 def post_hoc(rows: Rows) -> Table:
@@ -220,11 +218,10 @@ def post_hoc(rows: Rows) -> Table:
         values = {m: {column: rows.values(fraction, m, column) for column in _MEASURES} for m in rows.methods}
         for pair in statistics.post_hoc(values):
             difference = float((values[pair.first][pair.metric] - values[pair.second][pair.metric]).mean())
+            found = [f"{difference:+.4f}", f"{pair.test.signed:+.2f}", p_value(pair.p_adjusted)]
+            names = f"{label(pair.first)} – {label(pair.second)}"
             mark = "*" if pair.p_adjusted < 0.05 else ""
-            cells.append(
-                [_percent(fraction), f"{label(pair.first)} – {label(pair.second)}", _MEASURES[pair.metric]]
-                + [f"{difference:+.4f}", f"{pair.test.signed:+.2f}", p_value(pair.p_adjusted), mark]
-            )
+            cells.append([_percent(fraction), names, _MEASURES[pair.metric], *found, mark])
         cells.append(None)
     heads = ["forget", "methods", "measure", "difference", "r", "adjusted p", ""]
     note = (
@@ -238,7 +235,10 @@ def _significant(table: Table) -> Table:
     """`post_hoc` without the pairs that cannot be told apart; they are counted in the note."""
     groups = [row for row in table.rows if row is None or row[-1]]
     tests, found = (sum(row is not None for row in rows) for rows in (table.rows, groups))
-    return replace(table, rows=groups, note=f"{found} of {tests} tests; all are in {TABLES_FILE}. {table.note}")
+    if not found:
+        return replace(table, rows=[], note=f"None of {tests} tests tells two methods apart; all are in {TABLES_FILE}.")
+    note = f"{found} of {tests} tests tell two methods apart; all are in {TABLES_FILE}. {table.note}"
+    return replace(table, rows=groups, note=note)
 
 
 def _heading(rows: Rows, missing: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -30,11 +30,11 @@ class Rows:
     methods: Sequence[str]
 
     def values(self, fraction: float, method: str, column: str, dataset: str | None = None) -> np.ndarray:
-        """A column of a method at a fraction, of all datasets or one, in the order of dataset and seed."""
+        """A column of a method at a fraction, of all datasets or one, in the order of the frame: dataset, then seed."""
         chosen = (self.frame["fraction"] == fraction) & (self.frame["method"] == method)
         if dataset is not None:
             chosen &= self.frame["dataset"] == dataset
-        return self.frame[chosen].sort_values(by=["dataset", "seed"])[column].to_numpy()
+        return np.asarray(self.frame[column])[np.asarray(chosen)]
 
     def mean(self, fraction: float, method: str, column: str) -> float:
         """The mean of `values`, NaN where these are."""
@@ -51,10 +51,10 @@ class Results:
     def __init__(self, folder: Path) -> None:
         """Goes on with the file in `folder` if there is one. Raises RunError for one that is no such file."""
         self._path = folder / FILE
-        self.frame: pd.DataFrame = pd.DataFrame(columns=list(COLUMNS))
+        self.frame = pd.DataFrame(columns=list(COLUMNS))
         if self._path.exists():
             try:
-                self.frame = pd.read_parquet(self._path)[list(COLUMNS)]
+                self.frame = pd.read_parquet(self._path, columns=list(COLUMNS))
             except (OSError, ValueError, KeyError) as error:
                 raise RunError(f"{self._path} is no file of results: {error}") from error
         self.finished: set[Cell] = set(zip(*(self.frame[key] for key in KEYS[:3]), strict=True))
@@ -63,7 +63,7 @@ class Results:
         """Append the rows of a cell and write the file, whole or not at all; rows are sorted by cell."""
         new = pd.DataFrame(list(rows), columns=list(COLUMNS))
         joined = new if self.frame.empty else pd.concat([self.frame, new])
-        self.frame = joined.sort_values(by=list(KEYS[:3]), kind="stable", ignore_index=True)
+        self.frame = cast(pd.DataFrame, joined.sort_values(by=list(KEYS[:3]), kind="stable", ignore_index=True))
         buffer = io.BytesIO()
         self.frame.to_parquet(buffer, index=False)
         write_atomic(self._path, buffer.getvalue())

@@ -43,7 +43,8 @@ def run(settings: Settings, folder: Path, console: Console) -> None:
     """Compute the cells that `folder` lacks, then write and print the report of all of them.
 
     A dataset that cannot be had is named in the output, in datasets.json and in the report, and left out. Raises
-    RunError for a dataset too small for what is to be forgotten, RunFailed if a training diverges or no dataset can be had.
+    RunError for a dataset too small for what is to be forgotten, RunFailed if a training diverges or there is no
+    dataset at all.
     """
     results = Results(folder)
     pending = {name: _pending(settings, name, results) for name in settings.datasets}

@@ -99,7 +99,7 @@ _FRACTION = About("", above=0, below=1)
 
 
 def problems(settings: Settings, places: Mapping[str, str]) -> list[Problem]:
-    """What is wrong beyond types and ranges. `places` says for a dotted path where its value stands.
+    """What is wrong beyond types and ranges. `places` says for a dotted path where its value stands ("": the file).
 
     Afterwards `settings.methods` has its values in their types, and no method that is null.
     """
@@ -113,11 +113,13 @@ def problems(settings: Settings, places: Mapping[str, str]) -> list[Problem]:
         )
     reached = {seed + settings.pair_seed_offset for seed in settings.seeds} & set(settings.seeds)
     if reached:
+        where = places.get("pair_seed_offset", places.get("seeds", ""))
         message = f"leads from one of the seeds to another, {min(reached)}"
-        found.append(Problem("pair_seed_offset", message, "seeds + offset outside seeds", "", places.get("seeds", "")))
+        found.append(Problem("pair_seed_offset", message, "seeds + offset outside seeds", "", where))
     settings.methods = {name: given for name, given in settings.methods.items() if given is not None}
     if not settings.methods:
-        found.append(Problem("methods", "no method is given", f"some of {', '.join(unlearning.names())}"))
+        expected, where = f"some of {', '.join(unlearning.names())}", places.get("methods", places.get("", ""))
+        found.append(Problem("methods", "no method is given", expected, "", where))
     for name, given in settings.methods.items():
         found += _method_problems(name, given, settings.methods, places)
     return [problem for problem in found if problem is not None]
