@@ -81,8 +81,9 @@ def write(
         console.print(table.rich())
     if not few:
         console.print(f"a table for each of the {len(single)} datasets: {folder / TABLES_FILE}", soft_wrap=True)
-    for line in missing:
-        console.print(f"left out: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if missing:
+        names = ", ".join(data.SOURCES[name].title for name in settings.datasets if name not in rows.titles)
+        console.print(f"left out, reasons in {TABLES_FILE}: {names}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def planned(settings: Settings, frame: pd.DataFrame) -> Rows:
