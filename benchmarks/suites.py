@@ -143,8 +143,9 @@ def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
     elif not file.exists():
         raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
     else:
-        before = OmegaConf.to_container(OmegaConf.load(file))
-        assert isinstance(before, dict)
+        before, _, problems = read_yaml(file)
+        if problems:
+            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
         differs = _differences(before, wanted, KINDS[kind].extendable)
         if differs:
             raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")

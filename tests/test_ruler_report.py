@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
-from scipy.stats import wilcoxon
+from scipy.stats import false_discovery_control, wilcoxon
 
 from benchmarks.tables import Table, number, p_value
 from benchmarks.tabular import report
@@ -94,13 +94,23 @@ def test_accuracies_pass_near_the_oracles():
 
 
 def test_methods_are_compared_on_the_same_runs():
-    frame = results()
+    frame = results(["wine"])
     frame.loc[frame["method"] == "scrub", "mia"] = column(frame, "neg_grad", "mia") + 0.01
-    table = report.post_hoc(report.planned(settings(), frame))
+    table = report.post_hoc(report.planned(settings(["wine"]), frame))
     cells = {line[2]: line for line in table.rows}
     assert list(cells) == ["S_gap", "mean R", "MIA", "retain acc."]
     assert cells["MIA"][1] == "NegGrad – SCRUB" and cells["MIA"][3:5] == ["-0.0100", "-1.00"]
-    assert cells["MIA"][-1] == "*" and cells["S_gap"][-1] == ""
+    assert cells["MIA"][-1] == "" and cells["MIA"][-2] == p_value(4 * 2**-5), "the smallest of four p of six seeds"
+
+
+def test_methods_are_compared_by_the_means_of_several_datasets():
+    frame = results()
+    frame.loc[frame["method"] == "scrub", "mia"] = column(frame, "neg_grad", "mia") + 0.01
+    table = report.post_hoc(report.planned(settings(), frame))
+    means = frame.groupby(["method", "dataset"])[["s_gap", "mean_rank", "mia", "retain_accuracy"]].mean()
+    p = wilcoxon(means.loc["neg_grad"], means.loc["scrub"]).pvalue
+    assert [line[5] for line in table.rows] == [p_value(value) for value in false_discovery_control(p)]
+    assert "3 datasets' means (too few: p is at least 0.25)" in table.note
 
 
 def test_the_report_names_what_is_left_out_and_what_is_not_the_papers(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,6 +257,15 @@ def test_resuming_with_more_seeds_adds_them_and_with_other_settings_is_refused(f
 def test_resuming_what_was_never_started_is_a_mistake(tmp_path):
     result = call("bench", SUITE, *SMALL, "--output", tmp_path / "out", "--resume")
     assert result.code == 2 and "nothing to resume" in result.err
+
+
+@pytest.mark.parametrize("name", ["results.parquet", "suite.yaml"])
+def test_a_spoilt_file_of_an_earlier_run_is_named(name, finished, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(finished[0], folder)
+    (folder / name).write_text("[spoilt", encoding="utf-8")
+    result = call("bench", SUITE, *SMALL, "--output", folder, "--resume")
+    assert result.code == 2 and name in result.err and "Traceback" not in result.err
 
 
 def test_a_dataset_that_cannot_be_fetched_is_named_everywhere_and_left_out(tmp_path):

@@ -146,4 +146,5 @@ def _draw_boxes(panel: Axes, values: list[np.ndarray], places: list[float], widt
 
 def _legend(figure: Figure, models: Sequence[str], colours: Mapping[str, str]) -> None:
     handles = [Patch(color=colours[model], alpha=0.7, label=label(model)) for model in models]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(models), 7), frameon=False)
+    columns = min(len(models), int(figure.get_figwidth() / 1.5))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)

@@ -213,10 +213,13 @@ def _gap_cells(rows: Rows, fraction: float, method: str) -> list[str]:
 
 
 def post_hoc(rows: Rows) -> Table:
-    """All pairs of methods × measures of a fraction: Wilcoxon over datasets and seeds, Benjamini–Hochberg over all."""
+    """All pairs of methods × measures of a fraction: Wilcoxon, adjusted by Benjamini and Hochberg over all of them.
+
+    As in the other tables the test takes the datasets' means, or the seeds of a single dataset.
+    """
     cells: list[Sequence[str] | None] = []
     for fraction in rows.fractions:
-        values = {m: {column: rows.values(fraction, m, column) for column in _MEASURES} for m in rows.methods}
+        values = {m: {column: _paired(rows, fraction, m, column) for column in _MEASURES} for m in rows.methods}
         for pair in statistics.post_hoc(values):
             difference = float((values[pair.first][pair.metric] - values[pair.second][pair.metric]).mean())
             found = [f"{difference:+.4f}", f"{pair.test.signed:+.2f}", p_value(pair.p_adjusted)]
@@ -226,10 +229,24 @@ def post_hoc(rows: Rows) -> Table:
         cells.append(None)
     heads = ["forget", "methods", "measure", "difference", "r", "adjusted p", ""]
     note = (
-        "Difference: first less second. Wilcoxon's test paired over datasets and seeds, p adjusted by Benjamini and "
+        f"Difference: first less second. Wilcoxon's test of {_observations(rows)}, p adjusted by Benjamini and "
         "Hochberg over all pairs and measures of a fraction; *: below 0.05."
     )
     return Table("Methods against each other", heads, cells[:-1], note, texts=3)
+
+
+def _paired(rows: Rows, fraction: float, method: str, column: str) -> np.ndarray:
+    if len(rows.titles) == 1:
+        return rows.values(fraction, method, column)
+    return np.array([rows.values(fraction, method, column, name).mean() for name in rows.titles])
+
+
+def _observations(rows: Rows) -> str:
+    """What a Wilcoxon test takes, and whether that can be enough: the least p of m pairs is 2^(1 − m)."""
+    single = len(rows.titles) == 1
+    count = len(set(rows.frame["seed"])) if single else len(rows.titles)
+    name = "seeds" if single else "datasets' means"
+    return f"{count} {name}" + (f" (too few: p is at least {2.0 ** (1 - count):.2g})" if count < 6 else "")
 
 
 def _significant(table: Table) -> Table:
@@ -237,7 +254,7 @@ def _significant(table: Table) -> Table:
     groups = [row for row in table.rows if row is None or row[-1]]
     tests, found = (sum(row is not None for row in rows) for rows in (table.rows, groups))
     if not found:
-        return replace(table, rows=[], note=f"None of {tests} tests tells two methods apart; all are in {TABLES_FILE}.")
+        return replace(table, rows=[], note=f"None of {tests} tests tells two methods apart. {table.note}")
     note = f"{found} of {tests} tests tell two methods apart; all are in {TABLES_FILE}. {table.note}"
     return replace(table, rows=groups, note=note)
 
