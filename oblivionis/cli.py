@@ -236,6 +236,33 @@ def chat(
         converse(talk, console, stdin_is_terminal=sys.stdin.isatty())
 
 
+@cli.command()
+def bench(
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="A suite's YAML file, or a name in `benchmarks/`: ruler_tabular.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Any key of the suite, e.g. `datasets=[breast_cancer]` `methods.scrub.epochs=5`; a method that is "
+            "null is left out.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the results (default: runs/bench/SUITE).", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted in that folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+) -> None:
+    """Run a benchmark suite and print its tables; results, tables and figures are written into a folder."""
+    from benchmarks import suites
+
+    suites.bench(suite, overrides or [], output, resume=resume, dry_run=dry_run, console=Console())
+
+
 @config_cli.command("show")
 def config_show(arguments: Arguments = None) -> None:
     """Print the complete, resolved configuration as YAML."""

@@ -278,7 +278,7 @@ def _checked(
 ) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
     """Resolve interpolations and check the values; `params` None leaves a method's hyperparameters unchecked."""
     origins = {path: where for path, (_, where) in values.items() if where}
-    tree, problems = _resolved(_nested({path: value for path, (value, _) in values.items()}), origins)
+    tree, problems = _resolved(tree_of({path: value for path, (value, _) in values.items()}), origins)
     good, more = check_values(tree, origins, [f"unlearning.params.{name}" for name in params or {}])
     problems += more
     if params is not None and isinstance(good.get("unlearning.params", {}), dict):
@@ -287,7 +287,8 @@ def _checked(
     return good, origins, problems
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def tree_of(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested mapping of values by dotted path."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *sections, name = path.split(".")
@@ -327,13 +328,14 @@ def _resolved(tree: dict[str, Any], origins: Mapping[str, str]) -> tuple[dict[st
 
 
 def _build(good: Mapping[str, Any]) -> Config:
-    return _instance(Config, _nested(good))
+    return instance(Config, tree_of(good))
 
 
-def _instance(cls: type[T], values: Mapping[str, Any]) -> T:
+def instance(cls: type[T], values: Mapping[str, Any]) -> T:
+    """The dataclass of settings with these nested values; what is absent has its default."""
     hints = typing.get_type_hints(cls)
     parts = {
-        name: _instance(hints[name], value) if dataclasses.is_dataclass(hints[name]) else copy.deepcopy(value)
+        name: instance(hints[name], value) if dataclasses.is_dataclass(hints[name]) else copy.deepcopy(value)
         for name, value in values.items()
     }
     return cls(**parts)

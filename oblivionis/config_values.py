@@ -39,16 +39,17 @@ def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, type]]
 
 def schema_keys() -> dict[str, Key]:
     """Every leaf of the schema by its dotted path, in the order of declaration."""
-    return {key.path: key for key in _keys(Config, Config(), "")}
+    return {key.path: key for key in keys_of(Config, Config(), "")}
 
 
-def _keys(cls: type, defaults: Any, prefix: str) -> Iterator[Key]:
+def keys_of(cls: type, defaults: Any, prefix: str = "") -> Iterator[Key]:
+    """Every leaf of a dataclass of settings, with its default in the instance `defaults`."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         path = f"{prefix}.{field.name}".lstrip(".")
         default = getattr(defaults, field.name)
         if dataclasses.is_dataclass(hints[field.name]):
-            yield from _keys(hints[field.name], default, path)
+            yield from keys_of(hints[field.name], default, path)
             continue
         hint = hints[field.name]
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -208,22 +209,24 @@ def _check_scalar(
 
 
 def check_params(
-    method: str, defaults: Mapping[str, Any], given: Mapping[str, Any], origins: Mapping[str, str]
+    method: str,
+    defaults: Mapping[str, Any],
+    given: Mapping[str, Any],
+    origins: Mapping[str, str],
+    head: str = "unlearning.params.",
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The hyperparameters of a method in their types, and what is wrong with them.
 
     `defaults` are those of the method's file: its keys are the known ones and its values tell the types. A number's
-    limits are those of `PARAMETERS` where it is named there.
+    limits are those of `PARAMETERS` where it is named there. `head` comes before a name in its path.
     """
     good, problems = dict(defaults), []
     for name, value in given.items():
-        path = f"unlearning.params.{name}"
+        path = f"{head}{name}"
         where = origins.get(path, "")
         if name not in defaults:
             expected = f"a parameter of {method}: {', '.join(defaults) or 'it has none'}"
-            problems.append(
-                Problem(path, "unknown key", expected, did_you_mean(str(name), defaults, "unlearning.params."), where)
-            )
+            problems.append(Problem(path, "unknown key", expected, did_you_mean(str(name), defaults, head), where))
             continue
         default = defaults[name]
         kind = type(default) if isinstance(default, (bool, str)) else float

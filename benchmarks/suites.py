@@ -1,0 +1,162 @@
+"""Benchmark suites: YAML files whose `kind` says what is run, and the rest with which values.
+
+A kind is a dataclass of settings, whose fields are the suite's keys, with the functions that check, announce and run
+them; `KINDS` has all of them. This module does for every kind what does not depend on it: it finds and reads the file,
+applies overrides, checks types and ranges, and guards the folder of the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from benchmarks.tabular import runner as tabular
+from benchmarks.tabular import settings as tabular_settings
+from oblivionis.config import instance, tree_of
+from oblivionis.config_layers import display, flatten, parse_overrides, read_yaml
+from oblivionis.config_values import check_value, keys_of, sections
+from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.files import write_atomic
+from oblivionis.problems import ConfigError, Problem, did_you_mean
+
+FOLDER = Path(__file__).resolve().parent
+SUITE_FILE = "suite.yaml"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a `kind` of suite means.
+
+    settings: a dataclass whose fields have the metadata of `oblivionis.limits.about`; problems: what is wrong beyond
+    types and ranges, given the settings and where each dotted path stands; plan: lines that say what would be run;
+    run: runs what the folder lacks and writes results there; extendable: top-level keys that may differ when a folder
+    is resumed, because they change no finished part of its results.
+    """
+
+    settings: type
+    problems: Callable[[Any, Mapping[str, str]], list[Problem]]
+    plan: Callable[[Any], list[str]]
+    run: Callable[[Any, Path, Console], None]
+    extendable: frozenset[str] = frozenset()
+
+
+KINDS = {
+    "ruler_tabular": Kind(
+        tabular_settings.Settings, tabular_settings.problems, tabular.plan, tabular.run, tabular_settings.EXTENDABLE
+    ),
+}
+
+
+def bench(
+    name: str, overrides: Sequence[str], output: Path | None, *, resume: bool, dry_run: bool, console: Console
+) -> None:
+    """Run a suite, a file or a name in `benchmarks/`; the results are in `output` (default: runs/bench/NAME).
+
+    resume: continue what was interrupted in that folder; dry_run: only say what would be run. Raises ConfigError with
+    every problem of the suite, RunError for a folder that does not fit, RunInterrupted after Ctrl-C.
+    """
+    file = find(name)
+    kind_name, settings = load(file, overrides)
+    kind = KINDS[kind_name]
+    folder = output or Path("runs") / "bench" / file.stem
+    if dry_run:
+        for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings), f"results: {folder}"]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    _claim(folder, kind_name, settings, resume=resume)
+    console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
+    try:
+        kind.run(settings, folder, console)
+    except KeyboardInterrupt:
+        command = " ".join(["oblivionis bench", name, *overrides, f"--output {folder}", "--resume"])
+        raise RunInterrupted(f"stopped; continue with: {command}") from None
+
+
+def find(name: str) -> Path:
+    """The file of a suite: a path, or a name in this folder. Raises ConfigError."""
+    path, named = Path(name).expanduser(), FOLDER / f"{name.removesuffix('.yaml')}.yaml"
+    for candidate in (path, named):
+        if candidate.is_file():
+            return candidate.resolve()
+    known = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+    expected = f"a YAML file, or one of {', '.join(known)}"
+    raise ConfigError([Problem("suite", f"there is no {name!r}", expected, did_you_mean(path.stem, known))])
+
+
+def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
+    """The kind of a suite and its settings, with `key=value` overrides on top. Raises ConfigError with all problems."""
+    content, places, problems = read_yaml(file)
+    layer, more = parse_overrides(overrides)
+    problems += more
+    values = {path: (value, places.get(path, display(file))) for path, value in flatten(content)} | layer.values
+    name, where = values.pop("kind", (None, display(file)))
+    if problems:
+        raise ConfigError(problems)
+    if name not in KINDS:
+        message = "a value must be given" if name is None else f"unknown kind {name!r}"
+        hint = did_you_mean(str(name), KINDS)
+        raise ConfigError([Problem("kind", message, f"one of {', '.join(KINDS)}", hint, where)])
+    return name, _settings(KINDS[name], values, places | {"": display(file)})
+
+
+def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str]) -> Any:
+    """The checked settings of `values`: for a dotted path its value and its place."""
+    keys = {key.path: key for key in keys_of(kind.settings, kind.settings())}
+    groups = [path for path, _ in sections(kind.settings) if path]
+    mappings = [path for path, key in keys.items() if key.kind is dict]
+    good: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for path, (value, where) in values.items():
+        if path in keys:
+            good[path], problem = check_value(keys[path], value, where)
+            problems += [problem] if problem else []
+        elif path in groups:
+            problems.append(Problem(path, f"{value!r} is not a section", "a mapping", "", where))
+        elif any(path.startswith(f"{mapping}.") for mapping in mappings):
+            good[path] = value
+        else:
+            hint = did_you_mean(path, [*keys, *groups])
+            expected = "" if hint else f"one of {', '.join(sorted({key.split('.')[0] for key in keys}))}"
+            problems.append(Problem(path, "unknown key", expected, hint, where))
+    if problems:
+        raise ConfigError(problems)
+    settings = instance(kind.settings, tree_of(good))
+    problems = kind.problems(settings, {**places, **{path: where for path, (_, where) in values.items()}})
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
+    """Make `folder` that of these settings, or check that it is. Raises RunError."""
+    file = folder / SUITE_FILE
+    wanted = {"kind": kind, **dataclasses.asdict(settings)}
+    if not resume:
+        if file.exists():
+            raise RunError(f"{folder} has results already; continue them with --resume, or choose another --output")
+    elif not file.exists():
+        raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
+    else:
+        before, _, problems = read_yaml(file)
+        if problems:
+            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
+        differs = _differences(before, wanted, KINDS[kind].extendable)
+        if differs:
+            raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
+    try:
+        write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(wanted)))
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any], ignored: frozenset[str]) -> list[str]:
+    """Dotted paths whose values differ, with both."""
+    old, new = dict(flatten(before)), dict(flatten(now))
+    paths = [path for path in {**old, **new} if path.split(".")[0] not in ignored and old.get(path) != new.get(path)]
+    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in paths]
