@@ -122,6 +122,8 @@ def _records(name: str, array: Any) -> torch.Tensor:
     """The array as a floating-point tensor of records, checked."""
     if isinstance(array, torch.Tensor):
         tensor = array.detach()
+        if tensor.device.type == "mps":  # has no float64
+            tensor = tensor.cpu()
     else:
         values = np.asarray(array)
         if values.dtype.kind not in "fiub":
