@@ -8,6 +8,7 @@ applies overrides, checks types and ranges, and guards the folder of the results
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def bench(
     try:
         kind.run(settings, folder, console)
     except KeyboardInterrupt:
-        command = " ".join(["oblivionis bench", name, *overrides, f"--output {folder}", "--resume"])
+        command = shlex.join(["oblivionis", "bench", name, *overrides, "--output", str(folder), "--resume"])
         raise RunInterrupted(f"stopped; continue with: {command}") from None
 
 

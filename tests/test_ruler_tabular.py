@@ -319,8 +319,13 @@ def test_unlearning_drops_out_by_the_unlearning_seed():
     assert not one.training
 
 
-def test_every_loss_but_that_of_hidden_states_can_be_had():
-    assert set(losses.names()) - set(unlearning.names()) == {"rmu"}
+def test_every_method_but_those_of_hidden_states_and_projections_can_be_had():
+    assert set(losses.names()) - set(unlearning.names()) == {"rmu", "pga"}
+    forget, retain = records(12, 1), records(40, 2)
+    for name in unlearning.names():
+        plan = unlearning.Plan(name, 2, 1e-3, losses.hyperparameters(name))
+        unlearned = unlearning.unlearn(initialised(SHAPE, 0), forget, retain, plan, seed=0)
+        assert torch.isfinite(unlearned.head.weight).all()
 
 
 # -- a cell --------------------------------------------------------------------------------------------------------

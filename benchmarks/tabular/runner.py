@@ -54,7 +54,7 @@ def run(settings: Settings, folder: Path, console: Console) -> None:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("models, "),
+        TextColumn("models,"),
         TimeElapsedColumn(),
         TextColumn("gone,"),
         TimeRemainingColumn(),

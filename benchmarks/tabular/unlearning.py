@@ -20,6 +20,8 @@ OTHERS = ("reference", "teacher")
 KINDS = ("nll", "loss", "log_p", "reference_log_p", "reference_kl", "teacher_kl")
 QUANTITIES = frozenset(f"{records}_{kind}" for records in SETS for kind in KINDS)
 """What a classifier can tell a loss: a record is one answer of one token, its class."""
+_MORE_THAN_A_LOSS = frozenset({"pga"})
+"""Without its projection PGA is gradient ascent."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Plan:
 
 
 def names() -> list[str]:
-    """The methods whose losses ask for nothing that a classifier cannot tell, sorted."""
-    return [name for name in losses.names() if set(losses.get(name).names) <= QUANTITIES]
+    """The methods that are a loss alone, which asks for nothing that a classifier cannot tell, sorted."""
+    plain = [name for name in losses.names() if name not in _MORE_THAN_A_LOSS]
+    return [name for name in plain if set(losses.get(name).names) <= QUANTITIES]
 
 
 def unlearn(original: TabularMLP, forget: Records, retain: Records, plan: Plan, seed: int) -> TabularMLP:
