@@ -23,6 +23,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,18 +50,15 @@ def records(count: int, dim: int, seed: int) -> np.ndarray:
 
 def products(dim: int) -> list[tuple[float, Callable[[], Any]]]:
     """Plain large float32 products: how many operations each takes, and the call."""
-    tall, square = torch.randn(8192, dim), torch.randn(4096, 4096)
-    out, flat = torch.empty(8192, 8192), torch.empty(4096, 4096)
-    result = [
-        (2.0 * 8192**2 * dim, lambda: torch.mm(tall, tall.T, out=out)),
-        (2.0 * 4096**3, lambda: torch.mm(square, square, out=flat)),
-    ]
-    arrays = [(tall.numpy(), tall.numpy().T, out.numpy()), (square.numpy(), square.numpy(), flat.numpy())]
-    numpy = [
-        (size, lambda a=a, b=b, o=o: np.matmul(a, b, out=o))
-        for (size, _), (a, b, o) in zip(result, arrays, strict=True)
-    ]
-    return [*result, *numpy]
+    result: list[tuple[float, Callable[[], Any]]] = []
+    for rows, inner in ((8192, dim), (4096, 4096)):
+        # Of two matrices: numpy computes but half of a matrix times its own transpose.
+        a, b, out = torch.randn(rows, inner), torch.randn(inner, rows), torch.empty(rows, rows)
+        x, y, z = a.numpy(), b.numpy(), out.numpy()
+        operations = 2.0 * rows**2 * inner
+        result.append((operations, partial(torch.mm, a, b, out=out)))
+        result.append((operations, partial(np.matmul, x, y, out=z)))
+    return result
 
 
 def computed_pairs(count: int) -> int:
