@@ -185,14 +185,25 @@ def test_collapsed_representations_are_ranked_as_exactly_as_others() -> None:
     assert np.corrcoef(got[0].retain_similarity, expected[60:])[0, 1] > 0.9999
 
 
-def test_pairs_that_are_evaluated_in_portions_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget, retain = duplicated(3)
-    expected = percentile_rank(forget, retain)
-    monkeypatch.setattr(nearest, "PENDING", 10)
-    monkeypatch.setattr(nearest, "DENSE", 10**6)
-    got = percentile_rank(forget, retain, 64)
-    np.testing.assert_array_equal(got.ranks, expected.ranks)
-    np.testing.assert_array_equal(got.retain_similarity, expected.retain_similarity)
+def clusters(spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Records around six centres, float32."""
+    rng = np.random.default_rng(8)
+    records = rng.normal(size=(6, 50))[rng.integers(0, 6, 500)] + spread * rng.normal(size=(500, 50))
+    return records[:200].astype(np.float32), records[200:].astype(np.float32)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4, 1e-6, 0.0])
+def test_the_quick_pass_never_loses_the_nearest_record(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluating every pair exactly, or few at a time, gives the same to the last bit."""
+    data = clusters(spread)
+    expected = percentile_rank(*data, 128)
+    for pending, dense in ((2**22, -1), (10, 10**6)):
+        monkeypatch.setattr(nearest, "PENDING", pending)
+        monkeypatch.setattr(nearest, "DENSE", dense)
+        got = percentile_rank(*data, 128)
+        np.testing.assert_array_equal(got.ranks, expected.ranks)
+        np.testing.assert_array_equal(got.forget_similarity, expected.forget_similarity)
+        np.testing.assert_array_equal(got.retain_similarity, expected.retain_similarity)
 
 
 def test_lens_2_ignores_lengths_and_rotations() -> None:

@@ -1,6 +1,6 @@
 """How fast RULER's second lens is: against the machine's own matrix product, and against scikit-learn's brute force.
 
-    python -m benchmarks.speed.ruler_lens2 [--records 20000] [--compared 5000] [--dim 768] [--repeats 3]
+    python -m benchmarks.speed.ruler_lens2 [--records 20000] [--compared 5000] [--dim 768] [--repeats 3] [--processor]
 
 Records are independent normal numbers, in which no bound on a similarity ever spares a product. First `percentile_rank`
 on as many forget as retain records, float32: the memory on top of the inputs (the process's `VmHWM` less its resident
@@ -12,6 +12,9 @@ computed, of the symmetric half the blocks on or above the diagonal. Nothing but
 Then `percentile_rank` against `sklearn.neighbors.NearestNeighbors(metric="cosine", algorithm="brute")`, which gives s_f
 and, leaving each record itself out, s_r; in float32 and float64. Turns alternate, so that a busier machine slows down
 both; the best turn of each counts. The exit status is 1 where similarities differ by more than 1e-6.
+
+On a machine that does other work, set OMP_WAIT_POLICY=passive, or threads that wait for one another block the work they
+wait for; --processor takes the time of the processor on one thread instead of wall time on all.
 """
 
 from __future__ import annotations
@@ -20,21 +23,25 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
 import torch
 from sklearn.neighbors import NearestNeighbors
+from threadpoolctl import threadpool_limits
 
 from benchmarks.speed.memory_estimate import peak_bytes
 from evaluation.ruler.lenses import BLOCK_SIZE, percentile_rank
 
+Clock: TypeAlias = Callable[[], float]
 
-def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+
+def seconds(clock: Clock, work: Callable[[], Any]) -> float:
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def records(count: int, dim: int, seed: int) -> np.ndarray:
@@ -43,18 +50,15 @@ def records(count: int, dim: int, seed: int) -> np.ndarray:
 
 def products(dim: int) -> list[tuple[float, Callable[[], Any]]]:
     """Plain large float32 products: how many operations each takes, and the call."""
-    tall, square = torch.randn(8192, dim), torch.randn(4096, 4096)
-    out, flat = torch.empty(8192, 8192), torch.empty(4096, 4096)
-    result = [
-        (2.0 * 8192**2 * dim, lambda: torch.mm(tall, tall.T, out=out)),
-        (2.0 * 4096**3, lambda: torch.mm(square, square, out=flat)),
-    ]
-    arrays = [(tall.numpy(), tall.numpy().T, out.numpy()), (square.numpy(), square.numpy(), flat.numpy())]
-    numpy = [
-        (size, lambda a=a, b=b, o=o: np.matmul(a, b, out=o))
-        for (size, _), (a, b, o) in zip(result, arrays, strict=True)
-    ]
-    return [*result, *numpy]
+    result: list[tuple[float, Callable[[], Any]]] = []
+    for rows, inner in ((8192, dim), (4096, 4096)):
+        # Of two matrices: numpy computes but half of a matrix times its own transpose.
+        a, b, out = torch.randn(rows, inner), torch.randn(inner, rows), torch.empty(rows, rows)
+        x, y, z = a.numpy(), b.numpy(), out.numpy()
+        operations = 2.0 * rows**2 * inner
+        result.append((operations, partial(torch.mm, a, b, out=out)))
+        result.append((operations, partial(np.matmul, x, y, out=z)))
+    return result
 
 
 def computed_pairs(count: int) -> int:
@@ -63,28 +67,31 @@ def computed_pairs(count: int) -> int:
     return sum((end - start) * end for start, end in zip(range(0, count, BLOCK_SIZE), ends, strict=True))
 
 
-def throughput(count: int, dim: int, repeats: int) -> None:
+def throughput(count: int, dim: int, repeats: int, clock: Clock) -> None:
+    """Print the memory and the operations per second of `percentile_rank` beside those of plain products."""
     forget, retain = records(count, dim, 0), records(count, dim, 1)
     before = psutil.Process().memory_info().rss
-    best = seconds(lambda: percentile_rank(forget, retain))
+    percentile_rank(forget, retain)
+    memory, inputs = peak_bytes() - before, forget.nbytes + retain.nbytes
     print(f"{count:,} x {count:,} records of dimension {dim}, float32, {torch.get_num_threads()} threads")
-    print(
-        f"memory above the inputs ({(forget.nbytes + retain.nbytes) / 2**20:.0f} MiB): "
-        f"{(peak_bytes() - before) / 2**20:.0f} MiB"
-    )
+    print(f"memory above the inputs ({inputs / 2**20:.0f} MiB): {memory / 2**20:.0f} MiB")
     plain = products(dim)
-    rate = 0.0
+    rates, times = [], []
     for _ in range(repeats):
-        rate = max([rate, *(size / seconds(work) for size, work in plain)])
-        best = min(best, seconds(lambda: percentile_rank(forget, retain)))
-    rate = max([rate, *(size / seconds(work) for size, work in plain)])
-    for name, pairs in (("asked for", 2.0 * count**2), ("computed", count**2 + computed_pairs(count))):
-        done = 2 * dim * pairs / best
-        print(f"operations {name:10} {done / 1e9:8.1f} GFLOP/s, {done / rate:6.1%} of a plain product's")
+        rates.append(max(size / seconds(clock, work) for size, work in plain))
+        times.append(seconds(clock, lambda: percentile_rank(forget, retain)))
+    rate, best = max(rates), min(times)
     print(f"plain product         {rate / 1e9:8.1f} GFLOP/s; percentile_rank {best:.2f} s")
+    for name, pairs in (("asked for", 2.0 * count**2), ("computed", count**2 + computed_pairs(count))):
+        work = 2 * dim * pairs
+        turns = [work / taken / plain_rate for taken, plain_rate in zip(times, rates, strict=True)]
+        print(
+            f"operations {name:10} {work / best / 1e9:8.1f} GFLOP/s, {work / best / rate:4.0%} of a plain product's "
+            f"(turns {min(turns):.0%} to {max(turns):.0%})"
+        )
 
 
-def compare(count: int, dim: int, repeats: int, dtype: type) -> float:
+def compare(count: int, dim: int, repeats: int, dtype: type, clock: Clock) -> float:
     """Print both times and their ratio; the largest difference of a similarity."""
     forget, retain = records(count, dim, 2).astype(dtype), records(count, dim, 3).astype(dtype)
 
@@ -95,7 +102,8 @@ def compare(count: int, dim: int, repeats: int, dtype: type) -> float:
     ours = percentile_rank(forget, retain)
     pairs = zip((ours.forget_similarity, ours.retain_similarity), theirs(), strict=True)
     difference = max(float(np.abs(mine - other).max()) for mine, other in pairs)
-    times = np.array([(seconds(theirs), seconds(lambda: percentile_rank(forget, retain))) for _ in range(repeats)])
+    works = (theirs, lambda: percentile_rank(forget, retain))
+    times = np.array([[seconds(clock, work) for work in works] for _ in range(repeats)])
     slow, fast = times.min(0)
     ratios = times[:, 0] / times[:, 1]
     print(
@@ -113,12 +121,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compared", type=int, default=5000, help="records against scikit-learn; 0: leave it out")
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--repeats", type=int, default=3, help="turns, of which the best counts")
+    parser.add_argument("--processor", action="store_true", help="time of the processor, one thread")
     options = parser.parse_args(arguments)
+    clock = time.process_time if options.processor else time.perf_counter
+    if options.processor:
+        torch.set_num_threads(1)
+        threadpool_limits(1, "blas")
     if options.records:
-        throughput(options.records, options.dim, options.repeats)
+        throughput(options.records, options.dim, options.repeats, clock)
     if not options.compared:
         return 0
-    differences = [compare(options.compared, options.dim, options.repeats, dtype) for dtype in (np.float32, np.float64)]
+    differences = [
+        compare(options.compared, options.dim, options.repeats, dtype, clock) for dtype in (np.float32, np.float64)
+    ]
     return 0 if max(differences) <= 1e-6 else 1
 
 

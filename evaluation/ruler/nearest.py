@@ -1,10 +1,10 @@
 """Exact cosine of each record to the nearest of many others, in blocks of bounded memory.
 
 Two passes. The first multiplies unit vectors in float32, in blocks, and keeps the pairs that can be a record and its
-nearest, given how far float32 can be wrong. The second evaluates those few pairs in float64 in a way that has one
-result: unit vectors are split into whole numbers of coarse and of fine steps, of which all products and their sums are
-exact. So neither the block nor the library, the device or the number of threads changes a similarity, and equal records
-tie.
+nearest, given how far float32 can be wrong; a block in which it cannot tell is multiplied in float64 instead. The
+second evaluates those few pairs in a way that has one result: unit vectors are split into whole numbers of coarse and
+of fine steps, of which all products and their sums are exact in float64. So neither the block nor the library, the
+device or the number of threads changes a similarity, and equal records tie.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ PANEL = 8
 PENDING = 2**22
 """Pairs that are kept before they are evaluated."""
 DENSE = 4
-"""With more pairs per record in a block than this, evaluating the whole block is quicker."""
-COARSE, FINE = 2.0**26, 2.0**21
-"""Coarse steps in 1 and fine steps in a coarse one. Sums of products of coarse steps, and of coarse by fine ones, stay
-below 2^53 up to 16,384 dimensions; the products of fine ones, below 1e-16 each, are left out."""
+"""With more pairs per record in a block than this, multiplying the block once more is quicker."""
+COARSE, FINE, ROUGH = 2.0**26, 2.0**21, 2.0**19
+"""Coarse steps in 1, fine steps in a coarse one, and steps in the largest value when a length is taken. Sums of
+products of coarse steps, and of coarse by fine ones, stay below 2^53 up to 16,384 dimensions; the products of fine
+ones, below 1e-16 each, are left out."""
 DIGITS = 11
 """Decimals of a similarity; it is evaluated to about 1e-14, so that equal ones tie though their records differ."""
 
@@ -60,41 +61,55 @@ def scaled(rows: torch.Tensor) -> torch.Tensor:
 
 
 class _Candidates:
-    """Which key can be the nearest of each query, and the largest exact similarities found so far."""
+    """Which key can be the nearest of each query, and the largest exact similarities found so far.
+
+    floor: what the largest similarity of each query reaches at least.
+    """
 
     def __init__(self, queries: torch.Tensor, keys: torch.Tensor, block_size: int, leave_one_out: bool = False):
         self.queries, self.keys, self.block_size, self.leave_one_out = queries, keys, block_size, leave_one_out
-        self.margin = 2 * _screening_error(queries)
-        self.screened = torch.full((len(queries),), -2.0, device=queries.device)
         self.found = torch.full((len(queries),), -2.0, dtype=torch.float64, device=queries.device)
+        self.floor = self.found.clone()
         self.pending: list[tuple[torch.Tensor, ...]] = []
         self.count = 0
 
     def add(self, start: int, first: int, cosines: torch.Tensor) -> None:
         """Take the float32 cosines of the queries from number `start` with the keys from number `first`."""
-        rows, columns = cosines.shape
-        if columns % GROUP:
-            cosines = pad(cosines, (0, -columns % GROUP), value=-torch.inf)
-        grouped = cosines.unflatten(1, (-1, GROUP))
-        maxima = grouped.amax(2)
-        screened = self.screened[start : start + rows]
-        torch.maximum(screened, maxima.amax(1), out=screened)
-        limit = screened - self.margin
-        row, group = (maxima >= limit[:, None]).nonzero(as_tuple=True)
-        values = grouped[row, group]
-        pair, column = (values >= limit[row, None]).nonzero(as_tuple=True)
-        if len(pair) > DENSE * rows:
-            self._evaluate_block(slice(start, start + rows), slice(first, first + columns))
+        rows, columns = slice(start, start + cosines.shape[0]), slice(first, first + cosines.shape[1])
+        if self._screen(rows, columns, cosines):
             return
-        self.pending.append((row[pair] + start, group[pair] * GROUP + column + first, values[pair, column]))
-        self.count += len(pair)
-        if self.count > PENDING:
-            self._evaluate_pairs()
+        cosines = _units(self.queries[rows]) @ _units(self.keys[columns]).T
+        if self.leave_one_out and rows.start == columns.start:
+            cosines.fill_diagonal_(-torch.inf)
+        if not self._screen(rows, columns, cosines):
+            self._evaluate_block(rows, columns)
 
     def similarities(self) -> np.ndarray:
         """The largest cosine of each query, once every block was added."""
         self._evaluate_pairs()
         return self.found.clamp(-1, 1).cpu().numpy().round(DIGITS)
+
+    def _screen(self, rows: slice, columns: slice, cosines: torch.Tensor) -> bool:
+        """Keep the pairs that can be nearest; False, and none kept, if they are too many."""
+        error = _screening_error(cosines.dtype, cosines.device, self.queries.shape[1])
+        if cosines.shape[1] % GROUP:
+            cosines = pad(cosines, (0, -cosines.shape[1] % GROUP), value=-torch.inf)
+        grouped = cosines.unflatten(1, (-1, GROUP))
+        maxima = grouped.amax(2)
+        floor = self.floor[rows]
+        torch.maximum(floor, maxima.amax(1).double() - error, out=floor)
+        limit = (floor - error).to(cosines.dtype)
+        row, group = (maxima >= limit[:, None]).nonzero(as_tuple=True)
+        values = grouped[row, group]
+        pair, column = (values >= limit[row, None]).nonzero(as_tuple=True)
+        if len(pair) > DENSE * len(cosines):
+            return False
+        numbers = row[pair] + rows.start, group[pair] * GROUP + column + columns.start
+        self.pending.append((*numbers, values[pair, column].double() + error))
+        self.count += len(pair)
+        if self.count > PENDING:
+            self._evaluate_pairs()
+        return True
 
     def _evaluate_block(self, rows: slice, columns: slice) -> None:
         queries, keys = _on_grid(self.queries[rows]), _on_grid(self.keys[columns])
@@ -104,14 +119,15 @@ class _Candidates:
         if self.leave_one_out and rows.start == columns.start:
             cosines.fill_diagonal_(-torch.inf)
         torch.maximum(self.found[rows], cosines.amax(1), out=self.found[rows])
+        torch.maximum(self.found[rows], self.floor[rows], out=self.floor[rows])
 
     def _evaluate_pairs(self) -> None:
         """Evaluate the pending pairs that still can be the nearest."""
         if not self.pending:
             return
-        rows, columns, values = (torch.cat(parts) for parts in zip(*self.pending, strict=True))
+        rows, columns, ceilings = (torch.cat(parts) for parts in zip(*self.pending, strict=True))
         self.pending, self.count = [], 0
-        kept = values >= self.screened[rows] - self.margin
+        kept = ceilings >= self.floor[rows]
         for row, column in zip(rows[kept].split(self.block_size), columns[kept].split(self.block_size), strict=True):
             queries, keys = _on_grid(self.queries[row]), _on_grid(self.keys[column])
             cosines = _dots(queries, keys) / (queries.squares * keys.squares).sqrt_()
@@ -128,7 +144,8 @@ class _Grid(NamedTuple):
 
 def _on_grid(rows: torch.Tensor) -> _Grid:
     unit = scaled(rows)
-    unit.mul_(COARSE / torch.linalg.vector_norm(unit, dim=1, keepdim=True))
+    # The length too is of whole steps, so that its sum has one result; the squared lengths make up for its rounding.
+    unit.mul_(COARSE * ROUGH / (unit * ROUGH).round_().square_().sum(1, keepdim=True).sqrt_())
     coarse = unit.round()
     fine = unit.sub_(coarse).mul_(FINE).round_()
     grid = _Grid(coarse, fine, coarse)
@@ -141,20 +158,24 @@ def _dots(a: _Grid, b: _Grid) -> torch.Tensor:
     return torch.linalg.vecdot(a.coarse, b.coarse) + mixed / FINE
 
 
+def _units(rows: torch.Tensor) -> torch.Tensor:
+    unit = scaled(rows)
+    return unit.div_(torch.linalg.vector_norm(unit, dim=1, keepdim=True))
+
+
 def _blocks(rows: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Blocks of at most `size` rows as float32 unit vectors, each with the number of its first row."""
     for start in range(0, len(rows), size):
-        block = scaled(rows[start : start + size])
-        yield start, block.div_(torch.linalg.vector_norm(block, dim=1, keepdim=True)).float()
+        yield start, _units(rows[start : start + size]).float()
 
 
-def _screening_error(rows: torch.Tensor) -> float:
-    """How far a float32 cosine of two unit vectors of the first pass can be from that of the second, at most.
+def _screening_error(dtype: torch.dtype, device: torch.device, dim: int) -> float:
+    """How far a cosine of the first pass, of unit vectors of a dtype, can be from that of the second, at most.
 
-    With u = 2^-24: the sum of dim products in any order (Higham 2002, section 3.1) and the rounding of both vectors to
-    float32; with u = 2^-8 for both vectors where float32 products may be computed in less.
+    With the dtype's unit roundoff u: the sum of dim products in any order (Higham 2002, section 3.1), and the rounding
+    of vectors and bounds; with u = 2^-8 for the vectors where float32 products may be computed in less.
     """
-    dim = rows.shape[1]
-    error = (dim + 4) * 2.0**-24
-    reduced = rows.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
-    return 1.01 * error + (2.0**-7 if reduced else 0.0)
+    if dtype == torch.float64:
+        return 1.01 * (dim + 16) * 2.0**-53 + 2 * dim**0.5 / (COARSE * FINE)
+    reduced = device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
+    return 1.01 * (dim + 16) * 2.0**-24 + (2.0**-7 if reduced else 0.0)

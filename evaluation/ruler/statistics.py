@@ -267,10 +267,10 @@ def threshold_attack(member_loss: Numbers, nonmember_loss: Numbers, splits: int 
     judged on the other half, and the other way round; the mean over `splits` random halvings is returned.
 
     Held-out halves, because the best accuracy on the same records is never below 0.5 and exceeds it by chance, the
-    more the fewer the records: with ten forgotten ones, beyond the tolerance of `attack_passes` almost always. Held
-    out, it is 0.5 on average where losses of members and others have one distribution.
+    more the fewer the records: with ten forgotten ones, by more than the tolerance of `attack_passes` more often than
+    not. Held out, it is 0.5 on average where losses of members and others have one distribution.
     """
-    # Only the order counts, so infinite losses may become finite ones that are larger than all others.
+    # Infinite losses become finite ones beyond all others, between which a threshold fits.
     losses = [
         np.clip(_numbers(name, values), -1e300, 1e300)
         for name, values in (("member_loss", member_loss), ("nonmember_loss", nonmember_loss))
