@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 PARAPHRASES = 10
+COUNTERFACTUALS_FILE = "counterfactuals.json"
 DATATYPES = ("item", "string", "quantity", "time")
 KINDS = MappingProxyType(
     {
@@ -84,6 +85,21 @@ def properties() -> MappingProxyType[str, Property]:
 @cache
 def counterfactuals() -> MappingProxyType[str, tuple[str, ...]]:
     """Values of other people by property id, at least 100 each, for the properties of the fictitious authors and a few
-    more; for the rest they come from elsewhere, such as a Wikidata dump."""
-    lists = json.loads(Path(__file__).with_name("counterfactuals.json").read_text(encoding="utf-8"))
+    more; for the rest they come from elsewhere, such as a Wikidata dump (`read_counterfactuals`)."""
+    return read_counterfactuals(Path(__file__).with_name(COUNTERFACTUALS_FILE))
+
+
+def read_counterfactuals(source: Path) -> MappingProxyType[str, tuple[str, ...]]:
+    """Values of other people by property id, from a file like `counterfactuals.json` or a folder that holds one, such
+    as `oblivionis wikimem build` writes. Raises ValueError where there is none or it is laid out differently."""
+    path = source / COUNTERFACTUALS_FILE if source.is_dir() else source
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: expected JSON with counterfactuals by property id ({error})") from error
+    if not isinstance(lists, dict) or not lists:
+        raise ValueError(f"{path}: expected an object with at least one property id, such as P19, and its values")
+    for property, values in lists.items():
+        if not isinstance(values, list) or not values or not all(isinstance(v, str) and v.strip() for v in values):
+            raise ValueError(f"{path}: {property} must have a list of one or more non-empty texts")
     return MappingProxyType({property: tuple(values) for property, values in lists.items()})
