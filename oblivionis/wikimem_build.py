@@ -51,6 +51,7 @@ class Moment:
 @dataclass(frozen=True)
 class _Build:
     dump: Dump
+    fingerprint: str
     out: Path
     options: Options
     every: float
@@ -74,24 +75,23 @@ def build(
     """
     try:
         dump = Dump.open(source)
+        job = _Build(dump, dump.fingerprint(_HEAD), out, options, every, listen)
+        saved = _saved(job) if resume else None
     except DumpError as error:
         raise OblivionisError(str(error)) from error
-    job = _Build(dump, out, options, every, listen)
-    if resume:
-        for torn in out.glob(f".{CHECKPOINT}.*.tmp"):  # left behind where a process was killed while it saved
-            torn.unlink()
-    saved = _saved(job) if resume else None
     if saved is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         hint = "there is no unfinished build in it" if resume else "or continue the build in it with --resume"
         raise OblivionisError(f"{out} is not an empty folder; choose another --out ({hint})")
     try:
         survey, labels = _read(job, saved or {"stage": STAGES[0], "position": BEGINNING})
+        return _write(job, survey, labels)
     except DamagedDump as error:
         raise RunFailed(f"{error}\nwhat was read up to there is kept: continue with --resume") from error
     except DumpError as error:
         (out / CHECKPOINT).unlink(missing_ok=True)
         raise OblivionisError(f"{source}: {error}") from error
-    return _write(job, survey, labels)
+    except OSError as error:
+        raise RunFailed(f"{out} cannot be written ({error.strerror or error}); mend that and use --resume") from error
 
 
 def _read(job: _Build, saved: Mapping[str, Any]) -> tuple[Survey, Labels]:
@@ -129,11 +129,12 @@ def _run(
     """Give the lines from `start` on to `read`, with checkpoints of `state` at the beginning and as time goes by."""
 
     def save() -> float:
-        value = _identity(job, job.dump.size) | {"stage": stage, "position": position} | state()
+        value = {"format": _FORMAT, "size": job.dump.size, "fingerprint": job.fingerprint, "options": options}
+        value |= {"stage": stage, "position": position} | state()
         write_atomic(job.out / CHECKPOINT, json.dumps(value, ensure_ascii=False))
         return time.monotonic()
 
-    position = start
+    options, position = asdict(job.options), start
     last = save()
     try:
         for batch in job.dump.batches(start):
@@ -151,34 +152,35 @@ def _run(
 
 
 def _saved(job: _Build) -> dict[str, Any] | None:
-    """The checkpoint of the folder, None without one. Raises OblivionisError where it does not fit."""
+    """The checkpoint of the folder, None without one. Raises OblivionisError where it does not fit.
+
+    The dump may be longer than it was, where it was cut off before.
+    """
     path = job.out / CHECKPOINT
+    for torn in job.out.glob(f".{CHECKPOINT}.*.tmp"):  # left behind where a process was killed while it saved
+        torn.unlink()
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        size = saved["size"]
+        same_dump = saved["fingerprint"] == job.dump.fingerprint(min(saved["size"], _HEAD))
+        before = dict(saved["options"])
     except FileNotFoundError:
         if (job.out / SUMMARY).exists():
             raise OblivionisError(f"{job.out} is finished; there is nothing to continue") from None
         return None
+    except DumpError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OblivionisError(f"{path} cannot be read ({error}); build into another --out") from error
-    asked = _identity(job, size)
-    for name in ("format", "fingerprint"):
-        if saved.get(name) != asked[name]:
-            what = "another dump" if name == "fingerprint" else "another version of oblivionis"
-            raise OblivionisError(f"{path} belongs to {what}; build into another --out")
+    if not same_dump or saved["format"] != _FORMAT:
+        what = "another version of oblivionis" if same_dump else "another dump"
+        raise OblivionisError(f"{path} belongs to {what}; build into another --out")
     for name, value in asdict(job.options).items():
-        before = saved["options"].get(name)
-        if before != value:
+        if before.get(name) != value:
             option = "--" + name.replace("_", "-")
-            raise OblivionisError(f"{job.out} was begun with {option} {before}, not {value}; repeat its options")
+            raise OblivionisError(
+                f"{job.out} was begun with {option} {before.get(name)}, not {value}; repeat its options"
+            )
     return saved
-
-
-def _identity(job: _Build, size: int) -> dict[str, Any]:
-    """What a checkpoint must agree in; the dump may have grown beyond `size` since, when it was cut off."""
-    fingerprint = job.dump.fingerprint(min(size, _HEAD))
-    return {"format": _FORMAT, "size": size, "fingerprint": fingerprint, "options": asdict(job.options)}
 
 
 def _write(job: _Build, survey: Survey, labels: Labels) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class _Display:
 
     def show(self, moment: Moment) -> None:
         counts = moment.survey.counts
-        state = f"{counts['humans']:,} humans, {moment.survey.rejected.total():,} lines rejected"
+        state = f"{counts['humans']:,} humans, {moment.survey.rejected.total():,} rejected lines"
         if self._console.is_terminal:
             if moment.stage not in self._tasks:
                 self._tasks[moment.stage] = self._bars.add_task(moment.stage, total=self._size, state="")
@@ -109,12 +109,15 @@ class _Display:
 
 
 def _print_summary(summary: Mapping[str, Any], out: Path, console: Console) -> None:
+    from evaluation.wikimem.dump_entities import REJECTED
+
     properties, subjects = summary["properties"], summary["subjects"]
     rejected = sum(kind["lines"] for kind in summary["rejected"].values())
+    kinds = "".join(f"; {REJECTED[kind]}: {found['lines']:,}" for kind, found in summary["rejected"].items())
     written = ", ".join(f"{count} {cohort}" for cohort, count in subjects["written"].items()) or "none"
     lines = [
-        f"{summary['entities']:,} entities, {summary['humans']:,} humans; {rejected:,} lines rejected"
-        + "".join(f"; {kind}: {found['lines']:,}" for kind, found in summary["rejected"].items()),
+        f"{summary['entities']:,} entities, {summary['humans']:,} humans",
+        f"rejected lines: {rejected:,}{kinds}",
         f"{properties['kept']} of {properties['used']} properties are used by at least "
         f"{summary['options']['min_humans']} humans; {properties['with_canaries']} of them have canaries, "
         f"{properties['without_canaries']} have none",

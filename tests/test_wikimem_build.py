@@ -365,16 +365,16 @@ def test_the_command_builds_and_says_what_it_found(data, dump, sampled, tmp_path
     result = call("--dump", dump, "--out", tmp_path / "out", *options)
     assert result.code == 0, result.err
     assert contents(tmp_path / "out") == contents(sampled)
-    assert f"{len(wd.Naive(data).humans):,} humans; 0 lines rejected" in result.out
+    assert f"{len(wd.Naive(data).humans):,} humans\nrejected lines: 0\n" in result.out
     assert "subjects: 10 well-known, 10 lesser-known" in result.out
-    assert re.search(r"people: \d+ of \d+ MB, [\d,]+ humans, 0 lines rejected", result.out)
+    assert re.search(r"people: \d+ of \d+ MB, [\d,]+ humans, 0 rejected lines", result.out)
 
 
 def test_the_command_warns_of_a_dump_without_end(data, tmp_path):
     (tmp_path / "d").write_bytes(data.removesuffix(b"]\n") + b"oops\n")
     result = call("--dump", tmp_path / "d", "--out", tmp_path / "out")
     assert result.code == 0
-    assert "1 lines rejected; not_json: 1" in result.out and "it may be cut off" in result.out
+    assert "rejected lines: 1; not JSON: 1" in result.out and "it may be cut off" in result.out
 
 
 @pytest.mark.parametrize(
@@ -407,6 +407,12 @@ def test_a_folder_with_something_in_it_is_refused(dump, tmp_path):
         result = call("--dump", dump, "--out", tmp_path, *options)
         assert result.code == 2 and "is not an empty folder; choose another --out" in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(dump, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = call("--dump", dump, "--out", tmp_path / "file" / "out")
+    assert result.code == 1 and "cannot be written (Not a directory)" in result.err and "Traceback" not in result.err
 
 
 def test_a_checkpoint_must_fit(data, dump, tmp_path):

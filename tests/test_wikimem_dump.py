@@ -1,6 +1,5 @@
 """What is counted, drawn and written of a Wikidata dump."""
 
-import contextlib
 import json
 import random
 import re
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from evaluation.wikimem.dump import OVERSAMPLING, Labels, Options, Survey, wanted_labels
-from evaluation.wikimem.dump_entities import Rejected, entity_of, human_of, property_of
+from evaluation.wikimem.dump_entities import Rejected, entity_of, human_of
 from evaluation.wikimem.dump_samples import IdSet, Reservoir
 from evaluation.wikimem.dump_stream import Batch, Position
 from evaluation.wikimem.dump_tables import tables
@@ -64,7 +63,7 @@ def rows(path):
 
 def surveyed(entities, options=SOME):
     """Both passes over entities in memory."""
-    lines = [orjson.dumps(one) for one in entities]
+    lines = [json.dumps(one, separators=(",", ":")).encode() for one in entities]
     batch = Batch(lines, Position(len(lines)), 0)
     survey = Survey(options)
     survey.read(batch)
@@ -83,11 +82,12 @@ def test_people_and_their_properties_are_counted(everything, naive):
     assert {row["id"]: row["humans"] for row in found} == {name: len(users) for name, users in naive.users.items()}
     assert [row["humans"] for row in found] == sorted((row["humans"] for row in found), reverse=True)
     assert {row["id"]: row["datatype"] for row in found} == {n: wd.DATATYPES[n] for n in naive.users}
-    assert summary["entities"] == len(naive.entities)
+    assert summary["entities"] == naive.lines.total()
     assert summary["humans"] == len(naive.humans)
     assert summary["unnamed"] == len(naive.humans) - len(naive.named())
     assert summary["left_out_values"] == dict(naive.left_out)
-    assert summary["rejected"] == {} and summary["repeated"] == 0 and summary["closed"]
+    assert summary["repeated"] == sum(naive.lines[id] - 1 for id in naive.humans) > 10
+    assert summary["rejected"] == {} and summary["closed"]
 
 
 def test_without_a_limit_all_values_with_a_label_are_counterfactuals(everything, naive):
@@ -223,7 +223,8 @@ def test_values_become_text(snak, expected):
         (wd.moment("P569", "+1956-13-01T00:00:00Z", 11), "odd_value"),
         (wd.moment("P569", "+0000-01-01T00:00:00Z", 9), "odd_value"),
         (wd.moment("P569", "yesterday", 11), "odd_value"),
-        (wd.string("P742", " \t"), "empty_text"),
+        (wd.string("P742", " \t"), "unusable_text"),
+        (wd.string("P742", "x" * 1501), "unusable_text"),
         (wd.string("P742", {"text": "x"}), "odd_value"),
         (wd.quantity("P1971", "many"), "odd_value"),
         (wd.quantity("P1971", 4), "odd_value"),
@@ -380,10 +381,24 @@ def test_no_structure_of_an_entity_is_fatal(data):
     for place in places:
         target = target[place]
     target[last] = data.draw(JSON)
-    with contextlib.suppress(Rejected):
-        human_of(one, "en")
-    with contextlib.suppress(Rejected):
-        property_of(one | {"id": "P9"}, "en")
+    ada = wd.human("Q10", wd.statement(wd.item("P19", "Q1")), label="Ada Holm", sites=["enwiki"])
+    place, kind = wd.entity("Q1", label="Bergen"), {"id": "P2048", "type": "property", "datatype": "quantity"}
+    survey, found = surveyed([one, ada, one | kind, place], Options(min_humans=1, every_line=data.draw(st.booleans())))
+    assert survey.counts["entities"] + survey.rejected.total() == 4
+    assert found.counterfactuals["P19"] == ["Bergen"]
+
+
+def test_properties_must_have_ids_of_properties():
+    one = wd.human("Q9", wd.statement(wd.item("P19", "Q1")))
+    for name in ("Q19", "P", "foo", ""):
+        with pytest.raises(Rejected) as rejected:
+            human_of(one | {"claims": one["claims"] | {name: one["claims"]["P19"]}}, "en")
+        assert rejected.value.kind == "odd_structure"
+
+
+def test_labels_longer_than_wikidata_allows_are_none():
+    assert human_of(wd.human("Q9", label="x" * 1500), "en").name == "x" * 1500
+    assert human_of(wd.human("Q9", label="x" * 1501), "en").name is None
 
 
 def test_a_sample_holds_no_more_than_its_size():

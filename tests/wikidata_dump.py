@@ -85,7 +85,7 @@ def property(id, datatype, label, description="what it means", aliases=("other n
 
 
 def world(count=3000, seed=0):
-    """Entities of every sort: `count` of them, a third human, in random order."""
+    """Entities of every sort: `count` of them, a third human, in random order, and some of them once again."""
     rng = random.Random(seed)
     found = [property(id, WIKIBASE[datatype], f"label of {id}") for id, datatype in DATATYPES.items()]
     found += [property("P214", "external-id", "VIAF ID"), property("P7777", "string", "used by nobody")]
@@ -101,7 +101,7 @@ def world(count=3000, seed=0):
         else:
             found.append(_person(rng, id, i, places))
     rng.shuffle(found)
-    return found
+    return found + rng.sample(found, 100)
 
 
 def _person(rng, id, i, places):
@@ -171,15 +171,16 @@ def packed(data, format, members=1):
 class Naive:
     """What a dump says about people, by holding it all.
 
-    users: people by property; values: text (or None without label) by (property, human); names, editions: by human.
+    lines: number of lines by id; users: people by property; values: text (or None without label) by (property, human); names, editions: by human.
     """
 
     def __init__(self, data, language="en"):
-        self.entities = {}
+        self.entities, self.lines = {}, Counter()
         for line in data.decode().split("\n"):
             if line.strip().rstrip(",") not in ("", "[", "]"):
                 one = json.loads(line.strip().rstrip(","))
                 self.entities.setdefault(one["id"], one)
+                self.lines[one["id"]] += 1
         self.labels = {id: self._label(one, language) for id, one in self.entities.items()}
         self.humans = [id for id, one in self.entities.items() if self._is_human(one)]
         self.users, self.values, self.left_out = defaultdict(set), defaultdict(list), Counter()
@@ -199,7 +200,7 @@ class Naive:
         if main["datatype"] == "time" and value["precision"] < 9:
             self.left_out["imprecise_time"] += 1
         elif main["datatype"] == "string" and not value.strip():
-            self.left_out["empty_text"] += 1
+            self.left_out["unusable_text"] += 1
         elif (text := self._text(main["datatype"], value)) not in self.values[name, id]:
             self.values[name, id].append(text)
 

@@ -41,11 +41,14 @@ REJECTED = MappingProxyType(
 LEFT_OUT = MappingProxyType(
     {
         "imprecise_time": "a time known to the decade or less",
-        "empty_text": "a string without a character to read",
+        "unusable_text": "a string without a character to read, or longer than Wikidata allows",
         "odd_value": "a value that is not laid out as its datatype asks",
     }
 )
 """Why a statement of a person that has a value gives no text."""
+
+MAX_TEXT = 1500
+"""Longest text in characters that is read; Wikidata allows no longer strings, and shorter labels."""
 
 _ID = re.compile(r"[A-Z][1-9][0-9]{0,17}")
 _AMOUNT = re.compile(r"([+-]?)([0-9]{1,127})(\.[0-9]{1,127})?")
@@ -164,13 +167,18 @@ def human_of(entity: Mapping[str, Any], language: str) -> Human | None:
     claims = _map(entity.get("claims"))
     if INSTANCE_OF not in claims or not entity["id"].startswith("Q"):
         return None
-    left_out: Counter[str] = Counter()
-    kinds = _usage(claims[INSTANCE_OF], left_out)
+    kinds = _usage(claims[INSTANCE_OF], Counter())
     if kinds is None or Value("", HUMAN) not in kinds.values:
         return None
-    left_out.clear()
-    found = ((name, _usage(claims[name], left_out)) for name in claims if name != INSTANCE_OF)
-    usages = {name: usage for name, usage in found if usage is not None}
+    left_out: Counter[str] = Counter()
+    usages: dict[str, Usage] = {}
+    for name, statements in claims.items():
+        usage = _usage(statements, left_out)
+        if usage is None or name == INSTANCE_OF:
+            continue
+        if not (name.startswith("P") and _ID.fullmatch(name)):
+            raise Rejected("odd_structure")
+        usages[name] = usage
     sites = _map(entity.get("sitelinks"))
     editions = sum(1 for site in sites if _WIKIPEDIA.fullmatch(site) and not _NO_WIKIPEDIA.fullmatch(site))
     return Human(entity["id"], label_of(entity, language), editions, usages, left_out)
@@ -214,7 +222,7 @@ def _string(value: Any) -> Value | str:
     if not isinstance(value, str):
         return "odd_value"
     text = _text(value)
-    return Value(text) if text else "empty_text"
+    return Value(text) if text else "unusable_text"
 
 
 def _quantity(value: Any) -> Value | str:
@@ -267,5 +275,5 @@ def _list(value: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """A text with its white space made single blanks; "" for anything else."""
-    return " ".join(value.split()) if isinstance(value, str) else ""
+    """A text with its white space made single blanks; "" for anything else, and for more than `MAX_TEXT` characters."""
+    return " ".join(value.split()) if isinstance(value, str) and len(value) <= MAX_TEXT else ""
