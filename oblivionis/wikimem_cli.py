@@ -73,18 +73,17 @@ class _Display:
 
     def __init__(self, console: Console, dump: Path) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as Speed
+        from rich.table import Column
 
         self._console = console
         self._size = dump.stat().st_size if dump.is_file() else 0
         self._bars = Progress(
-            TextColumn("{task.description:<6}"),
-            BarColumn(bar_width=20),
-            DownloadColumn(),
-            Speed(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=10),
+            DownloadColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            TextColumn("left", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
             disable=not console.is_terminal,
         )

@@ -171,7 +171,7 @@ def packed(data, format, members=1):
 class Naive:
     """What a dump says about people, by holding it all.
 
-    lines: number of lines by id; users: people by property; values: text (or None without label) by (property, human); names, editions: by human.
+    lines: number of lines by id; users: people by property; values: texts, None without label, by (property, human).
     """
 
     def __init__(self, data, language="en"):

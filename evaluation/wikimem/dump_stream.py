@@ -10,7 +10,6 @@ from __future__ import annotations
 import bz2
 import hashlib
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import SEEK_END
@@ -120,11 +119,8 @@ class Dump:
             raise DamagedDump(f"{self.path}: cannot be read ({error.strerror or error})") from error
 
     def _batches(self, file: BinaryIO, start: Position) -> Iterator[Batch]:
-        members = deque([Member(start.member, start.member_offset)])
         position, partial, at = start, _Partial(), start.member_offset
         for chunk, offset, member in self._chunks(file, start):
-            if member != members[-1]:
-                members.append(member)
             at = offset + len(chunk)
             if at <= start.offset:
                 yield Batch([], start, file.tell())
@@ -133,9 +129,7 @@ class Dump:
             lines: list[bytes | None] = list(ended)
             if ended:
                 lines[0] = partial.ended(ended[0])
-                while len(members) > 1 and members[1].offset <= at - len(rest):
-                    members.popleft()
-                position = Position(position.line + len(ended), at - len(rest), *members[0])
+                position = Position(position.line + len(ended), at - len(rest), *member)
             partial.add(rest)
             yield Batch(lines, position, file.tell())
         if at < start.offset:
@@ -143,7 +137,8 @@ class Dump:
                 f"{self.path} has {at} bytes of JSON; expected more than {start.offset}, where it was left"
             )
         if partial.bytes:
-            yield Batch([partial.ended(b"")], Position(position.line + 1, at, *members[0]), self.size, True)
+            end = position._replace(line=position.line + 1, offset=at)
+            yield Batch([partial.ended(b"")], end, self.size, unterminated=True)
 
     def _chunks(self, file: BinaryIO, start: Position) -> Iterator[tuple[bytes, int, Member]]:
         """Pieces of the JSON, each with its offset there and the member that it belongs to."""
