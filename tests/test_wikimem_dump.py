@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from evaluation.wikimem.canaries import fill
 from evaluation.wikimem.dump import OVERSAMPLING, Labels, Options, Survey, wanted_labels
 from evaluation.wikimem.dump_entities import Rejected, entity_of, human_of
 from evaluation.wikimem.dump_samples import IdSet, Reservoir
@@ -212,6 +213,23 @@ def test_values_become_text(snak, expected):
     (usage,) = person.usages.values()
     assert [value.with_label(LABELS) for value in usage.values] == [expected]
     assert not person.left_out
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("12 March 1956", "on 12 March 1956"),
+        ("15 March 44 BC", "on 15 March 44 BC"),
+        ("17 March", "on 17 March"),
+        ("March 1956", "in March 1956"),
+        ("April 33 AD", "in April 33 AD"),
+        ("1956", "in 1956"),
+        ("500 BC", "in 500 BC"),
+        ("7 BC", "in 7 BC"),
+    ],
+)
+def test_times_of_every_precision_read_well_in_a_canary(value, expected):
+    assert fill("HUMAN_SUBJECT was born on PROTECTED_VALUE.", "Ada", value, "date") == f"Ada was born {expected}."
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ _DEFINITE_WHOLE = frozenset({"Bahamas", "Gambia", "Maldives", "Netherlands", "Ph
 _VOWEL_SOUND = re.compile(
     r"(?!uni[^nm]|u[bkst][aeiou]|ukr|ur[ao]|eu|one\b|once\b)[aeiou]|h(?:onou?r|our|eir)", re.IGNORECASE
 )
-_NO_DAY = re.compile(r"(?:(?:[A-Z][a-z]+ )?\d{3,4}(?: BC| AD)?)")
+_NO_DAY = re.compile(r"(?:[A-Z][a-z]+ )?(?:\d{3,4}|\d{1,4} (?:BC|AD))")
 
 
 def fill(template: str, subject: str, value: str, kind: str) -> str:
