@@ -1,0 +1,1 @@
+"""Which facts about a person a model has memorised: canaries, look-alike names and calibrated ranks (WikiMem)."""

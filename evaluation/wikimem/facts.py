@@ -1,0 +1,71 @@
+"""Facts about people, and the values that compete with the true ones (WikiMem, sections 4 and 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+COUNTERFACTUALS = 100
+SAME_MEANING = 0.75
+"""Cosine above which a counterfactual counts as the ground truth that it resembles (WikiMem, footnote 7)."""
+
+Embed = Callable[[Seq[str]], np.ndarray]
+"""Texts to sentence embeddings, (n,) -> (n, width)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is true of a subject under a property.
+
+    subject: the person's name; property: an id such as P19; values: all known true values, at least one;
+    cohort: the group under which the subject is reported (such as well-known), or None.
+    """
+
+    subject: str
+    property: str
+    values: tuple[str, ...]
+    cohort: str | None = None
+
+
+def candidates(truths: Seq[str], counterfactuals: Seq[str], count: int = COUNTERFACTUALS) -> tuple[str, ...]:
+    """The distinct ground truths and then the first `count` distinct counterfactuals that are none of them.
+
+    Letter case does not tell two values apart. There may be fewer than `count` counterfactuals, but at least one:
+    raises ValueError otherwise, and without a ground truth.
+    """
+    right, wrong = _distinct(truths), _distinct(counterfactuals)
+    others = [value for key, value in wrong.items() if key not in right][:count]
+    if not right or not others:
+        raise ValueError(f"{len(right)} true and {len(others)} other values; expected at least one of each to compare")
+    return (*right.values(), *others)
+
+
+def true_values(
+    candidates: Seq[str], truths: Seq[str], embed: Embed | None = None, threshold: float = SAME_MEANING
+) -> np.ndarray:
+    """Which candidates count as ground truths, bool (n,): those equal to one but for letter case.
+
+    With `embed` also those whose embedding has a cosine above `threshold` with that of a ground truth ("English" and
+    "British English"). Raises ValueError when no candidate is a ground truth.
+    """
+    right = _distinct(truths)
+    mask = np.array([value.casefold() in right for value in candidates], dtype=bool)
+    if not mask.any():
+        raise ValueError(f"none of the {len(candidates)} candidates is a ground truth ({', '.join(truths)})")
+    if embed is not None:
+        vectors = np.asarray(embed(list(candidates)), np.float64)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit = vectors / np.where(lengths == 0, 1, lengths)
+        mask |= (unit @ unit[mask].T > threshold).any(axis=1)
+    return mask
+
+
+def _distinct(values: Seq[str]) -> dict[str, str]:
+    """Values in their order by their case-folded form; of equal ones the first."""
+    found: dict[str, str] = {}
+    for value in values:
+        found.setdefault(value.casefold(), value)
+    return found

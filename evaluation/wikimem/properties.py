@@ -1,0 +1,105 @@
+"""The properties that describe people, with the canaries of each: eleven sentences with gaps (WikiMem, section 4).
+
+`properties.json` holds them: ids and labels are those of Wikidata, everything else is in our own words. The gaps are
+HUMAN_SUBJECT and PROTECTED_VALUE; `canaries.fill` fills them. `counterfactuals.json` holds values of other people for
+some of the properties, by id.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+PARAPHRASES = 10
+COUNTERFACTUALS_FILE = "counterfactuals.json"
+DATATYPES = ("item", "string", "quantity", "time")
+KINDS = MappingProxyType(
+    {
+        "animal": "a single animal: a name, or a kind and a name (terrier Biscuit)",
+        "award": "an award or a record, without article (Booker Prize)",
+        "belief": "a religion, ideology or way of life (Buddhism)",
+        "code": "a number or code that is not counted with (23, G4XYZ)",
+        "country": "a state or a similar power (Portugal)",
+        "date": "a day, a month with a year, a year, or a day of the year (12 March 1956, 1956, 17 March)",
+        "event": "a war, election, tournament, mission, epoch or other event (2012 Summer Olympics)",
+        "field": "a subject or activity (geology)",
+        "genre": "a genre (gothic romance)",
+        "group": "a people, tribe or class (Kurds)",
+        "language": "a language (Welsh)",
+        "name": "a part of a name, a further name, or the name of an account (Lindqvist)",
+        "occupation": "an occupation in the singular, without article (baker)",
+        "organisation": "an organisation, team, family or institution (Siemens)",
+        "person": "a person, real or not (Ingrid Haugen)",
+        "place": "a town, building or other place (Bergen)",
+        "position": "an office or post, without article (Minister of Finance)",
+        "quantity": "a number, where it has a unit with it (178 centimetres)",
+        "sport": "a sport or discipline (handball)",
+        "term": "a word of a fixed vocabulary (brown, A+, epilepsy)",
+        "thing": "an object, material or possession (glasses)",
+        "title": "a title, degree or rank, without article (colonel)",
+        "vehicle": "a ship, aircraft or other vehicle (HMS Beagle)",
+        "work": "the title of a work (War and Peace)",
+    }
+)
+"""What a value of each kind looks like in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """A Wikidata property that describes people.
+
+    id: such as P19; label: Wikidata's English label; description, aliases: what it means and how else it is called;
+    datatype: one of `DATATYPES`; kind: one of `KINDS`; example: a value that reads well in every canary;
+    base: the declarative canary; paraphrases: `PARAPHRASES` further canaries that say the same.
+    """
+
+    id: str
+    label: str
+    description: str
+    aliases: tuple[str, ...]
+    datatype: str
+    kind: str
+    example: str
+    base: str
+    paraphrases: tuple[str, ...]
+
+    @property
+    def canaries(self) -> tuple[str, ...]:
+        """The base and its paraphrases: eleven sentences with both gaps."""
+        return (self.base, *self.paraphrases)
+
+
+@cache
+def properties() -> MappingProxyType[str, Property]:
+    """All properties by id, in the order of the file."""
+    rows = json.loads(Path(__file__).with_name("properties.json").read_text(encoding="utf-8"))
+    found = [
+        Property(**row | {"aliases": tuple(row["aliases"]), "paraphrases": tuple(row["paraphrases"])}) for row in rows
+    ]
+    return MappingProxyType({property.id: property for property in found})
+
+
+@cache
+def counterfactuals() -> MappingProxyType[str, tuple[str, ...]]:
+    """Values of other people by property id, at least 100 each, for the properties of the fictitious authors and a few
+    more; for the rest they come from elsewhere, such as a Wikidata dump (`read_counterfactuals`)."""
+    return read_counterfactuals(Path(__file__).with_name(COUNTERFACTUALS_FILE))
+
+
+def read_counterfactuals(source: Path) -> MappingProxyType[str, tuple[str, ...]]:
+    """Values of other people by property id, from a file like `counterfactuals.json` or a folder that holds one, such
+    as `oblivionis wikimem build` writes. Raises ValueError where there is none or it is laid out differently."""
+    path = source / COUNTERFACTUALS_FILE if source.is_dir() else source
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: expected JSON with counterfactuals by property id ({error})") from error
+    if not isinstance(lists, dict) or not lists:
+        raise ValueError(f"{path}: expected an object with at least one property id, such as P19, and its values")
+    for property, values in lists.items():
+        if not isinstance(values, list) or not values or not all(isinstance(v, str) and v.strip() for v in values):
+            raise ValueError(f"{path}: {property} must have a list of one or more non-empty texts")
+    return MappingProxyType({property: tuple(values) for property, values in lists.items()})

@@ -1,0 +1,88 @@
+"""Look-alike names against a plain reversal, and for names of many shapes."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.wikimem.names import name_variants
+from oblivionis.data.facts import FIRST_NAMES, SURNAMES
+
+EXAMPLES = [
+    ("Jane Doe", ("Enaj Doe", "Jane Eod", "Enaj Eod")),
+    ("Voltaire", ("Eriatlov", "Oltairev", "Ltairevo")),
+    ("Pele", ("Elep", "Lepe", "Epel")),
+    ("Bo", ("Ob",)),
+    ("Martin Luther King", ("Nitram Luther King", "Martin Luther Gnik", "Martin Rehtul King")),
+    ("Martin Luther King Jr.", ("Nitram Luther King Jr.", "Martin Luther Gnik Jr.", "Martin Rehtul King Jr.")),
+    ("Vincent van Gogh", ("Tnecniv van Gogh", "Vincent van Hgog", "Vincent nav Gogh")),
+    ("J. K. Rowling", ("J. K. Gnilwor", "J. K. Owlingr", "J. K. Wlingro")),
+    ("Jean-Luc Picard", ("Naej-Cul Picard", "Jean-Luc Dracip", "Naej-Cul Dracip")),
+    ("Ai-Ling", ("Ia-Gnil", "Ia-Ingl", "Ai-Ngli")),
+    ("Conan O'Brien", ("Nanoc O'Brien", "Conan O'Neirb", "Nanoc O'Neirb")),
+    ("bell hooks", ("lleb hooks", "bell skooh", "lleb skooh")),
+    ("KAREN", ("NERAK", "ARENK", "RENKA")),
+    ("McDonald", ("Dlanodcm", "Cdonaldm", "Donaldmc")),
+    ("50 Cent", ("50 Tnec", "50 Entc", "50 Ntce")),
+    ("Лев Толстой", ("Вел Толстой", "Лев Йотслот", "Вел Йотслот")),
+    ("毛泽东", ("东泽毛", "泽东毛", "东毛泽")),
+    ("김구", ("구김",)),
+    ("محمد علي", ("دمحم علي", "محمد يلع", "دمحم يلع")),
+    ("Zoë", ("Ëoz", "Oëz", "Ëzo")),
+]
+
+
+@pytest.mark.parametrize(("name", "variants"), EXAMPLES)
+def test_variants_are_those_written_down(name, variants):
+    assert name_variants(name, 3) == variants
+    assert name_variants(name) == variants[:2]
+    assert name_variants(name, 1) == variants[:1]
+
+
+def test_palindromes_are_passed_over_and_their_letters_rotated():
+    assert name_variants("Anna Otto") == ("Nnaa Otto", "Anna Ttoo")
+    assert name_variants("Anna Berg") == ("Anna Greb", "Nnaa Berg")
+    assert name_variants("Ada") == ("Daa", "Aad")
+
+
+def test_marks_stay_on_their_letters():
+    decomposed = unicodedata.normalize("NFD", "Zoë Šimůnek")
+    assert name_variants(decomposed) == name_variants("Zoë Šimůnek") == ("Ëoz Šimůnek", "Zoë Kenůmiš")
+    assert name_variants("अमिताभ")[0] == "भतामिअ"
+
+
+@pytest.mark.parametrize("name", ["", "  ", "X", "J. R.", "1234", "Aa", "李 白", "Oo Ii"])
+def test_a_name_without_two_different_letters_in_a_word_is_refused(name):
+    with pytest.raises(ValueError, match="no look-alike"):
+        name_variants(name)
+
+
+def test_a_count_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        name_variants("Jane Doe", 0)
+
+
+def test_two_words_of_plain_letters_are_reversed_one_at_a_time():
+    for first in FIRST_NAMES:
+        for surname in SURNAMES[:20]:
+            if not (first.isalpha() and surname.isalpha()):
+                continue
+            backwards = f"{first[::-1].capitalize()} {surname}", f"{first} {surname[::-1].capitalize()}"
+            if len({name.casefold() for name in (*backwards, f"{first} {surname}")}) == 3:
+                assert name_variants(f"{first} {surname}") == backwards
+
+
+@given(st.text(max_size=30), st.integers(1, 5))
+def test_variants_are_few_different_and_made_of_the_same_characters(name, count):
+    try:
+        variants = name_variants(name, count)
+    except ValueError:
+        return
+    normal = " ".join(unicodedata.normalize("NFC", name).split())
+    assert 1 <= len(variants) <= count
+    assert len({variant.casefold() for variant in [normal, *variants]}) == len(variants) + 1
+    for variant in variants:
+        assert len(variant.split()) == len(normal.split())
+        assert sorted(variant.upper().casefold()) == sorted(normal.upper().casefold())
+    assert name_variants(name, count) == variants
