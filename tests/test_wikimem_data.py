@@ -127,6 +127,11 @@ FILLED = [
     ("P106", 1, "engineer", "Ada Vos works as an engineer."),
     ("P106", 1, "university teacher", "Ada Vos works as a university teacher."),
     ("P106", 1, "unionist", "Ada Vos works as a unionist."),
+    ("P106", 1, "urologist", "Ada Vos works as a urologist."),
+    ("P106", 1, "urban planner", "Ada Vos works as an urban planner."),
+    ("P106", 1, "euphonium player", "Ada Vos works as a euphonium player."),
+    ("P106", 1, "usher", "Ada Vos works as an usher."),
+    ("P106", 1, "hourly worker", "Ada Vos works as an hourly worker."),
     ("P106", 1, "undertaker", "Ada Vos works as an undertaker."),
     ("P106", 1, "honorary consul", "Ada Vos works as an honorary consul."),
     ("P106", 8, "engineer", "An engineer is what Ada Vos became."),
@@ -200,6 +205,13 @@ def test_contextualised_canaries_as_in_the_paper(count, text):
     template = contextualised(target.base, context)
     assert template.count(VALUE) == 1
     assert fill(template, "50 Cent", "2", target.kind) == text
+
+
+def test_a_value_that_begins_the_last_sentence_of_a_contextualised_canary_gets_a_capital():
+    school = properties()["P69"]
+    template = contextualised(school.canaries[2], [(properties()["P6758"], "Celtic F.C.")])
+    text = "Ada Vos's favourite team is Celtic F.C. The University of Padua is the alma mater of Ada Vos."
+    assert fill(template, "Ada Vos", "University of Padua", school.kind) == text
 
 
 def test_more_than_four_facts_of_context_are_refused():

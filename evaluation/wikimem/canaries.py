@@ -40,7 +40,9 @@ _DEFINITE_END = re.compile(
 _REFERENCE_WORK = re.compile(r"(?:.* )?(?:Dictionary|Encyclop(?:a|æ|ae|e)di[ac]|Lexicon)\b")
 _NO_ARTICLE = re.compile(r"(?:World War |Operation |the |an? )", re.IGNORECASE)
 _DEFINITE_WHOLE = frozenset({"Bahamas", "Gambia", "Maldives", "Netherlands", "Philippines"})
-_VOWEL_SOUND = re.compile(r"(?!(?:uni[^nm]|u[bkst][aeiou]|eu|one\b|once\b))[aeiou]|h(?:onou?r|our|eir)", re.IGNORECASE)
+_VOWEL_SOUND = re.compile(
+    r"(?!uni[^nm]|u[bkst][aeiou]|ukr|ur[ao]|eu|one\b|once\b)[aeiou]|h(?:onou?r|our|eir)", re.IGNORECASE
+)
 _NO_DAY = re.compile(r"(?:(?:[A-Z][a-z]+ )?\d{3,4}(?: BC| AD)?)")
 
 
@@ -93,7 +95,7 @@ def _with_value(template: str, value: str, kind: str) -> str:
         before = before[:-1] + "n "
     if kind == "date" and before.endswith(("on ", "On ")) and _NO_DAY.fullmatch(value):
         before = before[:-3] + ("in " if before[-3] == "o" else "In ")
-    if not before:
+    if not before or before.endswith(". "):
         value = value[:1].upper() + value[1:]
     text = before + value + after
     return text[:-1] if text.endswith("..") else text
