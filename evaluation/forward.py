@@ -35,6 +35,7 @@ from evaluation.models import (
     base_model,
     decoder_layers,
     evaluation_mode,
+    layer_index,
     model_device,
     text_config,
     vocabulary_size,
@@ -203,17 +204,24 @@ def _forward_padded(model: nn.Module, batch: PackedBatch) -> tuple[Tensor, tuple
 
 
 @contextmanager
-def _head_input(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Collects what enters the language-model head: the final hidden states after the last norm."""
-    head: Any = base_model(model).get_output_embeddings()  # type: ignore[operator]
+def _collected(model: nn.Module, layer: int | None) -> Iterator[list[Tensor]]:
+    """Collects what leaves decoder layer `layer`, or enters the language-model head (None: after the last norm)."""
     seen: list[Tensor] = []
     thread = threading.get_ident()
 
-    def collect(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def before(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         if threading.get_ident() == thread:
             seen.append(args[0])
 
-    handle = head.register_forward_pre_hook(collect)
+    def after(_: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == thread:
+            seen.append(output[0] if isinstance(output, tuple) else output)
+
+    if layer is None:
+        head: Any = base_model(model).get_output_embeddings()  # type: ignore[operator]
+        handle = head.register_forward_pre_hook(before)
+    else:
+        handle = decoder_layers(model)[1][layer].register_forward_hook(after)
     try:
         yield seen
     finally:
@@ -232,19 +240,39 @@ def kept_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> 
     return row_forward(model, mode)(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
 
 
-def kept_logits_and_states(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> tuple[Tensor, Tensor]:
-    """`kept_logits` and, from the same pass, the states (K, d) that enter the language-model head."""
+def kept_logits_and_states(
+    model: nn.Module, batch: PackedBatch, *, mode: str = "auto", layer: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """`kept_logits` and, from the same pass, states (K, d) at the same places.
+
+    layer: None: the states that enter the language-model head; else those that leave this decoder layer, from 0 or,
+    negative, from the last. Raises ValueError if there is no such layer.
+    """
     mode = _resolve(model, batch, mode)
+    layer = None if layer is None else layer_index(model, layer)
     if mode == "fused":
         fused = FusedLlama(model)
-        states = fused.states(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
-        return F.linear(states, fused.head), states
-    with _head_input(model) as seen:
+        states, kept = _fused_states(fused, batch, layer)
+        return F.linear(states, fused.head), kept
+    with _collected(model, layer) as seen:
         if mode == "padded":
             logits, where = _forward_padded(model, batch)
-            return logits[where], seen[-1][where]
+            return logits[where], seen[-1][where] if layer is None else _row(batch, seen[-1])[batch.keep]
         logits = kept_logits(model, batch, mode="packed")
-        return logits, seen[-1][0]
+        return logits, seen[-1][0] if layer is None else seen[-1][0][batch.keep]
+
+
+def _fused_states(fused: FusedLlama, batch: PackedBatch, layer: int | None) -> tuple[Tensor, Tensor]:
+    """What enters the head, and what leaves `layer` (None: the same), (K, d) each."""
+    if layer is None:
+        states = fused.states(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
+        return states, states
+    return fused.states_and_layer(batch.input_ids, batch.position_ids, batch.layout, batch.keep, layer)
+
+
+def _row(batch: PackedBatch, padded: Tensor) -> Tensor:
+    """(B, L, d) of a right-padded batch -> (N, d) of its row."""
+    return batch.layout.unpad(padded.unsqueeze(1))[:, 0]
 
 
 def answer_logits(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
@@ -295,21 +323,18 @@ def layer_states(model: nn.Module, batch: PackedBatch, layer: int, *, mode: str 
         raise ValueError(f"the model has layers 0 to {len(layers) - 1}, not {layer}")
     if mode == "fused":
         return FusedLlama(model, layer + 1, passes="one").hidden(batch.input_ids, batch.position_ids, batch.layout)
-    seen: list[Any] = []
-    handle = layers[layer].register_forward_hook(lambda module, args, output: seen.append(output))
     base = base_model(model)
     parent, _, attribute = name.rpartition(".")
-    setattr(base.get_submodule(parent), attribute, layers[: layer + 1])
-    try:
-        if mode == "packed":
-            forward_row(model, batch.input_ids, batch.position_ids, batch.layout, batch.keep[:1])
-        else:
-            _forward_padded(model, batch)
-    finally:
-        setattr(base.get_submodule(parent), attribute, layers)
-        handle.remove()
-    states = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
-    return states[0] if mode == "packed" else batch.layout.unpad(states.unsqueeze(1))[:, 0]
+    with _collected(model, layer) as seen:
+        setattr(base.get_submodule(parent), attribute, layers[: layer + 1])
+        try:
+            if mode == "packed":
+                forward_row(model, batch.input_ids, batch.position_ids, batch.layout, batch.keep[:1])
+            else:
+                _forward_padded(model, batch)
+        finally:
+            setattr(base.get_submodule(parent), attribute, layers)
+    return seen[-1][0] if mode == "packed" else _row(batch, seen[-1])
 
 
 def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
@@ -333,22 +358,24 @@ class Scorer:
 
     workers: how many batches may be scored at once, each by a thread of its own (`side_by_side`). On the CPU that is
     faster than all cores on one batch, whose small operations wait for the slowest core each; but each batch holds
-    logits, which is why there may be fewer workers than cores.
+    logits, which is why there may be fewer workers than cores. layer: which states there are, as in
+    `kept_logits_and_states`; raises ValueError if there is no such layer.
     """
 
-    def __init__(self, model: nn.Module, mode: str = "auto") -> None:
+    def __init__(self, model: nn.Module, mode: str = "auto", layer: int | None = None) -> None:
         self._model, self._mode = model, mode
+        self._layer = None if layer is None else layer_index(model, layer)
         self._fused = FusedLlama(model) if resolve_mode(model, mode, 1, shared=True) == "fused" else None
         self.workers = 1 if self._fused is None else fused_workers(model)
 
     def __call__(self, batch: PackedBatch, *, states: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
         """log p (M,) float32 of every answer token, whether it is the likeliest, and states (K, d) if asked for."""
         if self._fused is not None:
-            kept = self._fused.states(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
+            top, kept = _fused_states(self._fused, batch, self._layer if states else None)
             # Logits of a few rows at a time stay in the cache.
-            pieces = (F.linear(rows, self._fused.head) for rows in kept.split(HEAD_ROWS))
+            pieces = (F.linear(rows, self._fused.head) for rows in top.split(HEAD_ROWS))
         elif states:
-            logits, kept = kept_logits_and_states(self._model, batch, mode=self._mode)
+            logits, kept = kept_logits_and_states(self._model, batch, mode=self._mode, layer=self._layer)
             pieces = iter([logits])
         else:
             kept, pieces = None, iter([kept_logits(self._model, batch, mode=self._mode)])

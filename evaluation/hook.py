@@ -38,10 +38,15 @@ class Result:
                 raise ValueError(f"metric {name} is {value}")
 
 
+_Kind = tuple[str, int | None]
+"""Which states: pooling and layer."""
+
+
 class EvaluationSession:
     """One model state under evaluation: each distinct sequence is scored once, each prompt continued once.
 
-    Announce what will be read with `request`; the first read then computes everything announced in one pass. The
+    Announce what will be read with `request`; the first read then computes everything announced in one pass. A sequence
+    is scored again only for states that nobody announced before it was scored, or for a second kind of states. The
     model must not change during a session.
     """
 
@@ -57,9 +62,10 @@ class EvaluationSession:
         self.model = model
         self.stop_ids = frozenset(stop_ids)
         self.pad_id, self.token_budget, self.mode = pad_id, token_budget, mode
-        self._scored: dict[str | None, dict[Sequence, tuple[Scores, int]]] = {}
+        self._scored: dict[Sequence, tuple[Scores, int]] = {}
+        self._states: dict[_Kind, dict[Sequence, tuple[Scores, int]]] = {}
         self._continued: dict[tuple[int, ...], tuple[int, list[int]]] = {}
-        self._sequences: dict[str | None, dict[Sequence, None]] = {}
+        self._sequences: dict[_Kind | None, dict[Sequence, None]] = {}
         self._prompts: dict[tuple[int, ...], int] = {}
 
     def request(
@@ -67,13 +73,14 @@ class EvaluationSession:
         *,
         sequences: Seq[Sequence] = (),
         hidden: str | None = None,
+        layer: int | None = None,
         prompts: Seq[Seq[int]] = (),
         max_new_tokens: int = 0,
     ) -> None:
         """Announce sequences whose `scores` and prompts whose `greedy` continuations will be read."""
         if prompts and max_new_tokens < 1:
             raise ValueError("a request for continuations needs max_new_tokens >= 1")
-        self._sequences.setdefault(hidden, {}).update(dict.fromkeys(sequences))
+        self._sequences.setdefault(_kind(hidden, layer), {}).update(dict.fromkeys(sequences))
         for prompt in prompts:
             key = tuple(prompt)
             self._prompts[key] = max(max_new_tokens, self._prompts.get(key, 0))
@@ -85,17 +92,15 @@ class EvaluationSession:
 
     def compute(self) -> None:
         """Score and continue everything announced and not yet known."""
-        for hidden, sequences in list(self._sequences.items()):
-            known = self._scored.setdefault(hidden, {})
-            new = [s for s in sequences if s not in known]
-            if new:
-                scores = score(self.model, new, token_budget=self.token_budget, hidden=hidden, mode=self.mode)
-                found = {s: (scores, i) for i, s in enumerate(new)}
-                known.update(found)
-                if hidden is not None:
-                    # States come on top of the plain scores: those are known now as well.
-                    self._scored.setdefault(None, {}).update(found)
-        self._sequences.clear()
+        plain = self._sequences.pop(None, {})
+        for kind, sequences in list(self._sequences.items()):
+            known = self._states.setdefault(kind, {})
+            wanted = {s: None for s in sequences if s not in known}
+            if wanted:
+                # All in one pass, where answers share their prompt with others whether states are wanted or not.
+                known.update(self._score({**wanted, **plain}, kind, wanted))
+            del self._sequences[kind]
+        self._score(plain, None, ())
         starts = self._known_starts() if self._prompts else {}
         limits: dict[int, list[tuple[int, ...]]] = {}
         for prompt, limit in self._prompts.items():
@@ -114,22 +119,43 @@ class EvaluationSession:
             self._continued.update({p: (limit, tokens) for p, tokens in zip(prompts, produced, strict=True)})
         self._prompts.clear()
 
+    def _score(
+        self, sequences: Collection[Sequence], kind: _Kind | None, wanted: Collection[Sequence]
+    ) -> dict[Sequence, tuple[Scores, int]]:
+        """Score the `wanted` sequences, with states, and those of the others that are not known; the wanted ones."""
+        new = [s for s in sequences if s in wanted or s not in self._scored]
+        if not new:
+            return {}
+        hidden, layer = kind or (None, None)
+        scores = score(
+            self.model,
+            new,
+            token_budget=self.token_budget,
+            hidden=hidden,
+            layer=layer,
+            only=wanted,
+            mode=self.mode,
+        )
+        found = {s: (scores, i) for i, s in enumerate(new)}
+        self._scored.update(found)
+        return {s: found[s] for s in wanted}
+
     def _known_starts(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         """How the greedy continuation of a prompt begins, as far as a scored answer agrees with it at every token."""
         starts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for found in self._scored.values():
-            for sequence, (scores, i) in found.items():
-                misses = np.flatnonzero(~scores.correct[i])
-                start = sequence.answer[: int(misses[0])] if misses.size else sequence.answer
-                if len(start) > len(starts.get(sequence.prompt, ())):
-                    starts[sequence.prompt] = start
+        for sequence, (scores, i) in self._scored.items():
+            misses = np.flatnonzero(~scores.correct[i])
+            start = sequence.answer[: int(misses[0])] if misses.size else sequence.answer
+            if len(start) > len(starts.get(sequence.prompt, ())):
+                starts[sequence.prompt] = start
         return starts
 
-    def scores(self, sequences: Seq[Sequence], hidden: str | None = None) -> Scores:
+    def scores(self, sequences: Seq[Sequence], hidden: str | None = None, layer: int | None = None) -> Scores:
         """`likelihood.score` of the sequences, in their order; each distinct one is computed once per session."""
-        self.request(sequences=sequences, hidden=hidden)
+        self.request(sequences=sequences, hidden=hidden, layer=layer)
         self.compute()
-        known = self._scored[hidden]
+        kind = _kind(hidden, layer)
+        known = self._scored if kind is None else self._states.get(kind, {})
         return _joined([known[s] for s in sequences], hidden is not None)
 
     def greedy(self, prompts: Seq[Seq[int]], max_new_tokens: int) -> list[list[int]]:
@@ -137,6 +163,10 @@ class EvaluationSession:
         self.request(prompts=prompts, max_new_tokens=max_new_tokens)
         self.compute()
         return [self._continued[tuple(prompt)][1][:max_new_tokens] for prompt in prompts]
+
+
+def _kind(hidden: str | None, layer: int | None) -> _Kind | None:
+    return None if hidden is None else (hidden, layer)
 
 
 def _joined(found: Seq[tuple[Scores, int]], hidden: bool) -> Scores:

@@ -6,7 +6,7 @@ teacher-forced on the true prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Scores:
 
     sum_nll, mean_nll (S,) float64, nats, >= 0; num_tokens (S,) answer tokens; log_probs, correct: per sequence one
     array (num_tokens,) of log-probabilities (float32) and of whether the teacher-forced argmax is the token;
-    hidden: what `score` was asked for, per sequence one float32 array, or None.
+    hidden: what `score` was asked for, per sequence one float32 array (empty where no states were wanted), or None.
     """
 
     sum_nll: np.ndarray
@@ -97,15 +97,19 @@ def score(
     *,
     token_budget: int | None = None,
     hidden: str | None = None,
+    layer: int | None = None,
+    only: Collection[Sequence] | None = None,
     mode: str = "auto",
 ) -> Scores:
     """Score every distinct sequence once; equal prefixes within a batch (above all the prompt) are computed once.
 
-    hidden: None; "all": states (num_tokens + 1, d) after the last norm at the last prompt token and at every answer
-    token (state j predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,)
-    over the answer tokens. token_budget bounds the memory of a batch (`default_token_budget`); mode as in
-    `evaluation.forward`. Runs in eval mode without gradients and restores the mode. Raises ValueError for an empty
-    list, an empty prompt or answer, an unknown `hidden` or `mode`, a budget below 1.
+    hidden: None; "all": states (num_tokens + 1, d) at the last prompt token and at every answer token (state j
+    predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,) over the answer
+    tokens. layer: the states that leave this decoder layer, from 0 or, negative, from the last; None: those that enter
+    the language-model head, after the last norm. only: the sequences whose states are wanted (None: all). token_budget
+    bounds the memory of a batch (`default_token_budget`); mode as in `evaluation.forward`. Runs in eval mode without
+    gradients and restores the mode. Raises ValueError for an empty list, an empty prompt or answer, an unknown
+    `hidden`, `layer` or `mode`, a budget below 1.
     """
     if hidden is not None and hidden not in POOLINGS:
         raise ValueError(f"unknown hidden {hidden!r}, expected None or one of {', '.join(POOLINGS)}")
@@ -121,17 +125,20 @@ def score(
     log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
     correct: list[np.ndarray] = [np.empty(0, bool)] * len(distinct)
     states: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
+    wanted = [hidden is not None and (only is None or s in only) for s in distinct]
     keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
-        scorer = Scorer(model, mode)
-        device, last = model_device(model), hidden is not None
+        scorer = Scorer(model, mode, layer)
+        device = model_device(model)
 
         def work(indices: list[int]) -> None:
             with torch.inference_mode():
+                last = [wanted[i] for i in indices]
                 batch = PackedBatch.build([distinct[i] for i in indices], device, share=True, last=last)
-                logp, hits, state = scorer(batch, states=last)
+                logp, hits, state = scorer(batch, states=any(last))
                 if hidden is not None and state is not None:
-                    for i, pooled in zip(indices, _pooled(state, batch, hidden), strict=True):
+                    kept = [i for i in indices if wanted[i]]
+                    for i, pooled in zip(kept, _pooled(state, batch, last, hidden), strict=True):
                         states[i] = pooled
                 lengths = batch.answer_lengths.tolist()
                 parts = [x.cpu().split(lengths) for x in (logp, hits)]
@@ -145,10 +152,11 @@ def score(
     return Scores(total, total / count, count, tuple(log_probs), tuple(correct), kept).take(which)
 
 
-def _pooled(state: Tensor, batch: PackedBatch, pooling: str) -> list[np.ndarray]:
-    """States (K, d) -> per sequence what `score` documents for `hidden`."""
-    sizes = (batch.answer_lengths + 1).tolist()
-    rows = [part.float() for part in state[batch.state_rows].split(sizes)]
+def _pooled(state: Tensor, batch: PackedBatch, last: Seq[bool], pooling: str) -> list[np.ndarray]:
+    """States (K, d) -> what `score` documents for `hidden`, per sequence that was packed with its `last` token."""
+    sizes = [length + whole for length, whole in zip(batch.answer_lengths.tolist(), last, strict=True)]
+    places = batch.state_rows.split(sizes)
+    rows = [state[part].float() for part, whole in zip(places, last, strict=True) if whole]
     if pooling == "all":
         return [part.cpu().numpy() for part in rows]
     if pooling == "last":

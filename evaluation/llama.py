@@ -83,21 +83,39 @@ class FusedLlama:
         """One row (N,) of tokens, attention by `layout` -> states (K, d) that enter the head at the places `keep`."""
         return _norm(self._stem.norm, self.hidden(input_ids, position_ids, layout, keep))
 
+    def states_and_layer(
+        self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """`states` and, from the same pass, what leaves decoder layer `layer`, from 0: (K, d) each."""
+        x, tapped = self._pass(input_ids, position_ids, layout, keep, layer)
+        assert tapped is not None
+        return _norm(self._stem.norm, x), tapped
+
     def hidden(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor | None = None) -> Tensor:
         """What leaves the last of the `depth` layers, before the norm: (N, d), or (K, d) at the places `keep`."""
+        return self._pass(input_ids, position_ids, layout, keep)[0]
+
+    def _pass(
+        self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor | None, tap: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`hidden`, and what leaves layer `tap` at the places `keep`."""
+        tapped: Tensor | None = None
+        last = len(self._layers) - 1
         x = self._stem.embed_tokens(input_ids)
         cos, sin = self._stem.rotary_emb(x, position_ids[None])
         half = cos.shape[-1] // 2
         cos, sin = cos[0, :, None, :half], sin[0, :, None, :half]
-        for layer in self._layers:
+        for i, layer in enumerate(self._layers):
             attended = self._attend(
                 layer.attention, _apply(layer.qkv, _norm(layer.attention_norm, x)), cos, sin, layout
             )
-            if keep is not None and layer is self._layers[-1]:
+            if keep is not None and i == last:
                 attended, x = attended[keep], x[keep]
             x = _add(x, layer.out, attended)
             x = _feed_forward(layer, x)
-        return x
+            if i == tap:
+                tapped = x if keep is None or i == last else x[keep]
+        return x, tapped
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
         """As `states`, but logits (K, V)."""

@@ -46,6 +46,14 @@ def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
     raise ValueError(f"{type(base_model(model)).__name__} has no list of {count} decoder layers")
 
 
+def layer_index(model: nn.Module, layer: int) -> int:
+    """A decoder layer's number from 0; negative ones count from the last. Raises ValueError if there is no such."""
+    count = len(decoder_layers(model)[1])
+    if not -count <= layer < count:
+        raise ValueError(f"the model has decoder layers 0 to {count - 1}, also -{count} to -1, not {layer}")
+    return layer % count
+
+
 def model_device(model: nn.Module) -> torch.device:
     """Device of the model's first parameter: where token ids go."""
     return next(model.parameters()).device

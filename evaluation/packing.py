@@ -138,8 +138,8 @@ class PackedBatch:
     """B sequences packed into one row of N tokens; M answer tokens, predicted from K row places.
 
     input_ids, position_ids (N,); lengths, answer_lengths (B,); keep (K,): row places whose logits are needed;
-    rows (M,): the entry of `keep` that predicts each answer token; state_rows (M,) or, with last=True, (M+B,): the
-    same followed in each sequence by the entry of its last answer token; labels (M,): the answer tokens; segment
+    rows (M,): the entry of `keep` that predicts each answer token; state_rows (M + number of `last`): the same,
+    followed in each sequence built with `last` by the entry of its last answer token; labels (M,): the answer tokens; segment
     (M,): the index of their sequence; direct: `rows` is 0..K-1. Answer tokens lie in the order of the sequences.
     """
 
@@ -163,11 +163,12 @@ class PackedBatch:
         device: torch.device | str | None = None,
         *,
         share: bool = False,
-        last: bool = False,
+        last: bool | Seq[bool] = False,
     ) -> PackedBatch:
         """Pack the sequences; share=True computes equal prefixes (a common prompt) once.
 
-        The last answer token is only a label, so it is left out of the row unless last=True asks for its state.
+        The last answer token is only a label, so it is left out of the row unless `last`, one for all sequences or one
+        for each, asks for its state.
         Raises ValueError for an empty list, an empty prompt or an empty answer.
         """
         sequences = tuple(Sequence(tuple(s[0]), tuple(s[1])) for s in sequences)
@@ -176,7 +177,10 @@ class PackedBatch:
         for i, s in enumerate(sequences):
             if not s.prompt or not s.answer:
                 raise ValueError(f"sequence {i} has an empty {'answer' if s.prompt else 'prompt'}")
-        inputs = [s.prompt + (s.answer if last else s.answer[:-1]) for s in sequences]
+        with_last = [last] * len(sequences) if isinstance(last, bool) else list(last)
+        inputs = [
+            s.prompt + (s.answer if whole else s.answer[:-1]) for s, whole in zip(sequences, with_last, strict=True)
+        ]
         layout, ids, positions, places = row_layout(inputs, share=share, device=device)
         keep = _integers(row[len(s.prompt) - 1 :] for s, row in zip(sequences, places, strict=True))
         state_rows = torch.arange(keep.numel())
@@ -184,8 +188,9 @@ class PackedBatch:
             keep, state_rows = torch.unique(keep, return_inverse=True)
         answer_lengths = torch.tensor([len(s.answer) for s in sequences])
         predicts = torch.ones(state_rows.numel(), dtype=torch.bool)
-        if last:
-            predicts[torch.cumsum(answer_lengths + 1, 0) - 1] = False
+        if any(with_last):
+            extra = torch.tensor(with_last)
+            predicts[(torch.cumsum(answer_lengths + extra, 0) - 1)[extra]] = False
         labels = _integers(s.answer for s in sequences)
         segment = torch.repeat_interleave(torch.arange(len(sequences)), answer_lengths)
         return cls(
@@ -200,7 +205,7 @@ class PackedBatch:
             state_rows=state_rows.to(device),
             labels=labels.to(device),
             segment=segment.to(device),
-            direct=not (share or last),
+            direct=not (share or any(with_last)),
         )
 
     @property

@@ -16,11 +16,13 @@ from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
+from evaluation.packing import Sequence as Tokens
 from evaluation.rouge import rouge_l
+from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, Embedded, References, RulerEvaluator
 from evaluation.sampling import Rule
 from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
 from oblivionis import config as configuration
-from oblivionis import seeds
+from oblivionis import ruler, seeds
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.records import Corpus, Record
@@ -29,6 +31,7 @@ from oblivionis.errors import RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.progress import Events
 from oblivionis.runs import Checkpoint, RunDirectory, read_checkpoint
 
 
@@ -41,7 +44,7 @@ def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, flo
 class Measured:
     """The evaluation of one global model.
 
-    `metrics` are those of the TOFU evaluator, by short name, and those of the leakage evaluator as `leakage_…`;
+    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…` and `ruler_…`;
     `report` holds all evaluators' results.
     """
 
@@ -54,9 +57,21 @@ class Measured:
 
     @property
     def log(self) -> dict[str, Any] | None:
-        """The per-question log in the shape of TOFU's own, with the question ids under `ids`."""
-        found = self.report.results.get("tofu")
-        return {**found.details["log"], "ids": found.details["ids"]} if found else None
+        """The per-question log in the shape of TOFU's own, with the question ids under `ids`.
+
+        `ruler` holds the percentile ranks of the forget records by id.
+        """
+        found, ranked = self.report.results.get("tofu"), self.report.results.get("ruler")
+        if found is None:
+            return None
+        ranks = {"ruler": dict(zip(ranked.details["ids"], ranked.details["ranks"], strict=True))} if ranked else {}
+        return {**found.details["log"], "ids": found.details["ids"], **ranks}
+
+    @property
+    def embedded(self) -> Embedded | None:
+        """The representations that RULER read, None where it was left out or failed."""
+        found = self.report.results.get("ruler")
+        return found.details["embedded"] if found else None
 
     def rows(self, stage: str, round: int, moment: str) -> list[dict[str, Any]]:
         """One line of metrics.jsonl per evaluator; a failed evaluator has `error` instead of metrics."""
@@ -84,6 +99,7 @@ class Assessor:
     """Measures adapters of one assembled model on the questions of one corpus, tokenised once."""
 
     def __init__(self, assembled: Assembled, corpus: Corpus, config: Config) -> None:
+        ruler.check_layer(assembled.model, config)
         self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
         self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}
@@ -115,14 +131,77 @@ class Assessor:
             )
         ]
 
-    def measure(self, vector: np.ndarray, *, full: bool, oracle: Mapping[str, Any] | None = None) -> Measured:
+    @property
+    def manifest_hash(self) -> str:
+        """Which parameters a vector holds (and which are frozen beside them)."""
+        return self._assembled.manifest_hash
+
+    def _profile(self, full: bool) -> Profile:
+        settings = self._config.evaluation.full if full else self._config.evaluation.light
+        return Profile(settings.questions_per_set, settings.max_new_tokens, tuple(settings.sets))
+
+    def _ruler_records(self, full: bool) -> tuple[list[Answered], list[Answered]]:
+        """The forget and retain records that a profile asks, with their true answers."""
+        profile = self._profile(full)
+        forget, retain = (
+            [Answered(q.id, Tokens(q.prompt, q.answer)) for q in profile.pick(self._questions.get(name, ()))]
+            if name in profile.sets
+            else []
+            for name in ("forget", "retain")
+        )
+        return forget, retain
+
+    def _ruler(self, records: tuple[list[Answered], list[Answered]], with_: References | None) -> list[RulerEvaluator]:
+        """RULER on these records, none where it is switched off or they are too few."""
+        settings = self._config.evaluation.ruler
+        forget, retain = records
+        if not settings.enabled or not forget or len(retain) < LEAST_RETAIN:
+            return []
+        return [RulerEvaluator(forget, retain, settings.pooling, settings.layer, with_, settings.retain_sample)]
+
+    def ruler_lacks(self) -> list[str]:
+        """Which profiles leave RULER out for want of records, and why; nothing where it is switched off."""
+        if not self._config.evaluation.ruler.enabled:
+            return []
+        lacking = []
+        for name, full in (("light", False), ("full", True)):
+            forget, retain = self._ruler_records(full)
+            if not self._ruler((forget, retain), None):
+                lacking.append(f"evaluation.{name} asks {len(forget)} forget and {len(retain)} retain questions")
+        return lacking
+
+    @property
+    def ruler_ids(self) -> tuple[list[str], list[str]] | None:
+        """Ids of the forget and of the retain records that RULER reads in either profile; None where in neither."""
+        found = self._ruler(self._both_profiles(), None)
+        return ([r.id for r in found[0].forget], [r.id for r in found[0].retain]) if found else None
+
+    def _both_profiles(self) -> tuple[list[Answered], list[Answered]]:
+        light, full = self._ruler_records(False), self._ruler_records(True)
+        forget, retain = (list({r.id: r for r in (*b, *a)}.values()) for a, b in zip(light, full, strict=True))
+        return forget, retain
+
+    def embed(self, vector: np.ndarray) -> Embedded:
+        """The representations of `ruler_ids` in the model with `vector`; there must be some."""
+        (evaluator,) = self._ruler(self._both_profiles(), None)
+        self._load(vector)
+        with fused_lora(self._assembled.model):
+            return evaluator.embed(self._session())
+
+    def measure(
+        self,
+        vector: np.ndarray,
+        *,
+        full: bool,
+        oracle: Mapping[str, Any] | None = None,
+        references: References | None = None,
+    ) -> Measured:
         """Load `vector` and run every evaluator with the profile `full` or `light` of the configuration.
 
-        `oracle` is the retrained model's log; with it there is a forget quality.
+        `oracle` is the retrained model's log; with it there is a forget quality. With `references`, RULER's Lens 1.
         """
         started = time.perf_counter()
         evaluation = self._config.evaluation
-        settings = evaluation.full if full else evaluation.light
         self._load(vector)
         ratios = truth_ratios(oracle, "forget", evaluation.truth_ratio) if oracle is not None else None
         tofu = TofuEvaluator(
@@ -130,11 +209,12 @@ class Assessor:
             decode=self._decode,
             convention=evaluation.truth_ratio,
             oracle=None if ratios is None else ratios.tolist(),
-            profile=Profile(settings.questions_per_set, settings.max_new_tokens, tuple(settings.sets)),
+            profile=self._profile(full),
         )
+        evaluators = [tofu, *self._ruler(self._ruler_records(full), references), *self._leakage(full)]
         session = self._session()
         with fused_lora(self._assembled.model):
-            report = Hook([tofu, *self._leakage(full)], strict=self._config.strict).run(session)
+            report = Hook(evaluators, strict=self._config.strict).run(session)
         return Measured(report, time.perf_counter() - started)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
@@ -246,12 +326,14 @@ def assemble_for(run: RunDirectory, config: Config) -> Assembled:
 
 
 def evaluate_checkpoint(
-    target: Path, stage: str | None, overrides: Sequence[str]
+    target: Path, stage: str | None, overrides: Sequence[str], events: Events | None = None
 ) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
-    run, checkpoint, config, _ = find_checkpoint(target, stage, overrides)
-    assembled = assemble_for(run, config)
-    measured = Assessor(assembled, load_corpus(config.data), config).measure(
-        checkpoint.vector, full=True, oracle=run.evaluation_log("retrain")
-    )
+    run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
+    assessor = Assessor(assemble_for(run, config), load_corpus(config.data), config)
+    known = None
+    if checkpoint.stage == "unlearn":
+        ruler.check_pair(run, config, fingerprint)
+        known = ruler.references(run, config, assessor, events or Events())
+    measured = assessor.measure(checkpoint.vector, full=True, oracle=run.evaluation_log("retrain"), references=known)
     return run, checkpoint, measured.metrics

@@ -177,9 +177,10 @@ def evaluate(
     """Measure a checkpoint anew with the full profile and print its metrics."""
     from oblivionis import report
     from oblivionis.assessment import evaluate_checkpoint
+    from oblivionis.progress import LineEvents
 
-    run, checkpoint, metrics = evaluate_checkpoint(target, stage, set_ or [])
     console = Console()
+    run, checkpoint, metrics = evaluate_checkpoint(target, stage, set_ or [], LineEvents(console))
     title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
     console.print(report.metrics_table({checkpoint.stage: metrics}, title=title))
 

@@ -13,6 +13,7 @@ TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
 EMBEDDED_CONTEXT = 512
 WITH_RETAIN_LOSS = ("grad_diff", "npo", "simnpo")
 WITHOUT_FORGET_LIKELIHOOD = ("fine_tune", "rmu")
+LEAST_ORACLES = 3
 NEEDS_RETAIN = ("fine_tune", "neg_grad", "scrub")
 
 Check = Callable[[Config], Iterator[Problem]]
@@ -63,6 +64,20 @@ def _run_name(config: Config) -> Iterator[Problem]:
 def _start_from(config: Config) -> Iterator[Problem]:
     if config.start_from is not None and not (Path(config.start_from).expanduser() / "config.yaml").is_file():
         yield Problem("start_from", f"{config.start_from} is no run directory", "a folder with a config.yaml")
+
+
+@_reads("evaluation.ruler.oracles")
+def _ruler_oracles(config: Config) -> Iterator[Problem]:
+    given = config.evaluation.ruler.oracles
+    for path in given:
+        if not (Path(path).expanduser() / "config.yaml").is_file():
+            yield Problem("evaluation.ruler.oracles", f"{path} is no run directory", "folders with a config.yaml")
+    if len({Path(path).expanduser().resolve() for path in given}) < len(given):
+        yield Problem("evaluation.ruler.oracles", "names a run more than once", "each run once")
+    if 0 < len(given) < LEAST_ORACLES:
+        count = f"{len(given)} run{'s' if len(given) > 1 else ''}"
+        message = f"{count} cannot tell how far retrained models lie apart"
+        yield Problem("evaluation.ruler.oracles", message, f"at least {LEAST_ORACLES}, or none")
 
 
 @_reads("model.source")

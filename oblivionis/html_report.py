@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from oblivionis import report, verdicts
+from oblivionis import report, ruler_report, verdicts
 from oblivionis.config import Config
 from oblivionis.files import write_atomic
 from oblivionis.requests import PENDING, Ledger, Request
@@ -63,6 +63,16 @@ _GLOSSARY = {
     "alpha, averaged over questions. Fewer samples make it looser.",
     "Questions that may leak (M_bin)": "Share of forget questions for which the probability of a leaking answer "
     "(leakage of at least `leaks_from`) is not certified to be below `limit`.",
+    "Mean rank (null 0.5)": "RULER without an oracle: how near a forget record lies to its nearest retained record, as "
+    "a percentile of how near retained records lie to their nearest other one, averaged over the forget records. 0.5: "
+    "they blend in; above: residual memorisation; below: pushed too far. Compare with the retrained model: some data "
+    "are not at 0.5 by themselves.",
+    "S_gap (null 0)": "RULER beside the retrained model: mean cosine of the forget records' representations in the two "
+    "models less the median cosine of the retained ones. Negative: residual memorisation; positive: over-correction.",
+    "S_oracle": "Mean cosine of the forget records' representations in this model and in the retrained one. Near 1: "
+    "they lie where the retrained model has them.",
+    "S_shift": "S_oracle less that of the finetuned model. Positive: unlearning moved the forget records towards the "
+    "retrained model; in the column of the retrained model stands what there was to gain.",
     "FedTU": "Federated targeted unlearning: a client asks to forget records, and only that client is addressed, "
     "before the round's fine-tuning (FedFT) by a sample of the clients.",
 }
@@ -91,7 +101,9 @@ def write_html(run: RunDirectory, config: Config) -> None:
         "<h2>Comparison</h2>",
         _comparison(metrics, verdicts.marks(found)) if metrics else "<p>No stage is finished.</p>",
         *(f'<p class="verdict">{html.escape(line)}</p>' for line in verdicts.sentences(found)),
+        *(f"<p>{html.escape(line)}</p>" for line in ruler_report.sentences(run)),
         f"<p>{html.escape(legend)}</p>" if metrics else "",
+        f"<p>{html.escape(report.RULER_LEGEND)}</p>" if report.has_ruler(metrics) else "",
         "<h2>Rounds</h2>",
         *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",

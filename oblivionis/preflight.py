@@ -7,6 +7,7 @@ from rich.table import Table
 
 from oblivionis.config import Config
 from oblivionis.errors import OblivionisError
+from oblivionis.models import dry_run, loading
 from oblivionis.models.memory import Estimate, estimate
 from oblivionis.report import bytes_text
 from oblivionis.resources import Machine, ResourceError, check
@@ -15,10 +16,11 @@ from oblivionis.resources import Machine, ResourceError, check
 def preflight(config: Config, console: Console) -> None:
     """Print hints and one line on memory.
 
-    Raises ResourceError when the machine lacks a GPU that is asked for, and in a strict configuration when the memory
+    Raises RunError for an `evaluation.ruler.layer` that the model lacks, ResourceError when the machine lacks a GPU that is asked for, and in a strict configuration when the memory
     may not do; ModelError when a package or the model is missing.
     """
     machine = Machine.here()
+    _check_layer(config)
     for hint in check(config, machine):
         console.print(f"hint: {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     try:
@@ -38,6 +40,15 @@ def preflight(config: Config, console: Console) -> None:
     if config.strict:
         raise ResourceError(f"strict: {text}")
     console.print(f"warning: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_layer(config: Config) -> None:
+    """RunError, before anything starts, when the model lacks the layer that RULER is to read."""
+    if config.evaluation.ruler.layer is not None:
+        from oblivionis.ruler import check_layer
+
+        folder = loading.resolve(config.model.source, config.model.revision)
+        check_layer(dry_run.skeleton(folder, dtype=loading.DTYPES[config.model.dtype]), config)
 
 
 def summary(need: Estimate, machine: Machine) -> str:

@@ -23,6 +23,9 @@ def headline(metrics: Mapping[str, float]) -> str:
         parts += [f"{group} {numbers}"] if numbers else []
     if metrics.get("model_utility") is not None:
         parts.append(f"model utility {metrics['model_utility']:.3f}")
+    found = [(name, metrics.get(f"ruler_{key}")) for key, name in (("mean_rank", "rank"), ("gap", "gap"))]
+    numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
+    parts += [f"RULER {numbers}"] if numbers else []
     return " · ".join(parts) or "no metrics"
 
 

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from oblivionis import config as configuration
+from oblivionis import ruler_report
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.partition import Partition, describe
@@ -44,9 +45,20 @@ LEAKAGE = {
     "leakage_m_mu": "Bound on mean leakage (M_μ)",
     "leakage_m_bin_share": "Questions that may leak (M_bin)",
 }
+RULER = {
+    "ruler_mean_rank": "Mean rank (null 0.5)",
+    "ruler_gap": "S_gap (null 0)",
+    "ruler_oracle_similarity": "S_oracle",
+    "ruler_shift": "S_shift",
+}
 LEGEND = (
     "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
+)
+RULER_LEGEND = (
+    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual memorisation, "
+    "below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records do, still "
+    "memorised or, with S_shift below 0, pushed elsewhere."
 )
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
 SHOWN_CLIENTS = 40
@@ -64,10 +76,13 @@ def stage_metrics(run: RunDirectory, convention: str = "geometric") -> dict[str,
 
     They are those of `stages/<stage>.json`. A forget quality that a stage could not know, because it ended before
     there was a retrained model, is computed from the per-question logs with the truth ratio `convention`. The
-    retrained model against itself has the p-value 1, the best there is.
+    retrained model against itself has the p-value 1, the best there is. RULER's Lens 1 of the finetuned and the
+    retrained model comes from the summary of unlearn.
     """
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
     found = {stage: dict(summary["metrics"]) for stage, summary in summaries.items() if summary is not None}
+    for stage, metrics in ruler_report.lens_1_metrics(run).items():
+        found.get(stage, {}).update(metrics)
     oracle = _forget_ratios(run, "retrain", convention)
     if oracle is None:
         return found
@@ -118,8 +133,15 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
             table.append((label, name, [m.get(f"{key}_{measure}") for m in metrics.values()]))
     for key, name in LEAKAGE.items():
         table.append(("Forget, sampled", name, [m.get(key) for m in metrics.values()]))
+    for key, name in RULER.items():
+        table.append(("Forget, RULER", name, [m.get(key) for m in metrics.values()]))
     table.append(("All but forget", "Model utility", [m.get("model_utility") for m in metrics.values()]))
     return [row for row in table if any(v is not None for v in row[2])]
+
+
+def has_ruler(metrics: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether any model has a metric of RULER."""
+    return any(key in m for m in metrics.values() for key in RULER)
 
 
 def metrics_table(
@@ -288,7 +310,10 @@ def summary(run: RunDirectory, config: Config) -> Group:
     parts += [
         Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
     ]
+    parts += [Text(line) for line in ruler_report.sentences(run)]
     parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
+    if has_ruler(metrics):
+        parts.append(Text(RULER_LEGEND, style="dim"))
     shown = samples(run, config, list(metrics))
     if shown:
         parts += [Text(), samples_table(shown)]

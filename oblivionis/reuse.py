@@ -10,6 +10,7 @@ from oblivionis import config as configuration
 from oblivionis.config import Config
 from oblivionis.errors import RunError
 from oblivionis.progress import Events
+from oblivionis.ruler import copy_states
 from oblivionis.runs import RunDirectory
 from oblivionis.updates import open_updates
 
@@ -24,7 +25,7 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
     """
     source = RunDirectory.open(Path(str(config.start_from)).expanduser())
     theirs = configuration.from_yaml(source.read_config())
-    differences = _differences(config, theirs)
+    differences = differing(config, theirs)
     if source.environment().get("fingerprint") != fingerprint:
         differences.append("the base model's fingerprint")
     if differences:
@@ -38,6 +39,7 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
         run.save_checkpoint(source.load_checkpoint(stage), keep=1)
         run.append_metrics([r for r in source.metrics() if r["stage"] == stage])
         summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
+        copy_states(source, run, stage)
         run.finish_stage(stage, summary, source.evaluation_log(stage))
         events.note(f"{stage}: taken from {source.path}")
 
@@ -57,8 +59,8 @@ def _import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> 
     ours.adopt(theirs)
 
 
-def _differences(ours: Config, theirs: Config) -> list[str]:
-    """Names of the settings that influence finetune and retrain and differ."""
+def differing(ours: Config, theirs: Config) -> list[str]:
+    """Names of the settings that influence finetune and retrain, or their evaluation, and differ."""
     pairs: dict[str, tuple[object, object]] = {
         name: (getattr(ours, name), getattr(theirs, name)) for name in ("model", "data", "training", "seed")
     }

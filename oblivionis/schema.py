@@ -409,6 +409,41 @@ class Leakage:
 
 
 @dataclass
+class Ruler:
+    """RULER: where forgotten records lie among the model's representations, from the pass that scores the answers.
+
+    See [ruler.md](ruler.md).
+    """
+
+    enabled: bool = field(default=True, metadata=about("Measure it."))
+    pooling: str = field(
+        default="last",
+        metadata=about(
+            "Representation of a record: the state of its last answer token, or the mean over its answer tokens.",
+            choices=("last", "mean"),
+        ),
+    )
+    layer: int | None = field(
+        default=None,
+        metadata=about(
+            "Decoder layer that the states leave, from 0 or, negative, from the last; null: what enters the language-"
+            "model head, after the last norm."
+        ),
+    )
+    retain_sample: int | None = field(
+        default=None,
+        metadata=about("Retain records drawn for the median of S_gap; null: all.", unit="records", at_least=1),
+    )
+    oracles: list[str] = field(
+        default_factory=list,
+        metadata=about(
+            "At least three other run directories with a finished `retrain` stage of the same settings and other "
+            "seeds: how far retrained models lie apart (noise band)."
+        ),
+    )
+
+
+@dataclass
 class Evaluation:
     """What is measured after a round and at a stage's end."""
 
@@ -432,6 +467,7 @@ class Evaluation:
     light: Profile = field(default_factory=lambda: Profile(questions_per_set=20, max_new_tokens=48))
     full: Profile = field(default_factory=Profile)
     leakage: Leakage = field(default_factory=Leakage)
+    ruler: Ruler = field(default_factory=Ruler)
     truth_ratio: str = field(
         default="geometric",
         metadata=about(

@@ -12,8 +12,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from evaluation.ruler.evaluator import References
 from oblivionis import config as configuration
-from oblivionis import seeds
+from oblivionis import ruler, ruler_report, seeds
 from oblivionis.assessment import Assessor, Measured
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus, load_partition
@@ -26,6 +27,7 @@ from oblivionis.progress import Events
 from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
 from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
 from oblivionis.schedule import policy_of
 from oblivionis.updates import open_updates
 from oblivionis.verdicts import write_verdicts
@@ -93,6 +95,7 @@ class Server:
         self.mean = averaging(config, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
         self.assessor = Assessor(self.assembled, corpus, config)
+        self.oracles: list[Oracle] = []
         self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0)
         self.settings = configuration.to_yaml(config)
         run.write_environment(
@@ -107,6 +110,7 @@ class Server:
         """Run every stage that is not finished yet."""
         if self.config.start_from:
             import_stages(self.config, self.run, self.fingerprint, self.events)
+        self._check_ruler()
         for stage in self.config.stages:
             if self.run.stage_summary(stage) is not None:
                 self.events.note(f"{stage}: finished earlier")
@@ -120,6 +124,14 @@ class Server:
             else:
                 Stage(self, stage).execute()
         write_verdicts(self.run, self.config.evaluation.truth_ratio)
+
+    def _check_ruler(self) -> None:
+        """Refuse, before anything runs, what RULER could not compare later; tell which profiles go without it."""
+        for lacking in self.assessor.ruler_lacks():
+            self.events.warning(f"RULER is left out where {lacking}: it takes 1 and 2 at least")
+        if "unlearn" in self.config.stages and self.run.stage_summary("unlearn") is None:
+            ruler.check_pair(self.run, self.config, self.fingerprint)
+            self.oracles = find_oracles(self.run, self.config, self.fingerprint)
 
     def message_config(self, stage: str) -> ConfigRecord:
         """What every message of a stage carries besides the model."""
@@ -160,6 +172,8 @@ class Stage:
         policy = server.policy if name == "unlearn" else None
         self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, policy)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
+        self.references: References | None = None
+        self.before: ruler.Before | None = None
         self.label = SAMPLING[name]
         self.updates = open_updates(self.config, self.run.path, name)
 
@@ -169,11 +183,28 @@ class Stage:
         self.events.stage_started(self.name, done, self.rounds)
         if self.name == "unlearn" and self.oracle is None:
             self.events.warning("no retrained model in this run: forget quality cannot be computed")
+        if self.name == "unlearn":
+            self._look_before()
         if done == 0 and self.config.evaluation.at_start:
             self.evaluate(0, "start", vector)
         self.done, self.vector = done, vector
         self._rounds()
         self._finish(time.perf_counter() - started)
+
+    def _look_before(self) -> None:
+        """What RULER compares with from here on, and its word on whether there is anything to unlearn."""
+        server, assessor = self.server, self.server.assessor
+        if assessor.ruler_ids is None:
+            return
+        common = (self.config, assessor, self.events, server.fingerprint)
+        self.references = ruler.references(self.run, *common)
+        known = self.references.original if self.references else ruler.stage_states(self.run, "finetune", *common)
+        try:
+            self.before = ruler.look_before(assessor, assessor.embed(server.start_vector), known)
+        except ValueError as error:
+            self.events.warning(f"RULER before unlearning: {error}")
+            return
+        self.events.note(ruler_report.before_unlearning(self.before))
 
     def _recover(self) -> tuple[int, np.ndarray]:
         """Continue after the last complete round, or start afresh."""
@@ -241,7 +272,7 @@ class Stage:
     def evaluate(self, round: int, moment: str, vector: np.ndarray) -> Measured:
         """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
         self.events.evaluating(moment)
-        measured = self.server.assessor.measure(vector, full=moment == "end", oracle=self.oracle)
+        measured = self.server.assessor.measure(vector, full=moment == "end", oracle=self.oracle, references=self.references)
         self.run.append_metrics(measured.rows(self.name, round, moment))
         self.events.evaluated(round, moment, measured.metrics, measured.seconds)
         return measured
@@ -250,6 +281,7 @@ class Stage:
         rounds = self.done
         measured = self.evaluate(rounds, "end", self.vector)
         outcome = self.requests.verify(rounds, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
+        ruler.keep_states(self.run, self.name, measured, self.config, self.server.fingerprint)
         waiting = self.requests.waiting(rounds)
         if waiting:
             named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
@@ -264,10 +296,26 @@ class Stage:
                 "fingerprint": self.server.fingerprint,
                 "metrics": measured.metrics,
                 "requests": outcome,
+                **self._ruler_facts(measured),
             },
             measured.log,
         )
         self.events.stage_finished(self.name, seconds)
+
+
+    def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
+        """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""
+        if self.before is None or measured.embedded is None:
+            return {}
+        facts: dict[str, Any] = {"before": self.before.facts()}
+        if self.references is not None:
+            facts["lens_1"] = ruler.lens_1_of_pair(self.references, measured.embedded, self.config)
+        if oracles := self.server.oracles:
+            own = self.references.oracle if self.references else None
+            states = states_of(oracles, self.config, self.server.assessor, self.events)
+            facts["bands"] = noise_bands(states, own, measured.embedded, self.config)
+            facts["oracles"] = [{"run": str(o.run.path), "seed": o.seed} for o in oracles]
+        return {"ruler": facts}
 
 
 class _Recorder(Listener):

@@ -22,6 +22,7 @@ from evaluation.verdict import (
     judge_probability,
     judge_truth_ratio,
 )
+from oblivionis import ruler_report
 from oblivionis.files import write_json
 from oblivionis.report import number
 from oblivionis.runs import RunDirectory
@@ -107,11 +108,12 @@ def _doubt(found: Verdict, p: float) -> str:
 
 
 def write_verdicts(run: RunDirectory, convention: str) -> None:
-    """Write `verdicts.json`: per measure the verdict and its figures; nothing where there is no verdict."""
-    found = find_verdicts(run, convention)
-    if found:
+    """Write `verdicts.json`: per measure the verdict and its figures, those of RULER apart; nothing without any."""
+    found, ruler = find_verdicts(run, convention), ruler_report.verdict_facts(run)
+    if found or ruler:
         facts = {m: {"verdict": v.verdict, **{k: _finite(x) for k, x in asdict(v).items()}} for m, v in found.items()}
-        write_json(run.path / "verdicts.json", {"model": "unlearn", "oracle": "retrain", "measures": facts})
+        written = {"model": "unlearn", "oracle": "retrain", "measures": facts}
+        write_json(run.path / "verdicts.json", {**written, **({"ruler": ruler} if ruler else {})})
 
 
 def _finite(value: float) -> float | None:

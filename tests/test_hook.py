@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -93,6 +94,38 @@ def test_session_remembers(model: LlamaForCausalLM, passes: list[int]) -> None:
         session.scores([])
     with pytest.raises(ValueError, match="max_new_tokens >= 1"):
         session.request(prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("states_first", [False, True])
+@pytest.mark.parametrize("layer", [None, 0])
+def test_sequences_wanted_with_states_are_scored_once_whoever_asks_first(
+    model: LlamaForCausalLM, passes: list[int], states_first: bool, layer: int | None
+) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    requests = [{"sequences": SEQUENCES}, {"sequences": SEQUENCES[1:2], "hidden": "last", "layer": layer}]
+    for request in reversed(requests) if states_first else requests:
+        session.request(**request)
+    plain = session.scores(SEQUENCES)
+    with_states = session.scores(SEQUENCES[1:2], hidden="last", layer=layer)
+    # One row: 1 2 3 | 1 2 5, the prompt once and the last answer token where its state is wanted | 6 7 8.
+    assert passes == [7]
+    assert plain.hidden is None and with_states.mean_nll[0] == plain.mean_nll[1]
+    expected = score(model, SEQUENCES[1:2], hidden="last", layer=layer)
+    assert expected.hidden is not None and with_states.hidden is not None
+    np.testing.assert_allclose(with_states.hidden[0], expected.hidden[0], atol=1e-6)
+
+
+def test_states_that_nobody_announced_and_of_a_second_kind_cost_a_pass_of_their_own(
+    model: LlamaForCausalLM, passes: list[int]
+) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    session.scores(SEQUENCES)
+    session.request(sequences=SEQUENCES[2:], hidden="last")
+    session.request(sequences=SEQUENCES[2:], hidden="mean", layer=0)
+    session.compute()
+    assert passes == [6, 4, 4], "6 7 8 9 alone, for each kind of states"
+    session.scores(SEQUENCES, hidden="mean", layer=0)
+    assert passes[3:] == [5], "1 2 3 4 5: those of the third are known"
 
 
 def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalLM, passes: list[int]) -> None:

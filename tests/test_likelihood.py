@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import tiny_llama
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -82,6 +83,82 @@ def test_pooled_states_are_those_of_the_answer_tokens(model: LlamaForCausalLM) -
     for i in range(len(sequences)):
         np.testing.assert_allclose(last[i], full[i][-1], atol=1e-5)
         np.testing.assert_allclose(mean[i], full[i][1:].mean(0), atol=1e-5)
+
+
+def layer_outputs(model: LlamaForCausalLM, sequence: Sequence) -> tuple[torch.Tensor, ...]:
+    """What leaves each decoder layer at the last prompt token and at every answer token, by transformers itself."""
+    last: list[torch.Tensor] = []
+    handle = model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
+    try:
+        with torch.no_grad():
+            output = model(input_ids=torch.tensor([sequence.prompt + sequence.answer]), output_hidden_states=True)
+    finally:
+        handle.remove()
+    # Transformers' own last entry comes after the norm.
+    states = (*output.hidden_states[1:-1], last[0])
+    return tuple(state[0, len(sequence.prompt) - 1 :] for state in states)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of all forward passes through any model: every one looks its tokens up once."""
+    sizes: list[int] = []
+    lookup = torch.nn.Embedding.forward
+
+    def watched(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        sizes.append(ids.numel())
+        return lookup(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", watched)
+    return sizes
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("layer", [0, 1, 2, -1, -2, -3])
+def test_states_of_any_layer_come_from_the_pass_that_scores(layer: int, mode: str, passes: list[int]) -> None:
+    model = tiny_llama.base(num_hidden_layers=3)
+    watched = copy.deepcopy(model)
+    sequences = tiny_llama.sequences(12)
+    forward.supports_packing(model)
+    plain = likelihood.score(model, sequences, mode=mode)
+    passes.clear()
+    scores = likelihood.score(model, sequences, mode=mode, hidden="all", layer=layer)
+    pooled = {kind: likelihood.score(model, sequences, mode=mode, hidden=kind, layer=layer) for kind in ("last", "mean")}
+    assert len(passes) == 3, "one pass for each call"
+    for i, sequence in enumerate(sequences):
+        expected = layer_outputs(watched, sequence)[layer].numpy()
+        np.testing.assert_allclose(scores.hidden[i], expected, atol=1e-5)
+        np.testing.assert_allclose(pooled["last"].hidden[i], expected[-1], atol=1e-5)
+        np.testing.assert_allclose(pooled["mean"].hidden[i], expected[1:].mean(0), atol=1e-5)
+        np.testing.assert_allclose(scores.log_probs[i], plain.log_probs[i], atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("layer", [None, 0])
+def test_states_of_some_sequences_only(
+    model: LlamaForCausalLM, layer: int | None, mode: str, passes: list[int]
+) -> None:
+    sequences = some_sequences()
+    wanted = set(sequences[3:9])
+    whole = likelihood.score(model, sequences, mode=mode, hidden="mean", layer=layer)
+    plain = likelihood.score(model, sequences, mode=mode)
+    passes.clear()
+    some = likelihood.score(model, sequences, mode=mode, hidden="mean", layer=layer, only=wanted)
+    assert len(passes) == 1
+    for i, sequence in enumerate(sequences):
+        np.testing.assert_allclose(some.log_probs[i], plain.log_probs[i], atol=1e-5)
+        np.testing.assert_array_equal(some.correct[i], plain.correct[i])
+        if sequence in wanted:
+            np.testing.assert_allclose(some.hidden[i], whole.hidden[i], atol=1e-5)
+        else:
+            assert some.hidden[i].size == 0
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("layer", [2, -3])
+def test_a_layer_that_is_not_there(model: LlamaForCausalLM, layer: int, mode: str) -> None:
+    with pytest.raises(ValueError, match=rf"decoder layers 0 to 1, also -2 to -1, not {layer}"):
+        likelihood.score(model, some_sequences(3), hidden="last", layer=layer, mode=mode)
 
 
 def test_each_distinct_sequence_is_computed_once_within_the_budget(

@@ -1,0 +1,152 @@
+"""RULER as an evaluator of the hook: representations come from the pass that scores the true answers, not from another.
+
+The representation of a record is the state of its last answer token, or the mean over its answer tokens, where it
+enters the language-model head (after the last norm) or where it leaves a chosen decoder layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evaluation.hook import EvaluationSession, Result
+from evaluation.packing import Sequence
+from evaluation.ruler.lenses import (
+    PercentileRank,
+    calibration_gap,
+    oracle_similarity,
+    percentile_rank,
+    representation_shift,
+)
+
+LEAST_RETAIN = 2
+"""Fewest retain records: each needs another one to be near to."""
+POOLINGS = ("last", "mean")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A record: its prompt and true answer as token ids."""
+
+    id: str
+    sequence: Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Representations of forget and retain records under one model.
+
+    forget_ids (n), retain_ids (m): unique within each; forget (n, d), retain (m, d): float32, a row per id. Raises
+    ValueError where they do not fit together.
+    """
+
+    forget_ids: tuple[str, ...]
+    forget: np.ndarray
+    retain_ids: tuple[str, ...]
+    retain: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name, ids, rows in (("forget", self.forget_ids, self.forget), ("retain", self.retain_ids, self.retain)):
+            if rows.ndim != 2 or len(rows) != len(ids) or len(set(ids)) != len(ids):
+                raise ValueError(f"{len(set(ids))} {name} records, but representations of shape {rows.shape}")
+
+    def covers(self, forget_ids: Iterable[str], retain_ids: Iterable[str]) -> bool:
+        """Whether all these records are among ours."""
+        return set(forget_ids) <= set(self.forget_ids) and set(retain_ids) <= set(self.retain_ids)
+
+    def take(self, forget_ids: Seq[str], retain_ids: Seq[str]) -> Embedded:
+        """Those of these records, in this order. Raises KeyError for one that we do not have."""
+        forget = {name: i for i, name in enumerate(self.forget_ids)}
+        retain = {name: i for i, name in enumerate(self.retain_ids)}
+        return Embedded(
+            tuple(forget_ids),
+            self.forget[[forget[name] for name in forget_ids]],
+            tuple(retain_ids),
+            self.retain[[retain[name] for name in retain_ids]],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class References:
+    """What Lens 1 compares with: the same records in the original model and in the retrain oracle (of one seed)."""
+
+    original: Embedded
+    oracle: Embedded
+
+
+def lens_1(model: Embedded, references: References, retain_sample: int | None = None) -> dict[str, float]:
+    """S_oracle, S_gap and S_shift (RULER, eqs. 2 to 4) of `model` as oracle_similarity, gap and shift.
+
+    The references must cover the model's records. retain_sample: as `sample` of `lenses.calibration_gap`.
+    """
+    original = references.original.take(model.forget_ids, model.retain_ids)
+    oracle = references.oracle.take(model.forget_ids, model.retain_ids)
+    return {
+        "oracle_similarity": oracle_similarity(model.forget, oracle.forget),
+        "gap": calibration_gap(model.forget, oracle.forget, model.retain, oracle.retain, sample=retain_sample),
+        "shift": representation_shift(original.forget, model.forget, oracle.forget),
+    }
+
+
+def lens_2(model: Embedded) -> PercentileRank:
+    """The percentile ranks (RULER, eqs. 5 to 7) of the forget records in `model`."""
+    return percentile_rank(model.forget, model.retain)
+
+
+@dataclass(frozen=True)
+class RulerEvaluator:
+    """RULER's metrics of the session's model: mean_rank, and with `references` oracle_similarity, gap and shift.
+
+    forget (n), retain (m >= 2): the records; pooling: "last" or "mean"; layer: a decoder layer from 0 (negative: from
+    the last), None: what enters the language-model head; retain_sample: as in `lens_1`. The details hold `ids` and
+    `ranks` of the forget records, and `embedded`, an `Embedded` of all records.
+    """
+
+    forget: Seq[Answered]
+    retain: Seq[Answered]
+    pooling: str = "last"
+    layer: int | None = None
+    references: References | None = None
+    retain_sample: int | None = None
+    name: str = field(default="ruler", init=False)
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"unknown pooling {self.pooling!r}, expected {' or '.join(POOLINGS)}")
+        if not self.forget or len(self.retain) < LEAST_RETAIN:
+            raise ValueError(
+                f"{len(self.forget)} forget and {len(self.retain)} retain records, expected at least 1 and "
+                f"{LEAST_RETAIN}"
+            )
+
+    def request(self, session: EvaluationSession) -> None:
+        """Announce the true answers with their states."""
+        session.request(sequences=self._sequences(), hidden=self.pooling, layer=self.layer)
+
+    def evaluate(self, session: EvaluationSession) -> Result:
+        """Measure."""
+        found = self.embed(session)
+        ranks = lens_2(found)
+        metrics = {"mean_rank": ranks.mean}
+        if self.references is not None:
+            metrics |= lens_1(found, self.references, self.retain_sample)
+        details = {"ids": list(found.forget_ids), "ranks": ranks.ranks.tolist(), "embedded": found}
+        return Result(metrics, details)
+
+    def embed(self, session: EvaluationSession) -> Embedded:
+        """The representations of all records."""
+        states = session.scores(self._sequences(), hidden=self.pooling, layer=self.layer).hidden
+        assert states is not None
+        count = len(self.forget)
+        return Embedded(
+            tuple(record.id for record in self.forget),
+            np.stack(states[:count]),
+            tuple(record.id for record in self.retain),
+            np.stack(states[count:]),
+        )
+
+    def _sequences(self) -> list[Sequence]:
+        return [record.sequence for record in (*self.forget, *self.retain)]

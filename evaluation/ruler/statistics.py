@@ -1,0 +1,311 @@
+"""Statistics over RULER's runs: datasets x seeds x methods x forget fractions. Source: RULER, section 4.3.
+
+Every function raises ValueError for values that are not a sequence of numbers or that hold NaN or, but for losses, an
+infinity.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Hashable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from scipy.stats import false_discovery_control, norm, rankdata, t, wilcoxon
+
+Numbers: TypeAlias = Seq[float] | np.ndarray
+
+LABELS = {"large": 0.5, "medium": 0.3, "small": 0.1, "negligible": 0.0}
+"""Least size of a rank-biserial correlation of each name."""
+TIE = 1e-12
+"""Differences below this share of the largest value are rounding, and count as none."""
+VANISHING = 1e-6
+"""Shares of the variance below this are none: the likelihood is largest on the boundary."""
+CHANCE, TOLERANCE = 0.5, 0.05
+
+
+@dataclass(frozen=True)
+class SignedRank:
+    """Wilcoxon's signed-rank test of differences against 0, two-sided.
+
+    statistic: W = min(W+, W-), the smaller sum of the ranks of positive and of negative differences (scipy's);
+    p; observations: m, the non-zero differences; rank_biserial: 1 - 4W/(m(m+1)) in [0, 1], which has no sign;
+    signed: the same with the sign of W+ - W-, positive where the values lie above what they are compared with.
+    Without any difference: p 1 and correlation 0.
+    """
+
+    statistic: float
+    p: float
+    observations: int
+    rank_biserial: float
+    signed: float
+
+    @property
+    def label(self) -> str:
+        """negligible, small (from 0.1), medium (from 0.3) or large (from 0.5)."""
+        return effect_label(self.rank_biserial)
+
+
+@dataclass(frozen=True)
+class MixedModel:
+    """Linear mixed model y = intercept + group + residual, by REML, and the Wald z test of intercept = null.
+
+    estimate, standard_error, z, p: of the intercept; group_variance, residual_variance >= 0, in squared units of y;
+    icc: group_variance / (group_variance + residual_variance) in [0, 1]. Where the fit is `singular` those that mean
+    nothing are None, and `signed_rank`, the test of the group means against null, stands in for z and p. It is given
+    for sound fits too, since the z test overstates significance with few groups. note: the finding in words.
+    """
+
+    estimate: float
+    standard_error: float | None
+    z: float | None
+    p: float | None
+    icc: float | None
+    group_variance: float | None
+    residual_variance: float | None
+    singular: bool
+    note: str
+    observations: int
+    groups: int
+    null: float
+    signed_rank: SignedRank
+
+
+@dataclass(frozen=True)
+class PairTest:
+    """Paired Wilcoxon test of one metric between two methods; p_adjusted: over all pairs and metrics tested.
+
+    test.signed is positive where `first` has the larger values.
+    """
+
+    first: str
+    second: str
+    metric: str
+    test: SignedRank
+    p_adjusted: float
+
+
+@dataclass(frozen=True)
+class NoiseBand:
+    """Interval in which one further retrained model's value falls with probability `confidence`."""
+
+    low: float
+    high: float
+    mean: float
+    n: int
+    confidence: float
+
+    def contains(self, value: float) -> bool:
+        """Whether a value lies in the band, its ends included: no further away than another retraining might be."""
+        return self.low <= value <= self.high
+
+
+def effect_label(correlation: float) -> str:
+    """The size of a rank-biserial correlation in [-1, 1] in a word; its sign does not count."""
+    return next(label for label, least in LABELS.items() if abs(correlation) >= least)
+
+
+def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
+    """Wilcoxon's signed-rank test that values - null, (n,) each or null one number, is symmetric about 0.
+
+    Zero differences are left out (Wilcoxon's own rule); tied ones share their mean rank. The p-value is exact for at
+    most 50 differences without ties, by scipy's choice otherwise.
+    """
+    values = _finite("values", values)
+    against = np.full_like(values, null) if np.ndim(null) == 0 else _finite("null", null)
+    if values.shape != against.shape:
+        raise ValueError(f"{len(values)} values, {len(against)} to compare them with: they are paired")
+    if not np.isfinite(against).all():
+        raise ValueError(f"null is {null}, expected a finite number")
+    differences = values - against
+    differences = differences[np.abs(differences) > TIE * max(np.abs(values).max(), np.abs(against).max())]
+    m = len(differences)
+    if not m:
+        return SignedRank(0.0, 1.0, 0, 0.0, 0.0)
+    test: Any = wilcoxon(differences)
+    positive = float(rankdata(np.abs(differences))[differences > 0].sum())
+    total = m * (m + 1) / 2
+    w = min(positive, total - positive)
+    return SignedRank(w, float(test.pvalue), m, 1 - 2 * w / total, 2 * positive / total - 1)
+
+
+def mixed_model(values: Numbers, groups: Seq[Hashable], null: float = 0.0) -> MixedModel:
+    """Random-intercept model of values (n,) in groups (n,), n >= 2: one dataset (or the like) is one group.
+
+    A fit is singular where REML puts the variance between groups at 0, where nothing varies within the groups, where
+    there is one group, where no group has two values, or where the optimiser fails.
+    """
+    values = _finite("values", values)
+    if len(values) != len(groups):
+        raise ValueError(f"{len(values)} values, {len(groups)} groups: each value is of one group")
+    if len(values) < 2:
+        raise ValueError("a mixed model takes at least two values")
+    names = list(dict.fromkeys(groups))
+    codes = np.array([names.index(group) for group in groups])
+    means = np.array([values[codes == code].mean() for code in range(len(names))])
+    within = values - means[codes]
+    scale = float(values.std())
+    level = TIE * float(np.abs(values).max())
+    fit: _Fit | str
+    if len(names) == 1:
+        fit = "one group only"
+    elif scale <= level:
+        fit = "all values are equal"
+    elif len(names) == len(values):
+        fit = "no group has more than one value"
+    elif float(within.std()) <= max(level, VANISHING * scale):
+        fit = "nothing varies within the groups"
+    else:
+        fit = _fit(values, codes, scale)
+    test = signed_rank(means, null)
+    sizes = len(values), len(names), float(null)
+    if isinstance(fit, str):
+        note = f"singular fit: {fit}; Wilcoxon's test of {len(names)} group mean(s) stands in (p {test.p:.3g})"
+        return MixedModel(float(means.mean()), *[None] * 6, True, note, *sizes, test)
+    z = (fit.estimate - null) / fit.standard_error
+    p = float(2 * norm.sf(abs(z)))
+    icc = fit.between / (fit.between + fit.within)
+    note = f"REML fit of {len(values)} values in {len(names)} groups: z {z:.3g}, p {p:.3g}, ICC {icc:.2f}"
+    return MixedModel(fit.estimate, fit.standard_error, z, p, icc, fit.between, fit.within, False, note, *sizes, test)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    estimate: float
+    standard_error: float
+    between: float
+    within: float
+
+
+def _fit(values: np.ndarray, codes: np.ndarray, scale: float) -> _Fit | str:
+    """The REML fit, or in words why there is none. Fitted in units of the values' spread: tolerances are absolute."""
+    from statsmodels.regression.mixed_linear_model import MixedLM  # a second to import
+
+    centre = float(values.mean())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = MixedLM((values - centre) / scale, np.ones((len(values), 1)), groups=codes)
+            # The default, gradient methods stop up to several percent away from the maximum.
+            fit: Any = model.fit(reml=True, method="powell", ftol=1e-12)
+            between, within = float(np.asarray(fit.cov_re)[0, 0]), float(fit.scale)
+            estimate, error = float(np.asarray(fit.fe_params)[0]), float(np.asarray(fit.bse_fe)[0])
+            converged = bool(fit.converged)
+    except (np.linalg.LinAlgError, ValueError, FloatingPointError) as problem:
+        return f"the optimiser failed ({problem})"
+    if not converged or not np.isfinite([between, within, estimate, error]).all() or error <= 0:
+        return "the optimiser did not converge"
+    if between <= VANISHING * (between + within):
+        return "the variance between groups is estimated as 0"
+    return _Fit(centre + scale * estimate, scale * error, scale**2 * between, scale**2 * within)
+
+
+def post_hoc(values: Mapping[str, Mapping[str, Numbers]]) -> list[PairTest]:
+    """Paired Wilcoxon tests of every pair of methods on every metric, Benjamini-Hochberg adjusted over all of them.
+
+    values: method -> metric -> values (n,), in the same order of runs for every method. Two methods or more, all with
+    the same metrics.
+    """
+    if len(values) < 2:
+        raise ValueError("comparing methods takes at least two of them")
+    metrics = list(next(iter(values.values())))
+    for method, measured in values.items():
+        if set(measured) != set(metrics) or not measured:
+            raise ValueError(f"{method} has the metrics {sorted(measured)}, expected {sorted(metrics)}")
+    tests: list[tuple[str, str, str, SignedRank]] = []
+    for metric in metrics:
+        for first, second in itertools.combinations(values, 2):
+            try:
+                test = signed_rank(values[first][metric], _finite("values", values[second][metric]))
+            except ValueError as problem:
+                raise ValueError(f"{metric} of {first} and {second}: {problem}") from None
+            tests.append((first, second, metric, test))
+    adjusted = false_discovery_control([test.p for *_, test in tests], method="bh")
+    return [PairTest(*test, float(p)) for test, p in zip(tests, adjusted, strict=True)]
+
+
+def noise_band(values: Numbers, confidence: float = 0.95) -> NoiseBand:
+    """Prediction interval mean ± t s sqrt(1 + 1/n) for one further value, from those of n >= 3 retrain seeds.
+
+    s: sample standard deviation; t: quantile of Student's t with n - 1 degrees of freedom. It holds with probability
+    `confidence` over the draw of all n + 1 values, if these are independent and normal: seeds must be the only
+    difference between the models. With three seeds it is wide (t = 4.3 at 0.95), and does not shrink below the spread
+    of single retrainings with more.
+    """
+    values = _finite("values", values)
+    if len(values) < 3:
+        raise ValueError(f"a noise band takes the values of at least 3 retrained models, got {len(values)}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    n, mean = len(values), float(values.mean())
+    half = float(t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / n))
+    return NoiseBand(mean - half, mean + half, mean, n, confidence)
+
+
+def threshold_attack(member_loss: Numbers, nonmember_loss: Numbers, splits: int = 20, random_state: int = 42) -> float:
+    """Balanced accuracy of membership inference by a threshold on the loss per sample, in [0, 1]; 0.5 is chance.
+
+    member_loss (n,), of records to be shown forgotten, nonmember_loss (m,), of records never seen; n, m >= 2. A record
+    is called a member if its loss is at most the threshold. The threshold that is best on one half of both sets is
+    judged on the other half, and the other way round; the mean over `splits` random halvings is returned.
+
+    Held-out halves, because the best accuracy on the same records is never below 0.5 and exceeds it by chance, the
+    more the fewer the records: with ten forgotten ones, beyond the tolerance of `attack_passes` almost always. Held
+    out, it is 0.5 on average where losses of members and others have one distribution.
+    """
+    # The order alone counts, so that infinite losses may be the largest ones.
+    losses = [
+        np.clip(_numbers(name, values), -1e300, 1e300)
+        for name, values in (("member_loss", member_loss), ("nonmember_loss", nonmember_loss))
+    ]
+    if min(len(part) for part in losses) < 2:
+        raise ValueError("a threshold attack takes at least two members and two others")
+    if splits < 1:
+        raise ValueError(f"splits must be positive, got {splits}")
+    rng = np.random.default_rng(random_state)
+    accuracies: list[float] = []
+    for _ in range(splits):
+        members, others = (np.array_split(rng.permutation(part), 2) for part in losses)
+        for fit, judged in ((0, 1), (1, 0)):
+            threshold = _best_threshold(members[fit], others[fit])
+            caught, spared = (members[judged] <= threshold).mean(), (others[judged] > threshold).mean()
+            accuracies.append(float(caught + spared) / 2)
+    return float(np.mean(accuracies))
+
+
+def attack_passes(accuracy: float, tolerance: float = TOLERANCE) -> bool:
+    """Whether the balanced accuracy of an attack is within the tolerance of chance, both ways."""
+    return abs(accuracy - CHANCE) <= tolerance + TIE
+
+
+def _best_threshold(members: np.ndarray, others: np.ndarray) -> float:
+    """The smallest threshold of the best balanced accuracy, halfway between two losses; -inf calls nobody a member."""
+    values = np.unique(np.concatenate([members, others]))
+    caught = np.searchsorted(np.sort(members), values, "right") / len(members)
+    wrong = np.searchsorted(np.sort(others), values, "right") / len(others)
+    best = int(np.argmax(caught - wrong))
+    if caught[best] <= wrong[best]:
+        return -np.inf
+    return float(values[best : best + 2].mean())
+
+
+def _numbers(name: str, values: Numbers) -> np.ndarray:
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError) as problem:
+        raise ValueError(f"{name} are not numbers: {problem}") from None
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"{name} has shape {array.shape}, expected (n,) with n >= 1")
+    if np.isnan(array).any():
+        raise ValueError(f"{name} holds NaN, first at {int(np.isnan(array).argmax())}")
+    return array
+
+
+def _finite(name: str, values: Numbers) -> np.ndarray:
+    array = _numbers(name, values)
+    if np.isinf(array).any():
+        raise ValueError(f"{name} holds an infinity, first at {int(np.isinf(array).argmax())}")
+    return array
