@@ -118,12 +118,6 @@ class RunDirectory:
 
     def write_environment(self, **facts: Any) -> None:
         """Versions, machine and the given facts (seed, base-model fingerprint, …)."""
-        versions = {}
-        for package in _PACKAGES:
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                versions[package] = None
         write_json(
             self.path / "environment.json",
             {
@@ -131,7 +125,7 @@ class RunDirectory:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
                 "cpus": os.cpu_count(),
-                "packages": versions,
+                "packages": package_versions(),
                 **facts,
             },
         )
@@ -203,6 +197,17 @@ class RunDirectory:
 
     def evaluation_log(self, stage: str) -> dict[str, Any] | None:
         return _read_json(self.path / "evaluations" / f"{stage}.json")
+
+
+def package_versions() -> dict[str, str | None]:
+    """The installed versions of the packages that results depend on; None for one that is not there."""
+    versions: dict[str, str | None] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
