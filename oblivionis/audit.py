@@ -40,7 +40,7 @@ from oblivionis.files import write_atomic, write_json
 from oblivionis.models import adapters
 from oblivionis.models.assembly import load_base, prompt_template
 from oblivionis.models.fingerprint import fingerprint_source
-from oblivionis.runs import RunDirectory
+from oblivionis.runs import RunDirectory, vector_hash
 
 ROWS_AT_ONCE = 4096
 LOOK_EVERY = 32
@@ -154,11 +154,6 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind:
         run=None,
         fingerprint=fingerprint,
     )
-
-
-def vector_hash(vector: np.ndarray) -> str:
-    """SHA-256 of a flat vector of trained parameters."""
-    return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 def _identity(config: Config, fingerprint: str, adapter: bytes) -> str:

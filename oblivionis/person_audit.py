@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evaluation.fused_lora import fused_lora
+from evaluation.wikimem.encoder import SentenceEncoder
 from evaluation.wikimem.engine import Asking, score_facts
 from evaluation.wikimem.facts import SAME_MEANING, Embed, Fact, candidates
 from evaluation.wikimem.names import name_variants
@@ -67,6 +68,14 @@ class Settings:
     @property
     def counterfactuals(self) -> Mapping[str, Sequence[str]]:
         return {**counterfactuals(), **(self.values or {})}
+
+
+def load_embedder(name: str) -> Embed:
+    """A sentence encoder by folder or name. Raises AuditError when it cannot be loaded."""
+    try:
+        return SentenceEncoder.load(name)
+    except (ValueError, OSError) as error:
+        raise AuditError(f"--embedder {name}: {error}") from error
 
 
 def own_facts(subject: Subject, names: Sequence[str] = ()) -> list[Fact]:

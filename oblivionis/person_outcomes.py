@@ -16,8 +16,8 @@ import numpy as np
 
 from evaluation.wikimem.score import PairScore
 from oblivionis.data.records import subject_key
-from oblivionis.errors import OblivionisError
-from oblivionis.runs import RunDirectory
+from oblivionis.errors import OblivionisError, RunError
+from oblivionis.runs import RunDirectory, vector_hash
 
 FORMAT = 1
 STAGES = ("finetune", "unlearn", "retrain")
@@ -48,8 +48,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PersonFact:
-    """A fact about a person: the property's id and label, true values and phrasings. `inputs` is equal where the same was asked in the same words; `before`
-    is the outcome of the audit that this one was compared with."""
+    """A fact about a person: the property's id and label, true values and phrasings.
+
+    `inputs` is equal where the same was asked in the same words; `before` is the outcome of the audit that this one was
+    compared with.
+    """
 
     id: str
     label: str
@@ -192,11 +195,39 @@ def audits_of(run: RunDirectory) -> dict[str, PersonAudit]:
     return found
 
 
-def find_earlier(run: RunDirectory, stage: str) -> PersonAudit | None:
-    """The latest audit of a stage of `run`, or of the run that this stage was taken over from."""
+def before_audit(run: RunDirectory | None, stage: str | None, wanted: str | None) -> PersonAudit | None:
+    """The audit that one of `stage` of `run` is compared with.
+
+    wanted: a stage of the run, or an audit's folder or file. None: the audit of the finetuned model, if there is one of
+    this very model, here or in the run that it was taken over from. Raises OblivionisError where `wanted` is not found.
+    """
+    if wanted is not None and wanted not in STAGES:
+        return read_audit(Path(wanted))
+    if run is None:
+        if wanted is not None:
+            raise OblivionisError(f"--against {wanted} names a stage, but the audited model is no run's")
+        return None
+    if wanted is None:
+        return _latest(run, "finetune") if stage not in (None, "finetune") else None
+    found = _latest(run, wanted)
+    if found is None:
+        raise OblivionisError(
+            f"--against {wanted}: that model was not audited yet; first: oblivionis audit person {run.path} "
+            f"--stage {wanted}"
+        )
+    return found
+
+
+def _latest(run: RunDirectory, stage: str) -> PersonAudit | None:
+    """The audit of the final model of `stage`, in `run` or in the run that the stage was taken over from."""
     summary = run.stage_summary(stage) or {}
     runs = [run] + ([RunDirectory(Path(summary["reused_from"]))] if "reused_from" in summary else [])
-    return next((audit for r in runs if (audit := audits_of(r).get(stage)) is not None), None)
+    try:
+        adapter = vector_hash(run.load_checkpoint(stage).vector)
+    except RunError:
+        return None
+    found = (audits_of(r).get(stage) for r in runs)
+    return next((audit for audit in found if audit is not None and audit.adapter == adapter), None)
 
 
 def person_slug(name: str) -> str:

@@ -17,6 +17,7 @@ Only JSON, YAML and safetensors: nothing is unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -208,6 +209,11 @@ def package_versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             versions[package] = None
     return versions
+
+
+def vector_hash(vector: np.ndarray) -> str:
+    """SHA-256 of a flat vector of trained parameters."""
+    return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -26,8 +26,8 @@ from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
 from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
-from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
 from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
 from oblivionis.schedule import policy_of
 from oblivionis.updates import open_updates
 from oblivionis.verdicts import write_verdicts
