@@ -117,6 +117,13 @@ def print_plan(plan: Plan, console: Console) -> None:
                 console.print(Text(f"    … {len(records) - PREVIEWS} more"))
     for line in plan.nothing:
         console.print(Text(f"nothing to delete: {printable(line)}"))
+    if plan.earlier and plan.demands:
+        console.print(
+            Text(
+                f"What {plan.run.name} was asked before ({_count(len(plan.earlier), 'request')}) comes first, at its "
+                "own rounds: unlearning begins anew from the finetuned model."
+            )
+        )
     if plan.outside:
         console.print(
             Text(
