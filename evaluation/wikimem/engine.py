@@ -32,6 +32,7 @@ PART = 500_000
 """Sentences whose NLLs are in memory together, unless the facts about one property need more."""
 _BATCHES = 8
 _TOKENISED = 8192
+_IDS_ONLY = {"add_special_tokens": False, "return_attention_mask": False, "return_token_type_ids": False}
 
 Progress = Callable[[int, int], None]
 """Sentences that are done and all, those that occur again counted again."""
@@ -189,7 +190,7 @@ def _encoded(tokenizer: Any, sentences: Seq[str], longest: int | None) -> list[b
     keys: list[bytes] = []
     for start in range(0, len(sentences), _TOKENISED):
         part = list(sentences[start : start + _TOKENISED])
-        for text, ids in zip(part, tokenizer(part, add_special_tokens=False)["input_ids"], strict=True):
+        for text, ids in zip(part, tokenizer(part, **_IDS_ONLY)["input_ids"], strict=True):
             if not ids or (longest is not None and len(bos) + len(ids) > longest):
                 raise ValueError(f"{text!r} has {len(ids)} tokens; expected 1 to {longest} with BOS")
             keys.append(np.array(bos + ids, ">u4").tobytes())
