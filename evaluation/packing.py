@@ -144,8 +144,9 @@ class PackedBatch:
 
     input_ids, position_ids (N,); lengths, answer_lengths (B,); keep (K,): row places whose logits are needed;
     rows (M,): the entry of `keep` that predicts each answer token; state_rows (M + number of `last`): the same,
-    followed in each sequence built with `last` by the entry of its last answer token; labels (M,): the answer tokens; segment
-    (M,): the index of their sequence; direct: `rows` is 0..K-1. Answer tokens lie in the order of the sequences.
+    followed in each sequence built with `last` by the entry of its last answer token; labels (M,): the answer
+    tokens; segment (M,): the index of their sequence; direct: `rows` is 0..K-1. Answer tokens lie in the order of the
+    sequences.
     """
 
     sequences: tuple[Sequence, ...]

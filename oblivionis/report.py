@@ -14,7 +14,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from oblivionis import config as configuration
-from oblivionis import ruler_report
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.partition import Partition, describe
@@ -56,9 +55,9 @@ LEGEND = (
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
 )
 RULER_LEGEND = (
-    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual memorisation, "
-    "below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records do, still "
-    "memorised or, with S_shift below 0, pushed elsewhere."
+    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual "
+    "memorisation, below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records "
+    "do, still memorised or, with S_shift below 0, pushed elsewhere."
 )
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
 SHOWN_CLIENTS = 40
@@ -81,8 +80,9 @@ def stage_metrics(run: RunDirectory, convention: str = "geometric") -> dict[str,
     """
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
     found = {stage: dict(summary["metrics"]) for stage, summary in summaries.items() if summary is not None}
-    for stage, metrics in ruler_report.lens_1_metrics(run).items():
-        found.get(stage, {}).update(metrics)
+    known = (summaries["unlearn"] or {}).get("ruler", {}).get("lens_1", {})
+    for stage, values in known.items():
+        found.get(stage, {}).update({f"ruler_{name}": value for name, value in values.items()})
     oracle = _forget_ratios(run, "retrain", convention)
     if oracle is None:
         return found
@@ -303,7 +303,7 @@ def summary(run: RunDirectory, config: Config) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    from oblivionis import verdicts
+    from oblivionis import ruler_report, verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found))]

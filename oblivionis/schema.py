@@ -410,10 +410,7 @@ class Leakage:
 
 @dataclass
 class Ruler:
-    """RULER: where forgotten records lie among the model's representations, from the pass that scores the answers.
-
-    See [ruler.md](ruler.md).
-    """
+    """Where forgotten records lie among the model's representations: [ruler.md](ruler.md)."""
 
     enabled: bool = field(default=True, metadata=about("Measure it."))
     pooling: str = field(
