@@ -111,8 +111,10 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None
 
 def common_prefix(first: Seq[int], second: Seq[int]) -> int:
     """How many tokens both sequences begin with."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return i
+    return min(len(first), len(second))
 
 
 def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
