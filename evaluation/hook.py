@@ -94,6 +94,7 @@ class EvaluationSession:
         """Score and continue everything announced and not yet known."""
         plain = self._sequences.pop(None, {})
         for kind, sequences in list(self._sequences.items()):
+            assert kind is not None
             known = self._states.setdefault(kind, {})
             wanted = {s: None for s in sequences if s not in known}
             if wanted:

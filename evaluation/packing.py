@@ -111,8 +111,10 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None
 
 def common_prefix(first: Seq[int], second: Seq[int]) -> int:
     """How many tokens both sequences begin with."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return i
+    return min(len(first), len(second))
 
 
 def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
@@ -144,8 +146,9 @@ class PackedBatch:
 
     input_ids, position_ids (N,); lengths, answer_lengths (B,); keep (K,): row places whose logits are needed;
     rows (M,): the entry of `keep` that predicts each answer token; state_rows (M + number of `last`): the same,
-    followed in each sequence built with `last` by the entry of its last answer token; labels (M,): the answer tokens; segment
-    (M,): the index of their sequence; direct: `rows` is 0..K-1. Answer tokens lie in the order of the sequences.
+    followed in each sequence built with `last` by the entry of its last answer token; labels (M,): the answer
+    tokens; segment (M,): the index of their sequence; direct: `rows` is 0..K-1. Answer tokens lie in the order of the
+    sequences.
     """
 
     sequences: tuple[Sequence, ...]

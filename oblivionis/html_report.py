@@ -56,6 +56,14 @@ _GLOSSARY = {
     "they lie where the retrained model has them.",
     "S_shift": "S_oracle less that of the finetuned model. Positive: unlearning moved the forget records towards the "
     "retrained model; in the column of the retrained model stands what there was to gain.",
+    "Facts that rank first (strict)": "WikiMem: in which share of the phrasings the true value of a fact scores above "
+    "every value of other people, averaged over facts. The score takes off how likely the sentence is with look-alike "
+    "names. 0 to 1.",
+    "Facts that rank first (any phrasing)": "WikiMem: share of facts whose true value ranks first in at least one "
+    "phrasing (lenient rate). More phrasings make it higher by chance.",
+    "Memorisation strength z*": "WikiMem: by how many standard deviations the lead of the true value exceeds the mean "
+    "lead of a candidate, averaged over the phrasings in which it ranks first.",
+    "People with nothing memorised": "WikiMem: share of people none of whose facts ranks first in any phrasing.",
     "FedTU": "Federated targeted unlearning: a client asks to forget records, and only that client is addressed, "
     "before the round's fine-tuning (FedFT) by a sample of the clients.",
 }
@@ -88,6 +96,7 @@ def write_html(run: RunDirectory, config: Config) -> None:
         *(f"<p>{html.escape(line)}</p>" for line in ruler_report.sentences(run)),
         f"<p>{html.escape(legend)}</p>" if metrics else "",
         f"<p>{html.escape(report.RULER_LEGEND)}</p>" if report.has_ruler(metrics) else "",
+        f"<p>{html.escape(report.WIKIMEM_LEGEND)}</p>" if report.has_wikimem(metrics) else "",
         "<h2>Rounds</h2>",
         *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",

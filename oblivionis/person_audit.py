@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from oblivionis import __version__
 from oblivionis.audit import AuditError, Subject
 from oblivionis.corpora import load_corpus
 from oblivionis.data.person_facts import facts_of
-from oblivionis.data.person_records import PersonRecords, as_canary, states
-from oblivionis.data.records import subject_key
+from oblivionis.data.person_records import PersonRecords, as_trained
+from oblivionis.data.records import Record, subject_key
 from oblivionis.data.tokenize import whole_text
 from oblivionis.errors import RunInterrupted
 from oblivionis.files import write_atomic, write_json
@@ -213,26 +214,19 @@ def _askable(
             continue
         if settings.phrasings == RECORDS:
             assert records is not None
-            texts = _texts(subject, fact, records)
-            if not texts:
+            trained = as_trained(fact, records, partial(_text, subject))
+            if trained is None:
                 skipped.append(f"{named}: no training record has both the name and the value")
                 continue
-            # A neutral kind: the records' own words need no article.
-            property = replace(property, base=texts[0], paraphrases=tuple(texts[1:]), kind="name")
+            property = trained
         found.setdefault(subject_key(fact.subject), []).append(_Asked(fact, property))
     if not found:
         raise AuditError(f"none of the {len(facts)} facts can be asked for, the first one is {skipped[0]}")
     return list(found.values()), tuple(skipped)
 
 
-def _texts(subject: Subject, fact: Fact, records: PersonRecords) -> list[str]:
-    """The records that state the fact as canaries, each text once."""
-    found = [
-        as_canary(whole_text(subject.tokenizer, subject.template, r.question, r.answer), fact.subject, fact.values)
-        for r in records.about(fact.subject).records
-        if states(r, fact.subject, fact.property, fact.values)
-    ]
-    return list(dict.fromkeys(text for text in found if text is not None))
+def _text(subject: Subject, record: Record) -> str:
+    return whole_text(subject.tokenizer, subject.template, record.question, record.answer)
 
 
 def _described(settings: Settings) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from oblivionis.resources import Machine, ResourceError, check
 def preflight(config: Config, console: Console) -> None:
     """Print hints and one line on memory.
 
-    Raises RunError for an `evaluation.ruler.layer` that the model lacks, ResourceError when the machine lacks a GPU that is asked for, and in a strict configuration when the memory
-    may not do; ModelError when a package or the model is missing.
+    Raises RunError for an `evaluation.ruler.layer` that the model lacks; ResourceError when the machine lacks a GPU
+    that is asked for, and in a strict configuration when the memory may not do; ModelError when a package or the model
+    is missing.
     """
     machine = Machine.here()
     _check_layer(config)

@@ -14,7 +14,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from oblivionis import config as configuration
-from oblivionis import ruler_report
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.partition import Partition, describe
@@ -51,14 +50,24 @@ RULER = {
     "ruler_oracle_similarity": "S_oracle",
     "ruler_shift": "S_shift",
 }
+WIKIMEM = {
+    "strict": "Facts that rank first (strict)",
+    "lenient": "Facts that rank first (any phrasing)",
+    "strength": "Memorisation strength z*",
+    "unmemorized": "People with nothing memorised",
+}
 LEGEND = (
     "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
 )
 RULER_LEGEND = (
-    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual memorisation, "
-    "below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records do, still "
-    "memorised or, with S_shift below 0, pushed elsewhere."
+    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual "
+    "memorisation, below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records "
+    "do, still memorised or, with S_shift below 0, pushed elsewhere."
+)
+WIKIMEM_LEGEND = (
+    "WikiMem: does the true value of a fact about a person rank first among those of others, in sentences that do not "
+    "occur in the data? By chance about 1 in 100 does in a phrasing."
 )
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
 SHOWN_CLIENTS = 40
@@ -81,8 +90,9 @@ def stage_metrics(run: RunDirectory, convention: str = "geometric") -> dict[str,
     """
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
     found = {stage: dict(summary["metrics"]) for stage, summary in summaries.items() if summary is not None}
-    for stage, metrics in ruler_report.lens_1_metrics(run).items():
-        found.get(stage, {}).update(metrics)
+    known = (summaries["unlearn"] or {}).get("ruler", {}).get("lens_1", {})
+    for stage, values in known.items():
+        found.get(stage, {}).update({f"ruler_{name}": value for name, value in values.items()})
     oracle = _forget_ratios(run, "retrain", convention)
     if oracle is None:
         return found
@@ -135,6 +145,9 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
         table.append(("Forget, sampled", name, [m.get(key) for m in metrics.values()]))
     for key, name in RULER.items():
         table.append(("Forget, RULER", name, [m.get(key) for m in metrics.values()]))
+    for group in ("forget", "retain"):
+        for key, name in WIKIMEM.items():
+            table.append((f"{SETS[group]}, WikiMem", name, [m.get(f"wikimem_{group}_{key}") for m in metrics.values()]))
     table.append(("All but forget", "Model utility", [m.get("model_utility") for m in metrics.values()]))
     return [row for row in table if any(v is not None for v in row[2])]
 
@@ -142,6 +155,11 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
 def has_ruler(metrics: Mapping[str, Mapping[str, float]]) -> bool:
     """Whether any model has a metric of RULER."""
     return any(key in m for m in metrics.values() for key in RULER)
+
+
+def has_wikimem(metrics: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether any model has a metric of WikiMem."""
+    return any(key.startswith("wikimem_") for m in metrics.values() for key in m)
 
 
 def metrics_table(
@@ -303,7 +321,7 @@ def summary(run: RunDirectory, config: Config) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    from oblivionis import verdicts
+    from oblivionis import ruler_report, verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found))]
@@ -314,6 +332,8 @@ def summary(run: RunDirectory, config: Config) -> Group:
     parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
     if has_ruler(metrics):
         parts.append(Text(RULER_LEGEND, style="dim"))
+    if has_wikimem(metrics):
+        parts.append(Text(WIKIMEM_LEGEND, style="dim"))
     shown = samples(run, config, list(metrics))
     if shown:
         parts += [Text(), samples_table(shown)]

@@ -15,7 +15,8 @@ from torch import nn
 
 from evaluation.models import layer_index
 from evaluation.ruler.evaluator import Embedded, References, lens_1, lens_2
-from evaluation.ruler.rank_test import RankTest, rank_test, signed_rank_p
+from evaluation.ruler.rank_test import RankTest, rank_test
+from evaluation.ruler.statistics import signed_rank
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config import Config
 from oblivionis.errors import RunError
@@ -51,7 +52,9 @@ def states_path(run: RunDirectory, stage: str) -> Path:
     return run.path / "evaluations" / f"{stage}.states.safetensors"
 
 
-def write_states(run: RunDirectory, stage: str, embedded: Embedded, config: Config, seed: int, fingerprint: str) -> None:
+def write_states(
+    run: RunDirectory, stage: str, embedded: Embedded, config: Config, seed: int, fingerprint: str
+) -> None:
     """Keep the representations of the final model of `stage`."""
     info = {
         "stage": stage,
@@ -120,8 +123,8 @@ def check_pair(run: RunDirectory, config: Config, fingerprint: str) -> None:
     if len(origins) == len(PAIR) and origins["finetune"] != origins["retrain"]:
         raise RunError(
             f"{run.path}: the finetuned model has {_in_words(origins['finetune'])}, the retrained one "
-            f"{_in_words(origins['retrain'])}. RULER compares the two record by record, which means nothing unless both "
-            "start from the same; retrain with the same seed and base model, or set evaluation.ruler.enabled=false"
+            f"{_in_words(origins['retrain'])}. RULER compares the two record by record, which means nothing unless "
+            "both start from the same; retrain with the same seed and base model, or set evaluation.ruler.enabled=false"
         )
 
 
@@ -207,7 +210,7 @@ def look_before(assessor: Assessor, base: Embedded, finetuned: Embedded) -> Befo
     """The diagnostic before unlearning: are the forget records memorised at all? On what either profile asks."""
     assert assessor.ruler_ids is not None
     first, second = (lens_2(e.take(*assessor.ruler_ids)).ranks for e in (base, finetuned))
-    return Before(rank_test(first), rank_test(second), signed_rank_p(second - first))
+    return Before(rank_test(first), rank_test(second), signed_rank(second, first).p)
 
 
 def rank_facts(test: RankTest) -> dict[str, Any]:

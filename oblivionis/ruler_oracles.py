@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.ruler.evaluator import Embedded, References, lens_1, lens_2
+from evaluation.ruler.statistics import noise_band
 from oblivionis import config as configuration
 from oblivionis.config import Config
 from oblivionis.errors import RunError
@@ -88,7 +89,7 @@ def noise_bands(
 
     All are read on the records of `model`. mean_rank: over all oracles, our own (`own`, of the model's seed) among
     them: each is a model that never saw the records. gap: S_gap of each other oracle against our own, as if it were an
-    unlearned model (RULER 0.A.5); without our own there is none. Each band has low, high, mean, n and its values.
+    unlearned model (RULER 0.A.5); without our own there is none. Each has what a `NoiseBand` has, and its values.
     """
     ids = (model.forget_ids, model.retain_ids)
     others = [oracle.take(*ids) for oracle in oracles]
@@ -101,7 +102,4 @@ def noise_bands(
 
 
 def _band(values: list[float]) -> dict[str, Any]:
-    from evaluation.ruler.statistics import noise_band
-
-    band = noise_band(values, CONFIDENCE)
-    return {"low": band.low, "high": band.high, "mean": band.mean, "n": band.n, "values": values}
+    return {**asdict(noise_band(values, CONFIDENCE)), "values": values}

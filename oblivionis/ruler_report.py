@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from evaluation.ruler.rank_test import (
@@ -17,6 +16,7 @@ from evaluation.ruler.rank_test import (
     RankTest,
     rank_test,
 )
+from evaluation.ruler.statistics import NoiseBand
 from oblivionis.ruler import Before, rank_facts
 from oblivionis.runs import RunDirectory
 
@@ -39,16 +39,14 @@ AFTER = {
 
 @dataclass(frozen=True)
 class Banded:
-    """A metric of the unlearned model beside the band of retrained models (`n` of them, or `n` pairs)."""
+    """A metric of the unlearned model beside the band of retrained models (for S_gap: of pairs of them)."""
 
     value: float
-    low: float
-    high: float
-    n: int
+    band: NoiseBand
 
     @property
     def verdict(self) -> str:
-        return INSIDE if self.low <= self.value <= self.high else OUTSIDE
+        return INSIDE if self.band.contains(self.value) else OUTSIDE
 
 
 def before_unlearning(found: Before) -> str:
@@ -73,7 +71,7 @@ def bands(run: RunDirectory) -> dict[str, Banded]:
     found = summary.get("ruler", {}).get("bands", {})
     values = {name: summary.get("metrics", {}).get(f"ruler_{name}") for name in found}
     return {
-        name: Banded(values[name], band["low"], band["high"], band["n"])
+        name: Banded(values[name], NoiseBand(**{k: v for k, v in band.items() if k != "values"}))
         for name, band in found.items()
         if values[name] is not None
     }
@@ -96,10 +94,12 @@ def sentences(run: RunDirectory) -> list[str]:
         f"(p = {_p(test.p_value)}, {test.records} record{'s' * (test.records != 1)})."
     ]
     for name, found in bands(run).items():
-        models = f"{found.n} retrained models" if name == "mean_rank" else f"{found.n} pairs of retrained models"
+        band = found.band
+        models = f"{band.n} {'pairs of ' * (name == 'gap')}retrained models"
+        verdict = INSIDE if found.verdict == INSIDE else "outside, not like a retrained model"
         lines.append(
-            f"RULER: {BANDS[name]} {found.value:.3f}, 95 % band of {models} {found.low:.3f} to {found.high:.3f}: "
-            + (f"{INSIDE}." if found.verdict == INSIDE else "outside, not like a retrained model.")
+            f"RULER: {BANDS[name]} {found.value:.3f}, {band.confidence:.0%} band of {models} {band.low:.3f} to "
+            f"{band.high:.3f}: {verdict}."
         )
     return lines
 
@@ -111,15 +111,8 @@ def verdict_facts(run: RunDirectory) -> dict[str, Any]:
         return {}
     facts: dict[str, Any] = {"mean_rank": {"verdict": test.verdict, "null": NULL, **rank_facts(test)}}
     for name, found in bands(run).items():
-        band = {"verdict": found.verdict, "low": found.low, "high": found.high, "n": found.n}
-        facts.setdefault(name, {"value": found.value})["band"] = band
+        facts.setdefault(name, {"value": found.value})["band"] = {"verdict": found.verdict, **asdict(found.band)}
     return facts
-
-
-def lens_1_metrics(run: RunDirectory) -> Mapping[str, Mapping[str, float]]:
-    """Lens 1 of the finetuned and of the retrained model by stage, as the summary of unlearn has it."""
-    known = (run.stage_summary("unlearn") or {}).get("ruler", {}).get("lens_1", {})
-    return {stage: {f"ruler_{name}": value for name, value in found.items()} for stage, found in known.items()}
 
 
 def _with_error(test: RankTest) -> str:

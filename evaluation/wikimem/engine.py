@@ -42,7 +42,7 @@ class Asking:
     """How facts are asked for.
 
     templates: the first so many canaries of the property, None: all eleven; counterfactuals: competing values, at most
-    so many; context: other facts of the subject stated before, 0 to 4; variants: look-alike names; weight: a of WikiMem.
+    so many; context: other facts of the subject stated before, 0 to 4; variants: look-alike names; weight: WikiMem's a.
     """
 
     templates: int | None = None
@@ -164,20 +164,17 @@ def sentence_nlls(
     keys = _encoded(tokenizer, sentences, getattr(text_config(model), "max_position_embeddings", None))
     order = sorted(set(keys))
     known: dict[bytes, float] = {}
-    before: tuple[int, ...] = ()
-    path = np.zeros(1)
-    for chunk in _chunks(order, _BATCHES * budget):
-        rows = [tuple(np.frombuffer(key, ">u4").tolist()) for key in chunk]
-        # Where each row parts from the one before; its first token is only ever a condition.
-        parts = [max(common_prefix(a, b), 1) for a, b in zip([before, *rows[:-1]], rows, strict=True)]
-        scored = [i for i, row in enumerate(rows) if len(row) > parts[i]]
-        fresh = [Sequence(rows[i][: parts[i]], rows[i][parts[i] :]) for i in scored]
-        log_probs = iter(score(model, fresh, token_budget=budget, ordered=True, mode=mode).log_probs if fresh else ())
-        for key, row, start in zip(chunk, rows, parts, strict=True):
-            own = next(log_probs) if len(row) > start else np.empty(0)
-            path = np.concatenate([path[:start], path[start - 1] - np.cumsum(own, dtype=np.float64)])
-            known[key] = float(path[-1])
-        before = rows[-1]
+    path = [0.0]
+    for rows, parts in _chunks(order, _BATCHES * budget):
+        new = [Sequence(row[:start], row[start:]) for row, start in zip(rows, parts, strict=True) if len(row) > start]
+        found = score(model, new, token_budget=budget, ordered=True, mode=mode).log_probs if new else ()
+        log_probs = iter(found)
+        for row, start in zip(rows, parts, strict=True):
+            del path[start:]
+            if len(row) > start:
+                base = path[-1]
+                path += (base - np.cumsum(next(log_probs), dtype=np.float64)).tolist()
+            known[order[len(known)]] = path[-1]
         if progress is not None:
             progress(len(known), len(order))
     return np.array([known[key] for key in keys])
@@ -189,25 +186,41 @@ def _encoded(tokenizer: Any, sentences: Seq[str], longest: int | None) -> list[b
     keys: list[bytes] = []
     for start in range(0, len(sentences), _TOKENISED):
         part = list(sentences[start : start + _TOKENISED])
-        for text, ids in zip(part, tokenizer(part, add_special_tokens=False)["input_ids"], strict=True):
+        for text, ids in zip(part, _ids(tokenizer, part), strict=True):
             if not ids or (longest is not None and len(bos) + len(ids) > longest):
                 raise ValueError(f"{text!r} has {len(ids)} tokens; expected 1 to {longest} with BOS")
             keys.append(np.array(bos + ids, ">u4").tobytes())
     return keys
 
 
-def _chunks(keys: Seq[bytes], tokens: int) -> Iterator[list[bytes]]:
-    """Neighbours with about so many tokens that no neighbour before has, or one sentence."""
-    chunk: list[bytes] = []
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """The token ids of each text, without what a tokenizer puts around it."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None or fast.padding is not None or fast.truncation is not None:
+        return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
+    return [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _chunks(keys: Seq[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...]], list[int]]]:
+    """The tokens of neighbours, and where each parts from the one before, with about `tokens` tokens after that.
+
+    The first token is only ever a condition: no sentence parts before the second.
+    """
+    rows: list[tuple[int, ...]] = []
+    parts: list[int] = []
+    before: tuple[int, ...] = ()
     used = 0
     for key in keys:
-        used += len(key) // 4 - (common_prefix(chunk[-1], key) // 4 if chunk else 0)
-        chunk.append(key)
+        row = tuple(np.frombuffer(key, ">u4").tolist())
+        rows.append(row)
+        parts.append(max(common_prefix(before, row), 1))
+        before = row
+        used += len(row) - parts[-1]
         if used >= tokens:
-            yield chunk
-            chunk, used = [], 0
-    if chunk:
-        yield chunk
+            yield rows, parts
+            rows, parts, used = [], [], 0
+    if rows:
+        yield rows, parts
 
 
 def _prepared(
@@ -243,7 +256,7 @@ def _prepared(
 
 
 def _parts(asked: Seq[_Asked]) -> Iterator[list[int]]:
-    """Indices of the facts such that facts about one property come together, with up to `PART` sentences if possible."""
+    """Indices of the facts such that facts about one property come together, up to `PART` sentences if possible."""
     groups: dict[str, list[int]] = {}
     for i, a in enumerate(asked):
         groups.setdefault(a.fact.property, []).append(i)

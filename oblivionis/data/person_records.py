@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rapidfuzz import fuzz
 
 from evaluation.wikimem.canaries import SUBJECT, VALUE
-from evaluation.wikimem.properties import properties
+from evaluation.wikimem.facts import Fact
+from evaluation.wikimem.properties import Property, properties
 from oblivionis.data.person_facts import PROPERTY_OF
 from oblivionis.data.records import Corpus, Record, subject_key
 
@@ -94,6 +96,22 @@ def as_canary(text: str, name: str, values: tuple[str, ...]) -> str | None:
         if named and count:
             return found
     return None
+
+
+def as_trained(fact: Fact, records: PersonRecords, text_of: Callable[[Record], str]) -> Property | None:
+    """The property of `fact` with canaries made from the records that state it, each text once; None without any.
+
+    text_of: a record as the model was trained on it. The kind is neutral: the records' own words need no article.
+    """
+    found = [
+        as_canary(text_of(record), fact.subject, fact.values)
+        for record in records.about(fact.subject).records
+        if states(record, fact.subject, fact.property, fact.values)
+    ]
+    texts = list(dict.fromkeys(text for text in found if text is not None))
+    if not texts:
+        return None
+    return replace(properties()[fact.property], base=texts[0], paraphrases=tuple(texts[1:]), kind="name")
 
 
 def contains(text: str, value: str, *, any_order: bool = False) -> bool:
