@@ -98,11 +98,11 @@ def plan_requests(
                 "before; what is left is the unlearning's"
             )
         elif found:
+            found = [record for record in found if scope == SCOPE_SUBJECT or record.id not in asked]
             records: dict[int, tuple[Record, ...]] = {}
             for record in found:
                 client = holder[record.id]
                 records[client] = (*records.get(client, ()), record)
-            found = [record for record in found if scope == SCOPE_SUBJECT or record.id not in asked]
             stated = tuple(f for f in facts if scope == SCOPE_SUBJECT or _any_states(found, person, f))
             subject = about.subject if scope == SCOPE_SUBJECT else None
             demands.append(Demand(person.name, stated, dict(sorted(records.items())), subject))
