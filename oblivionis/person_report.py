@@ -146,6 +146,10 @@ def commands(plan: Plan, audit: PersonAudit, file: Path) -> tuple[str, str]:
     for name, usual in (("phrasings", "canaries"), ("templates", None), ("context", 0)):
         if audit.settings.get(name, usual) != usual:
             again += [f"--{name}", str(audit.settings[name])]
+    if audit.settings.get("counterfactuals_from") is not None:
+        again += ["--counterfactuals", _near(Path(audit.settings["counterfactuals_from"]))]
+    if audit.settings.get("embedder") is not None:
+        again += ["--embedder", str(audit.settings["embedder"])]
     return shlex.join(serve), shlex.join(again)
 
 

@@ -199,7 +199,7 @@ def test_the_pages_of_a_run_escape_and_link(tmp_path):
     assert len(names) == 2 and all(f'href="people/{name}"' in page for name in names)
     own = next(path.read_text() for path in (run.path / "people").iterdir() if path.name.startswith("zoe"))
     for text in (page, own):
-        assert "<script" not in text and "<img" not in text and "http://" not in text.replace("http://evil/x", "")
+        assert "<script" not in text and "<img" not in text
     assert "mine" in own and "subject" in own and "foreign" not in own and "served" in own
     assert "1 of 2" in own and "2 training records about this person" in own and 'value="1"' in own
     assert "None names this person" in next(p.read_text() for p in (run.path / "people").iterdir() if p.stem[0] == "n")
@@ -236,6 +236,8 @@ def trained(tmp_path_factory):
         for i, (name, place) in enumerate(people.items())
     ]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    places = ["Sofia", "Turku", "Cork", "Porto", "Kyoto", "Dakar", "Austin", "Bergen", "Tunis", "Riga"]
+    (folder / "counterfactuals.json").write_text(json.dumps({"P19": places}))
     facts = [{"subject": n, "property": "P19", "values": [place]} for n, place in BORN.items()]
     (folder / "people.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))
     with pytest.MonkeyPatch.context() as patch:
@@ -253,7 +255,7 @@ def trained(tmp_path_factory):
 @pytest.mark.slow
 def test_the_loop_from_audit_to_audit(trained, monkeypatch):
     monkeypatch.setattr(simulation, "simulate", in_process)
-    asked = ("--subjects", trained / "people.jsonl", "--phrasings", "records")
+    asked = ("--subjects", trained / "people.jsonl", "--phrasings", "records", "--counterfactuals", trained)
     first = call("audit", "person", trained / "one", *asked)
     assert first.code == 0, first.err
     folder = trained / "one" / "audits" / "person-finetune-0002"
