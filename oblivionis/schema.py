@@ -448,7 +448,7 @@ class WikimemProfile:
         default=None, metadata=about("People to forget; null: all.", unit="people", at_least=0)
     )
     retain_subjects: int | None = field(
-        default=20, metadata=about("Other people, evenly spread; null: all.", unit="people", at_least=0)
+        default=5, metadata=about("Other people, evenly spread; null: all.", unit="people", at_least=0)
     )
     facts_per_subject: int | None = field(
         default=None, metadata=about("Facts about each person; null: all.", unit="facts", at_least=1)
@@ -472,6 +472,14 @@ class Wikimem:
         metadata=about(
             "JSON lines with `subject`, `property` (an id of Wikidata) and `values`; null: what the data themselves "
             "state."
+        ),
+    )
+    phrasings: str = field(
+        default="canaries",
+        metadata=about(
+            "`canaries`: sentences that do not occur in the data; `records`: the training records that state a fact, "
+            "in the words and the template that the model was trained on.",
+            choices=("canaries", "records"),
         ),
     )
     light: WikimemProfile = field(
