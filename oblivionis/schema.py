@@ -457,6 +457,9 @@ class WikimemProfile:
         default=None,
         metadata=about("Canaries per fact; null: all eleven.", unit="canaries", at_least=1, at_most=11),
     )
+    counterfactuals: int = field(
+        default=100, metadata=about("Values of other people beside the true ones.", at_least=1, at_most=100000)
+    )
 
 
 @dataclass
@@ -483,12 +486,11 @@ class Wikimem:
         ),
     )
     light: WikimemProfile = field(
-        default_factory=lambda: WikimemProfile(forget_subjects=3, retain_subjects=3, facts_per_subject=1, templates=2)
+        default_factory=lambda: WikimemProfile(
+            forget_subjects=3, retain_subjects=3, facts_per_subject=1, templates=2, counterfactuals=20
+        )
     )
     full: WikimemProfile = field(default_factory=WikimemProfile)
-    counterfactuals: int = field(
-        default=100, metadata=about("Values of other people beside the true ones.", at_least=1, at_most=100000)
-    )
     counterfactuals_folder: str | None = field(
         default=None,
         metadata=about(

@@ -37,8 +37,8 @@ class People:
     def of(cls, corpus: Corpus, settings: Wikimem, text_of: Callable[[Record], str]) -> People | None:
         """Those of `settings.subjects`, or else those that the corpus states; None where there are none.
 
-        Somebody is to be forgotten when a forget record is about them. Names that no record has as its subject count as
-        the subject of the records whose text holds them (TOFU numbers its authors). Facts under properties without
+        Somebody is to be forgotten when a forget record is about them; `PersonRecords` tells who a numbered
+        author (TOFU) is. Facts under properties without
         counterfactuals are left out, with `phrasings` `records` also those that no record states word for word.
         text_of: a record as the model is trained on it. Raises DataError for a faulty file, RunError for one without
         usable facts.
@@ -56,12 +56,12 @@ class People:
         if not usable:
             return None
         trained = None
+        records = PersonRecords(corpus)
         if settings.phrasings == "records":
-            records = PersonRecords(corpus)
             made = {fact: as_trained(fact, records, text_of) for fact in usable}
             trained = {fact: property for fact, property in made.items() if property is not None}
             usable = tuple(trained)
-        to_forget = _to_forget(corpus, {fact.subject for fact in usable})
+        to_forget = _to_forget(corpus, records, {fact.subject for fact in usable})
         return cls(
             settings,
             tuple(fact for fact in usable if fact.subject in to_forget),
@@ -85,7 +85,7 @@ class People:
             return []
         settings = self.settings
         profile = settings.full if full else settings.light
-        asking = Asking(profile.templates, settings.counterfactuals, settings.context)
+        asking = Asking(profile.templates, profile.counterfactuals, settings.context)
         known = (*self.forget, *self.retain)
         return [WikimemEvaluator(forget, retain, known, tokenizer, asking, self.properties, self.values, self._embed)]
 
@@ -119,14 +119,15 @@ def _values(settings: Wikimem) -> Mapping[str, Sequence[str]]:
     return {**counterfactuals(), **{name: tuple(texts) for name, texts in found.items() if texts}}
 
 
-def _to_forget(corpus: Corpus, subjects: set[str]) -> set[str]:
-    """Those of the subjects that a forget record is about, or names."""
-    forget = [record for record in corpus.train if record.id in corpus.forget_ids]
-    known = {subject_key(record.subject) for record in corpus.train}
-    about = {subject_key(record.subject) for record in forget}
-    text = "\n".join(subject_key(f"{record.question} {record.answer}") for record in forget)
-    keys = {subject: subject_key(subject) for subject in subjects}
-    return {s for s, key in keys.items() if (key in about if key in known else key in text)}
+def _to_forget(corpus: Corpus, records: PersonRecords, subjects: set[str]) -> set[str]:
+    """Those of the subjects that a forget record is about; with no subject of their own, that one mentions."""
+    found = set()
+    for name in subjects:
+        about = records.about(name)
+        own = [r.id for r in about.records if about.subject in (None, r.subject)]
+        if not corpus.forget_ids.isdisjoint(own):
+            found.add(name)
+    return found
 
 
 def _sample(facts: Sequence[Fact], subjects: int | None, each: int | None) -> list[Fact]:
