@@ -26,7 +26,7 @@ from oblivionis import ruler, seeds
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.tokenize import encode_pairs
+from oblivionis.data.tokenize import encode_pairs, whole_text
 from oblivionis.errors import RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
@@ -102,7 +102,11 @@ class Assessor:
 
     def __init__(self, assembled: Assembled, corpus: Corpus, config: Config) -> None:
         ruler.check_layer(assembled.model, config)
-        self._people = People.of(corpus, config.evaluation.wikimem)
+        self._people = People.of(
+            corpus,
+            config.evaluation.wikimem,
+            lambda r: whole_text(assembled.tokenizer, assembled.template, r.question, r.answer),
+        )
         self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
         self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}

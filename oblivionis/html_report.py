@@ -63,6 +63,8 @@ _GLOSSARY = {
     "phrasing (lenient rate). More phrasings make it higher by chance.",
     "Memorisation strength z*": "WikiMem: by how many standard deviations the lead of the true value exceeds the mean "
     "lead of a candidate, averaged over the phrasings in which it ranks first.",
+    "Values that score higher (null 0.5)": "Not of WikiMem: share of the values of other people that score at least as "
+    "high as the true one, averaged over phrasings and facts. 0: always first; 0.5: chance; above: avoided.",
     "People with nothing memorised": "WikiMem: share of people none of whose facts ranks first in any phrasing.",
     "FedTU": "Federated targeted unlearning: a client asks to forget records, and only that client is addressed, "
     "before the round's fine-tuning (FedFT) by a sample of the clients.",

@@ -55,6 +55,7 @@ WIKIMEM = {
     "lenient": "Facts that rank first (any phrasing)",
     "strength": "Memorisation strength z*",
     "unmemorized": "People with nothing memorised",
+    "rank": "Values that score higher (null 0.5)",
 }
 LEGEND = (
     "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
@@ -66,8 +67,8 @@ RULER_LEGEND = (
     "do, still memorised or, with S_shift below 0, pushed elsewhere."
 )
 WIKIMEM_LEGEND = (
-    "WikiMem: does the true value of a fact about a person rank first among those of others, in sentences that do not "
-    "occur in the data? By chance about 1 in 100 does in a phrasing."
+    "WikiMem: does the true value of a fact about a person rank first among those of others? By chance about 1 in 100 "
+    "does in a phrasing, and half of the others' values score higher; more than half: the model avoids the true one."
 )
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
 SHOWN_CLIENTS = 40

@@ -448,7 +448,7 @@ class WikimemProfile:
         default=None, metadata=about("People to forget; null: all.", unit="people", at_least=0)
     )
     retain_subjects: int | None = field(
-        default=20, metadata=about("Other people, evenly spread; null: all.", unit="people", at_least=0)
+        default=5, metadata=about("Other people, evenly spread; null: all.", unit="people", at_least=0)
     )
     facts_per_subject: int | None = field(
         default=None, metadata=about("Facts about each person; null: all.", unit="facts", at_least=1)
@@ -456,6 +456,9 @@ class WikimemProfile:
     templates: int | None = field(
         default=None,
         metadata=about("Canaries per fact; null: all eleven.", unit="canaries", at_least=1, at_most=11),
+    )
+    counterfactuals: int = field(
+        default=100, metadata=about("Values of other people beside the true ones.", at_least=1, at_most=100000)
     )
 
 
@@ -474,13 +477,20 @@ class Wikimem:
             "state."
         ),
     )
+    phrasings: str = field(
+        default="canaries",
+        metadata=about(
+            "`canaries`: sentences that do not occur in the data; `records`: the training records that state a fact, "
+            "in the words and the template that the model was trained on.",
+            choices=("canaries", "records"),
+        ),
+    )
     light: WikimemProfile = field(
-        default_factory=lambda: WikimemProfile(forget_subjects=3, retain_subjects=3, facts_per_subject=1, templates=2)
+        default_factory=lambda: WikimemProfile(
+            forget_subjects=3, retain_subjects=3, facts_per_subject=1, templates=2, counterfactuals=20
+        )
     )
     full: WikimemProfile = field(default_factory=WikimemProfile)
-    counterfactuals: int = field(
-        default=100, metadata=about("Values of other people beside the true ones.", at_least=1, at_most=100000)
-    )
     counterfactuals_folder: str | None = field(
         default=None,
         metadata=about(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,10 @@ from evaluation.wikimem.encoder import SentenceEncoder
 from evaluation.wikimem.engine import Asking
 from evaluation.wikimem.evaluator import WikimemEvaluator
 from evaluation.wikimem.facts import Fact
-from evaluation.wikimem.properties import counterfactuals
+from evaluation.wikimem.properties import Property, counterfactuals
 from oblivionis.data.person_facts import facts_of, read_facts
-from oblivionis.data.records import Corpus, subject_key
+from oblivionis.data.person_records import PersonRecords, as_trained
+from oblivionis.data.records import Corpus, Record, subject_key
 from oblivionis.errors import RunError
 from oblivionis.schema import Wikimem
 
@@ -30,14 +31,17 @@ class People:
     forget: tuple[Fact, ...]
     retain: tuple[Fact, ...]
     values: Mapping[str, Sequence[str]]
+    properties: Mapping[Fact, Property] | None = None
 
     @classmethod
-    def of(cls, corpus: Corpus, settings: Wikimem) -> People | None:
+    def of(cls, corpus: Corpus, settings: Wikimem, text_of: Callable[[Record], str]) -> People | None:
         """Those of `settings.subjects`, or else those that the corpus states; None where there are none.
 
-        Somebody is to be forgotten when a forget record is about them. Names that no record has as its subject count as
-        the subject of the records whose text holds them (TOFU numbers its authors). Facts under properties without
-        counterfactuals are left out. Raises DataError for a faulty file, RunError for one without usable facts.
+        Somebody is to be forgotten when a forget record is about them; `PersonRecords` tells who a numbered
+        author (TOFU) is. Facts under properties without
+        counterfactuals are left out, with `phrasings` `records` also those that no record states word for word.
+        text_of: a record as the model is trained on it. Raises DataError for a faulty file, RunError for one without
+        usable facts.
         """
         if not settings.enabled:
             return None
@@ -51,12 +55,19 @@ class People:
             )
         if not usable:
             return None
-        to_forget = _to_forget(corpus, {fact.subject for fact in usable})
+        trained = None
+        records = PersonRecords(corpus)
+        if settings.phrasings == "records":
+            made = {fact: as_trained(fact, records, text_of) for fact in usable}
+            trained = {fact: property for fact, property in made.items() if property is not None}
+            usable = tuple(trained)
+        to_forget = _to_forget(corpus, records, {fact.subject for fact in usable})
         return cls(
             settings,
             tuple(fact for fact in usable if fact.subject in to_forget),
             tuple(fact for fact in usable if fact.subject not in to_forget),
             values,
+            trained,
         )
 
     def asked(self, full: bool) -> tuple[list[Fact], list[Fact]]:
@@ -74,9 +85,9 @@ class People:
             return []
         settings = self.settings
         profile = settings.full if full else settings.light
-        asking = Asking(profile.templates, settings.counterfactuals, settings.context)
+        asking = Asking(profile.templates, profile.counterfactuals, settings.context)
         known = (*self.forget, *self.retain)
-        return [WikimemEvaluator(forget, retain, known, tokenizer, asking, self.values, self._embed)]
+        return [WikimemEvaluator(forget, retain, known, tokenizer, asking, self.properties, self.values, self._embed)]
 
     @cached_property
     def _embed(self) -> SentenceEncoder | None:
@@ -108,14 +119,15 @@ def _values(settings: Wikimem) -> Mapping[str, Sequence[str]]:
     return {**counterfactuals(), **{name: tuple(texts) for name, texts in found.items() if texts}}
 
 
-def _to_forget(corpus: Corpus, subjects: set[str]) -> set[str]:
-    """Those of the subjects that a forget record is about, or names."""
-    forget = [record for record in corpus.train if record.id in corpus.forget_ids]
-    known = {subject_key(record.subject) for record in corpus.train}
-    about = {subject_key(record.subject) for record in forget}
-    text = "\n".join(subject_key(f"{record.question} {record.answer}") for record in forget)
-    keys = {subject: subject_key(subject) for subject in subjects}
-    return {s for s, key in keys.items() if (key in about if key in known else key in text)}
+def _to_forget(corpus: Corpus, records: PersonRecords, subjects: set[str]) -> set[str]:
+    """Those of the subjects that a forget record is about; with no subject of their own, that one mentions."""
+    found = set()
+    for name in subjects:
+        about = records.about(name)
+        own = [r.id for r in about.records if about.subject in (None, r.subject)]
+        if not corpus.forget_ids.isdisjoint(own):
+            found.add(name)
+    return found
 
 
 def _sample(facts: Sequence[Fact], subjects: int | None, each: int | None) -> list[Fact]:

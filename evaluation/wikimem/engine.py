@@ -72,6 +72,12 @@ class FactScore:
         """The candidate of the highest score for each template."""
         return tuple(self.candidates[i] for i in self.scores.argmax(axis=1))
 
+    @property
+    def ranks(self) -> np.ndarray:
+        """Share of counterfactuals that score at least as high as the best true value, (T,): 0 first, 0.5 by chance."""
+        best = self.scores[:, self.truth].max(axis=1, keepdims=True)
+        return (self.scores[:, ~self.truth] >= best).mean(axis=1)
+
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
@@ -106,7 +112,7 @@ def score_facts(
     asking: Asking = Asking(),
     *,
     counterfactuals: Mapping[str, Seq[str]] | None = None,
-    properties: Mapping[str, Property] | None = None,
+    properties: Mapping[str, Property] | Mapping[Fact, Property] | None = None,
     known: Seq[Fact] | None = None,
     embed: Embed | None = None,
     threshold: float = SAME_MEANING,
@@ -117,8 +123,8 @@ def score_facts(
     """Calibrated scores, ranks and strengths of every fact, in their order.
 
     counterfactuals: values of other people by property id (None: the built-in ones); properties: by id (None: the
-    built-in ones); known: the facts that context is taken from (None: `facts`); embed, threshold: as in
-    `facts.true_values`; token_budget, mode: as in `likelihood.score`.
+    built-in ones), or by fact, for facts with canaries of their own; known: the facts that context is taken from (None:
+    `facts`); embed, threshold: as in `facts.true_values`; token_budget, mode: as in `likelihood.score`.
     No sentence is scored twice, but for those that properties of more than `PART` sentences might have in common. The
     generic subject is scored at a weight other than 1 only. Raises ValueError for an unknown property, a property
     without counterfactuals, a name without look-alikes, or a sentence that is too long for the model.
@@ -227,17 +233,18 @@ def _prepared(
     facts: Seq[Fact],
     asking: Asking,
     counterfactuals: Mapping[str, Seq[str]] | None,
-    properties: Mapping[str, Property] | None,
+    properties: Mapping[str, Property] | Mapping[Fact, Property] | None,
     known: Seq[Fact],
 ) -> list[_Asked]:
     values = built_in.counterfactuals() if counterfactuals is None else counterfactuals
-    table = built_in.properties() if properties is None else properties
+    table: Any = built_in.properties() if properties is None else properties
     of_subject: dict[str, list[Fact]] = {}
     for fact in known:
         of_subject.setdefault(fact.subject, []).append(fact)
     asked = []
     for fact in facts:
-        if fact.property not in table:
+        property = table.get(fact) or table.get(fact.property)
+        if property is None:
             raise ValueError(f"{fact.subject}: property {fact.property} is unknown")
         if not values.get(fact.property):
             raise ValueError(f"{fact.subject}: there are no values of other people for {fact.property}")
@@ -246,8 +253,8 @@ def _prepared(
         asked.append(
             _Asked(
                 fact,
-                table[fact.property].kind,
-                tuple(contextualised(t, context) for t in table[fact.property].canaries[: asking.templates]),
+                property.kind,
+                tuple(contextualised(t, context) for t in property.canaries[: asking.templates]),
                 (fact.subject, *name_variants(fact.subject, asking.variants), *generic),
                 candidates(fact.values, values[fact.property], asking.counterfactuals),
             )

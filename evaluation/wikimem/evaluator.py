@@ -10,9 +10,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from evaluation.hook import EvaluationSession, Result
 from evaluation.wikimem.engine import Asking, FactScore, score_facts
 from evaluation.wikimem.facts import Embed, Fact
+from evaluation.wikimem.properties import Property
 from evaluation.wikimem.score import by_property, summarize
 
 
@@ -21,11 +24,11 @@ class WikimemEvaluator:
     """Memorisation of the facts about people to forget and about others: forget_strict, retain_lenient and so on.
 
     forget, retain: the facts that are asked for, not both empty; known: those that context is taken from; tokenizer:
-    the model's; counterfactuals: values of other people by property id, None: the built-in ones; embed: as in
-    `facts.true_values`.
+    the model's; properties, counterfactuals, embed: as in `engine.score_facts`.
 
     Metrics of both groups, as far as defined: strict, lenient (WikiMem's strict and lenient rate, in [0, 1]), strength
-    (mean z* over memorised templates), unmemorized (share of subjects with nothing memorised). The details hold them by
+    (mean z* over memorised templates), unmemorized (share of subjects with nothing memorised), and, not in WikiMem,
+    rank: the mean of `FactScore.ranks`, which also moves where no true value comes first. The details hold them by
     property, and what came first in each template of each fact.
     """
 
@@ -34,6 +37,7 @@ class WikimemEvaluator:
     known: Seq[Fact]
     tokenizer: Any
     asking: Asking = field(default_factory=Asking)
+    properties: Mapping[Fact, Property] | None = None
     counterfactuals: Mapping[str, Seq[str]] | None = None
     embed: Embed | None = None
     name: str = field(default="wikimem", init=False)
@@ -50,6 +54,7 @@ class WikimemEvaluator:
             [*self.forget, *self.retain],
             self.asking,
             counterfactuals=self.counterfactuals,
+            properties=self.properties,
             known=self.known,
             embed=self.embed,
             token_budget=session.token_budget,
@@ -67,6 +72,7 @@ def _metrics(found: Seq[FactScore]) -> dict[str, float]:
         "strict": summary.strict_rate,
         "lenient": summary.lenient_rate,
         "unmemorized": summary.unmemorized_subjects / summary.subjects,
+        "rank": float(np.mean([score.ranks.mean() for score in found])),
     }
     return metrics if summary.mean_strength is None else metrics | {"strength": summary.mean_strength}
 
