@@ -152,7 +152,9 @@ def audit_people(
                 progress(done + part * len(mine), count)
 
         try:
-            rows = _score_person(subject, mine, [f for f in facts if f.subject == name], settings, folder, told)
+            rows = _score_person(
+                subject, mine, [f for f in facts if subject_key(f.subject) == subject_key(name)], settings, folder, told
+            )
         except (ValueError, OSError) as error:
             raise AuditError(f"{name}: {error}") from error
         except KeyboardInterrupt:
