@@ -16,8 +16,9 @@ from oblivionis.errors import OblivionisError
 from oblivionis.files import write_atomic
 from oblivionis.person_outcomes import Person, PersonAudit, PersonFact, in_words, person_slug
 from oblivionis.problems import did_you_mean
+from oblivionis.requests import REJECTED, Ledger, Request
 from oblivionis.runs import RunDirectory
-from strategies.protocol import SCOPE_RECORDS, SCOPE_SUBJECT
+from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 SCOPES = (SCOPE_RECORDS, SCOPE_SUBJECT)
 
@@ -43,13 +44,15 @@ class Demand:
 class Plan:
     """The requests that an audit leads to.
 
-    nothing: memorised facts without a record to delete, in words; outside: records asked for that do not belong to the
-    forget split, so that the retrained model has them.
+    earlier: what the audited model was asked to forget, which has to be asked for again, since unlearning begins anew
+    from the finetuned model; nothing: memorised facts without a record to delete, in words; outside: records asked for
+    that do not belong to the forget split, so that the retrained model has them.
     """
 
     run: RunDirectory
     config: Config
     demands: tuple[Demand, ...]
+    earlier: tuple[Request, ...]
     nothing: tuple[str, ...]
     outside: int
 
@@ -76,6 +79,8 @@ def plan_requests(
     corpus = load_corpus(config.data)
     holder = load_partition(corpus, config).holder
     lookup = PersonRecords(corpus)
+    earlier = _earlier(run, audit)
+    asked = {i for request in earlier for i in request.record_ids}
     demands, nothing = [], []
     for person in _chosen(audit, names):
         facts = [fact for fact in person.facts if fact.strong(min_strength) >= min_phrasings]
@@ -87,7 +92,13 @@ def plan_requests(
         else:
             found, unmatched = _stating(person, facts, about)
         nothing += unmatched
-        if found:
+        if found and asked.issuperset(record.id for record in found):
+            nothing.append(
+                f"{person.name}, {', '.join(map(described, facts))}: {run.name} was asked for all {len(found)} records "
+                "before; what is left is the unlearning's"
+            )
+        elif found:
+            found = [record for record in found if scope == SCOPE_SUBJECT or record.id not in asked]
             records: dict[int, tuple[Record, ...]] = {}
             for record in found:
                 client = holder[record.id]
@@ -96,7 +107,13 @@ def plan_requests(
             subject = about.subject if scope == SCOPE_SUBJECT else None
             demands.append(Demand(person.name, stated, dict(sorted(records.items())), subject))
     ids = {record.id for demand in demands for records in demand.records.values() for record in records}
-    return Plan(run, config, tuple(demands), tuple(nothing), len(ids - corpus.forget_ids))
+    return Plan(run, config, tuple(demands), earlier, tuple(nothing), len(ids - corpus.forget_ids))
+
+
+def _earlier(run: RunDirectory, audit: PersonAudit) -> tuple[Request, ...]:
+    """What the audited model was asked to forget."""
+    known = Ledger(run.ledger_path) if audit.stage == "unlearn" else ()
+    return tuple(r for r in known if r.state != REJECTED and (r.record_ids or r.scope != SCOPE_RECORDS))
 
 
 def _run_of(audit: PersonAudit) -> tuple[RunDirectory, Config]:
@@ -151,24 +168,47 @@ def described(fact: PersonFact) -> str:
 
 
 def write_schedule(plan: Plan, path: Path, *, scope: str, round: int) -> int:
-    """Write the requests as a schedule for `unlearning.requests.file`; returns the number of its lines."""
-    lines = [line for demand in plan.demands for line in _lines(demand, scope, round)]
+    """Write the requests as a schedule for `unlearning.requests.file`, earlier ones first; returns how many are new."""
+    new = [line for demand in plan.demands for line in _lines(demand, scope, round)]
+    earlier = [_again(request) for request in plan.earlier]
+    taken = {line["id"] for line in earlier}
+    for line in new:
+        while line["id"] in taken:
+            line["id"] = f"{line['id']}-again"
+        taken.add(line["id"])
+    lines = [line for i, line in enumerate(earlier) if line not in earlier[:i]] + new
     write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return len(lines)
+    return len(new)
+
+
+def _again(request: Request) -> dict[str, object]:
+    """A request of a ledger as a line of a schedule; those about one subject give the same line."""
+    line: dict[str, object] = {"round": request.round, "reason": request.reason}
+    if request.scope == SCOPE_SUBJECT:
+        return line | {"subject": request.subject, "id": request.group}
+    line |= {"client": request.client, "id": request.id}
+    return line | ({"scope": SCOPE_CLIENT} if request.scope == SCOPE_CLIENT else {"record_ids": [*request.record_ids]})
 
 
 def _lines(demand: Demand, scope: str, round: int) -> list[dict[str, object]]:
     name = f"audit-{person_slug(demand.person)}"
-    reason = f"memorised of {demand.person}: {'; '.join(map(described, demand.facts))}"
     if scope == SCOPE_SUBJECT:
-        return [{"round": round, "subject": demand.subject, "id": name, "reason": reason}]
+        return [{"round": round, "subject": demand.subject, "id": name, "reason": _reason(demand, demand.facts)}]
     return [
         {
             "round": round,
             "client": client,
             "record_ids": [record.id for record in records],
             "id": f"{name}-client-{client:04d}",
-            "reason": reason,
+            "reason": _reason(demand, [f for f in demand.facts if any(_states(r, demand, f) for r in records)]),
         }
         for client, records in demand.records.items()
     ]
+
+
+def _states(record: Record, demand: Demand, fact: PersonFact) -> bool:
+    return states(record, demand.person, fact.id, fact.values)
+
+
+def _reason(demand: Demand, facts: Sequence[PersonFact]) -> str:
+    return f"memorised of {demand.person}: {'; '.join(map(described, facts))}"

@@ -57,7 +57,7 @@ class Settings:
 
     asking: see `evaluation.wikimem.engine`; phrasings: one of `PHRASINGS`; values: of other people by property id, in
     place of the built-in ones or beside them; embedder: its name, with `embed`, None: values are compared letter by
-    letter.
+    letter; values_from: where `values` were read.
     """
 
     asking: Asking = field(default_factory=Asking)
@@ -65,6 +65,7 @@ class Settings:
     values: Mapping[str, Sequence[str]] | None = None
     embedder: str | None = None
     embed: Embed | None = None
+    values_from: str | None = None
 
     @property
     def counterfactuals(self) -> Mapping[str, Sequence[str]]:
@@ -174,7 +175,7 @@ def audit_people(
         fingerprint=subject.fingerprint,
         adapter=subject.adapter,
         seed=subject.config.seed,
-        settings=_described(settings),
+        settings=_described(settings) | {"counterfactuals_from": settings.values_from},
         versions={"oblivionis": __version__, **package_versions()},
         subjects_file=subjects_file,
         against=None if before is None else before.model,

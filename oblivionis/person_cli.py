@@ -86,7 +86,14 @@ def audit_person(
     subject = audit.find_subject(target, stage, set_ or [], kind="person")
     facts = person_audit.own_facts(subject, person or ()) if facts is None else facts
     facts = person_audit.choose(facts, person) if person else facts
-    settings = person_audit.Settings(Asking(templates=templates, context=context), phrasings, values, embedder, embed)
+    settings = person_audit.Settings(
+        Asking(templates=templates, context=context),
+        phrasings,
+        values,
+        embedder,
+        embed,
+        None if counterfactuals is None else str(counterfactuals.resolve()),
+    )
     before = before_audit(subject.run, subject.stage, against)
     folder = out or subject.folder
     console = Console()

@@ -154,8 +154,10 @@ def read_audit(path: Path) -> PersonAudit:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        known = ", ".join(str(p) for p in sorted((path / "audits").glob("person-*")))
+        hint = f"its folder: {known}" if known else "its folder"
         raise OblivionisError(
-            f"{file}: {reason}; expected the audit.json of `oblivionis audit person`, or its folder"
+            f"{file}: {reason}; expected the audit.json of `oblivionis audit person`, or {hint}"
         ) from None
     try:
         if value["format"] != FORMAT:

@@ -117,6 +117,13 @@ def print_plan(plan: Plan, console: Console) -> None:
                 console.print(Text(f"    … {len(records) - PREVIEWS} more"))
     for line in plan.nothing:
         console.print(Text(f"nothing to delete: {printable(line)}"))
+    if plan.earlier and plan.demands:
+        console.print(
+            Text(
+                f"What {plan.run.name} was asked before ({_count(len(plan.earlier), 'request')}) comes first, at its "
+                "own rounds: unlearning begins anew from the finetuned model."
+            )
+        )
     if plan.outside:
         console.print(
             Text(
@@ -131,16 +138,24 @@ def commands(plan: Plan, audit: PersonAudit, file: Path) -> tuple[str, str]:
     """How to serve the requests, and how to audit afterwards."""
     run = plan.run.path
     name = f"{run.name}-forgets"
-    serve = [
-        *("oblivionis", "simulate", str(run / "config.yaml"), "stages=[unlearn]", f"start_from={run}", f"name={name}"),
-        *("unlearning.requests.policy=file", f"unlearning.requests.file={file.resolve()}"),
-    ]
-    again = ["oblivionis", "audit", "person", str(Path(plan.config.output) / name)]
+    serve = ["oblivionis", "simulate", _near(run / "config.yaml"), "stages=[unlearn]", f"start_from={_near(run)}"]
+    serve += [f"name={name}", "unlearning.requests.policy=file", f"unlearning.requests.file={_near(file.resolve())}"]
+    again = ["oblivionis", "audit", "person", _near(Path(plan.config.output).expanduser().absolute() / name)]
     if audit.subjects_file is not None:
-        again += ["--subjects", audit.subjects_file]
-    if audit.settings.get("phrasings") != "canaries":
-        again += ["--phrasings", str(audit.settings["phrasings"])]
+        again += ["--subjects", _near(Path(audit.subjects_file))]
+    for name, usual in (("phrasings", "canaries"), ("templates", None), ("context", 0)):
+        if audit.settings.get(name, usual) != usual:
+            again += [f"--{name}", str(audit.settings[name])]
+    if audit.settings.get("counterfactuals_from") is not None:
+        again += ["--counterfactuals", _near(Path(audit.settings["counterfactuals_from"]))]
+    if audit.settings.get("embedder") is not None:
+        again += ["--embedder", str(audit.settings["embedder"])]
     return shlex.join(serve), shlex.join(again)
+
+
+def _near(path: Path) -> str:
+    """`path` from the working directory where it lies below that."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _cut(text: str) -> str:

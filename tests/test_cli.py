@@ -83,8 +83,8 @@ def test_the_first_argument_without_an_equals_sign_is_the_experiment(arguments, 
 
 
 COMMANDS = (
-    "simulate, evaluate, config show, config check, config list, data describe, model info, model build, runs list, "
-    "runs show"
+    "simulate, evaluate, config show, config check, config list, data describe, model info, model build, audit person, "
+    "request from-audit, runs list, runs show"
 )
 
 

@@ -6,7 +6,7 @@ subject that most of the records with the name belong to, and all records of tha
 
 A record with triples states a fact when one of its triples does. Without triples it must contain a value:
 
-- as whole words, whatever the letter case and the width of white space; of a date the words in any order;
+- as whole words, whatever the letter case and the width of white space; of a date the words in any order, 8th for 8;
 - or, for a value of at least `FUZZY_FROM` characters, nearly so: from the beginning of a word, with a partial ratio
   (rapidfuzz) of at least `LEAST_SIMILARITY`, and with all numbers of the value in the text.
 """
@@ -29,6 +29,7 @@ from oblivionis.data.records import Corpus, Record, subject_key
 FUZZY_FROM = 5
 LEAST_SIMILARITY = 90.0
 _NUMBER = re.compile(r"\d+")
+_ORDINAL = re.compile(r"(\d)(?:st|nd|rd|th)\b")
 _WORD = re.compile(r"\w+")
 
 
@@ -118,8 +119,8 @@ def contains(text: str, value: str, *, any_order: bool = False) -> bool:
     """Whether `text` contains `value`, exactly or nearly, as the module says; `any_order`: its words in any order."""
     text, value = subject_key(text), subject_key(value)
     if any_order:
-        words = set(_WORD.findall(value))
-        return bool(words) and words <= set(_WORD.findall(text))
+        words, others = (set(_WORD.findall(_ORDINAL.sub(r"\1", part))) for part in (value, text))
+        return bool(words) and words <= others
     if _has_words(value, text):
         return True
     if not FUZZY_FROM <= len(value) <= len(text) or not set(_NUMBER.findall(value)) <= set(_NUMBER.findall(text)):
