@@ -167,7 +167,7 @@ def stage_states(
         why = "it kept none of some records that are asked here"
     else:
         return found.embedded
-    if run.environment().get("manifest_hash") != assessor.manifest_hash:
+    if run.environment().get("manifest_hash", assessor.manifest_hash) != assessor.manifest_hash:
         raise RunError(
             f"RULER: {run.path} has no fitting representations of its stage {stage} ({why}), and other parameters than "
             "this run, so that they cannot be computed here: run that stage anew with these evaluation.ruler settings"

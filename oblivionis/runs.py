@@ -8,6 +8,7 @@ Layout of `runs/<name>/`:
 - `checkpoints/<stage>/round-0007.safetensors`: global adapter and strategy state, with what is needed to resume
 - `stages/<stage>.json`: written when a stage is complete
 - `evaluations/<stage>.json`: the per-question log of the full evaluation at the end of a stage
+- `evaluations/<stage>.states.safetensors`: representations of the questions, for RULER (finetune and retrain)
 - `verdicts.json`: is the unlearned model over- or under-unlearned beside the retrained one?
 - `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again; `left.json`: it left
 - `report.html`

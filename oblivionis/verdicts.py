@@ -108,9 +108,12 @@ def _doubt(found: Verdict, p: float) -> str:
 
 
 def write_verdicts(run: RunDirectory, convention: str) -> None:
-    """Write `verdicts.json`: per measure the verdict and its figures, those of RULER apart; nothing without any."""
+    """Write `verdicts.json`: per measure the verdict and its figures, nothing where there is no verdict.
+
+    What RULER says of the unlearned model stands apart, under `ruler`.
+    """
     found, ruler = find_verdicts(run, convention), ruler_report.verdict_facts(run)
-    if found or ruler:
+    if found:
         facts = {m: {"verdict": v.verdict, **{k: _finite(x) for k, x in asdict(v).items()}} for m, v in found.items()}
         written = {"model": "unlearn", "oracle": "retrain", "measures": facts}
         write_json(run.path / "verdicts.json", {**written, **({"ruler": ruler} if ruler else {})})
