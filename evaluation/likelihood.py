@@ -85,6 +85,27 @@ def batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
         yield batch
 
 
+def ordered_batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
+    """Indices of the sequences in batches of neighbours, in the order given; sizes as those of `batches`.
+
+    A prompt counts only where the sequence before in the batch does not begin with it.
+    """
+    batch: list[int] = []
+    used = 0
+    before: tuple[int, ...] = ()
+    for i, s in enumerate(sequences):
+        shared = bool(batch) and before[: len(s.prompt)] == s.prompt
+        cost = len(s.answer) + (0 if shared else len(s.prompt))
+        if batch and used + cost > token_budget:
+            yield batch
+            batch, used, cost = [], 0, len(s.answer) + len(s.prompt)
+        batch.append(i)
+        used += cost
+        before = s.prompt + s.answer
+    if batch:
+        yield batch
+
+
 def default_token_budget(model: nn.Module) -> int:
     """Tokens per batch such that the float32 logits take about 128 MiB on a CPU and 512 MiB elsewhere."""
     logits = 2**25 if model_device(model).type == "cpu" else 2**27
@@ -99,6 +120,7 @@ def score(
     hidden: str | None = None,
     layer: int | None = None,
     only: Collection[Sequence] | None = None,
+    ordered: bool = False,
     mode: str = "auto",
 ) -> Scores:
     """Score every distinct sequence once; equal prefixes within a batch (above all the prompt) are computed once.
@@ -107,7 +129,8 @@ def score(
     predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,) over the answer
     tokens. layer: the states that leave this decoder layer, from 0 or, negative, from the last; None: those that enter
     the language-model head, after the last norm. only: the sequences whose states are wanted (None: all). token_budget
-    bounds the memory of a batch (`default_token_budget`); mode as in `evaluation.forward`. Runs in eval mode without
+    bounds the memory of a batch (`default_token_budget`); ordered: batches are neighbours in the order given, which
+    should share beginnings, and not sequences of one prompt; mode as in `evaluation.forward`. Runs in eval mode without
     gradients and restores the mode. Raises ValueError for an empty list, an empty prompt or answer, an unknown
     `hidden`, `layer` or `mode`, a budget below 1.
     """
@@ -145,7 +168,7 @@ def score(
                 for i, logp, hit in zip(indices, *parts, strict=True):
                     log_probs[i], correct[i] = logp.numpy(), hit.numpy()
 
-        side_by_side(work, batches(distinct, budget), scorer.workers)
+        side_by_side(work, (ordered_batches if ordered else batches)(distinct, budget), scorer.workers)
     total = np.array([-x.sum(dtype=np.float64) for x in log_probs])
     count = np.array([x.size for x in log_probs], dtype=np.int64)
     kept = None if hidden is None else tuple(states)

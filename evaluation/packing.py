@@ -109,6 +109,14 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None
     )
 
 
+def common_prefix(first: Seq[int], second: Seq[int]) -> int:
+    """How many tokens both sequences begin with."""
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return i
+    return min(len(first), len(second))
+
+
 def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
     """Place in the row of every token of every sequence, such that equal prefixes share their places.
 
@@ -123,8 +131,7 @@ def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
     used = 0
     for i in order:
         current = sequences[i]
-        pairs = enumerate(zip(previous, current, strict=False))
-        common = next((k for k, (a, b) in pairs if a != b), min(len(previous), len(current)))
+        common = common_prefix(previous, current)
         fresh = len(current) - common
         places[i] = previous_places[:common] + list(range(used, used + fresh))
         owned[i] = fresh

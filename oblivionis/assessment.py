@@ -26,13 +26,14 @@ from oblivionis import ruler, seeds
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.tokenize import encode_pairs
+from oblivionis.data.tokenize import encode_pairs, whole_text
 from oblivionis.errors import RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
 from oblivionis.runs import Checkpoint, RunDirectory, read_checkpoint
+from oblivionis.wikimem import People
 
 
 def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -44,8 +45,8 @@ def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, flo
 class Measured:
     """The evaluation of one global model.
 
-    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…` and `ruler_…`;
-    `report` holds all evaluators' results.
+    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…`, `ruler_…` and
+    `wikimem_…`; `report` holds all evaluators' results.
     """
 
     report: Report
@@ -59,13 +60,14 @@ class Measured:
     def log(self) -> dict[str, Any] | None:
         """The per-question log in the shape of TOFU's own, with the question ids under `ids`.
 
-        `ruler` holds the percentile ranks of the forget records by id.
+        `ruler` holds the percentile ranks of the forget records by id, `wikimem` what `WikimemEvaluator` details.
         """
-        found, ranked = self.report.results.get("tofu"), self.report.results.get("ruler")
+        found, ranked, people = (self.report.results.get(name) for name in ("tofu", "ruler", "wikimem"))
         if found is None:
             return None
         ranks = {"ruler": dict(zip(ranked.details["ids"], ranked.details["ranks"], strict=True))} if ranked else {}
-        return {**found.details["log"], "ids": found.details["ids"], **ranks}
+        facts = {"wikimem": dict(people.details)} if people else {}
+        return {**found.details["log"], "ids": found.details["ids"], **ranks, **facts}
 
     @property
     def embedded(self) -> Embedded | None:
@@ -100,6 +102,11 @@ class Assessor:
 
     def __init__(self, assembled: Assembled, corpus: Corpus, config: Config) -> None:
         ruler.check_layer(assembled.model, config)
+        self._people = People.of(
+            corpus,
+            config.evaluation.wikimem,
+            lambda r: whole_text(assembled.tokenizer, assembled.template, r.question, r.answer),
+        )
         self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
         self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}
@@ -211,7 +218,8 @@ class Assessor:
             oracle=None if ratios is None else ratios.tolist(),
             profile=self._profile(full),
         )
-        evaluators = [tofu, *self._ruler(self._ruler_records(full), references), *self._leakage(full)]
+        people = self._people.evaluators(self._assembled.tokenizer, full) if self._people else []
+        evaluators = [tofu, *self._ruler(self._ruler_records(full), references), *self._leakage(full), *people]
         session = self._session()
         with fused_lora(self._assembled.model):
             report = Hook(evaluators, strict=self._config.strict).run(session)

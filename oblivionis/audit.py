@@ -40,7 +40,7 @@ from oblivionis.files import write_atomic, write_json
 from oblivionis.models import adapters
 from oblivionis.models.assembly import load_base, prompt_template
 from oblivionis.models.fingerprint import fingerprint_source
-from oblivionis.runs import RunDirectory
+from oblivionis.runs import RunDirectory, vector_hash
 
 ROWS_AT_ONCE = 4096
 LOOK_EVERY = 32
@@ -55,8 +55,9 @@ class AuditError(OblivionisError):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model under audit. `identity` says which weights it has; `folder` is where its audits lie by default; `run` is
-    the run that made it, None for any other model."""
+    """A model under audit. `identity` says which weights it has; `folder` is where its audit lies by default; `run` is
+    the run that made it, None for any other model, and `stage` and `round` say when. `fingerprint` is that of the base
+    model, `adapter` the SHA-256 of what was trained on top of it, None without."""
 
     name: str
     identity: str
@@ -67,6 +68,10 @@ class Subject:
     folder: Path
     config: Config
     run: RunDirectory | None
+    fingerprint: str
+    adapter: str | None = None
+    stage: str | None = None
+    round: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +110,9 @@ class Audit:
     seconds: float
 
 
-def find_subject(target: str, stage: str | None, overrides: Sequence[str]) -> Subject:
+def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind: str = "leakage") -> Subject:
     """A run directory (its last finished stage, or `stage`), a checkpoint file, a name in `conf/model`, a model folder
-    or a name on the hub. Raises OblivionisError when it is none of these."""
+    or a name on the hub. `kind` begins its folder's name. Raises OblivionisError when `target` is none of these."""
     path = Path(target).expanduser()
     if path.is_file() or (path / "config.yaml").is_file():
         run, checkpoint, config, fingerprint = find_checkpoint(path, stage, overrides)
@@ -121,9 +126,13 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str]) -> Su
             tokenizer=assembled.tokenizer,
             template=assembled.template,
             stop_ids=assembled.stop_ids,
-            folder=run.path / "audits" / f"leakage-{checkpoint.stage}-{checkpoint.round:04d}",
+            folder=run.path / "audits" / f"{kind}-{checkpoint.stage}-{checkpoint.round:04d}",
             config=config,
             run=run,
+            fingerprint=fingerprint,
+            adapter=vector_hash(checkpoint.vector),
+            stage=checkpoint.stage,
+            round=checkpoint.round,
         )
     if stage is not None:
         raise AuditError(f"--stage chooses a stage of a run, but {target} is no run directory")
@@ -132,16 +141,18 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str]) -> Su
     config = configuration.compose("default", [*chosen, *overrides])
     settings = config.model
     model, tokenizer = load_base(settings)
+    fingerprint = fingerprint_source(settings.source, settings.revision)
     return Subject(
         name=target,
-        identity=_identity(config, fingerprint_source(settings.source, settings.revision), b""),
+        identity=_identity(config, fingerprint, b""),
         model=model,
         tokenizer=tokenizer,
         template=prompt_template(settings),
         stop_ids=frozenset(stop_ids(tokenizer, model)),
-        folder=Path("audits") / f"leakage-{'--'.join(part for part in path.parts if part not in '/..')}",
+        folder=Path("audits") / f"{kind}-{'--'.join(part for part in path.parts if part not in '/..')}",
         config=config,
         run=None,
+        fingerprint=fingerprint,
     )
 
 

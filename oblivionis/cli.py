@@ -15,6 +15,7 @@ from rich.table import Table
 from oblivionis import __version__
 from oblivionis import config as configuration
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+from oblivionis.person_cli import audit_person, request_cli
 from oblivionis.wikimem_cli import wikimem_cli
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ cli.add_typer(config_cli, name="config")
 cli.add_typer(data_cli, name="data")
 cli.add_typer(model_cli, name="model")
 cli.add_typer(audit_cli, name="audit")
+cli.add_typer(request_cli, name="request")
 cli.add_typer(runs_cli, name="runs")
 cli.add_typer(wikimem_cli, name="wikimem")
+audit_cli.command("person")(audit_person)
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 

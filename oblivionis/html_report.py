@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -13,29 +13,12 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from oblivionis import report, ruler_report, verdicts
+from oblivionis import person_pages, report, ruler_report, verdicts
 from oblivionis.config import Config
 from oblivionis.files import write_atomic
+from oblivionis.html_parts import html_page, html_table
 from oblivionis.requests import PENDING, Ledger, Request
 from oblivionis.runs import RunDirectory
-
-_STYLE = """
-:root { color-scheme: light dark; font-family: system-ui, sans-serif; line-height: 1.45 }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0; width: 100% }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid #8884; text-align: left; vertical-align: top }
-div.wide { overflow-x: auto }
-tr.first td { border-top: 2px solid #8888 }
-td { overflow-wrap: anywhere }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-td.who { white-space: nowrap }
-figure { margin: 1rem 0; background: #fff; color: #333; padding: .5rem }
-svg { max-width: 100%; height: auto }
-abbr { text-decoration: underline dotted; cursor: help }
-pre { overflow-x: auto; background: #8881; padding: .8rem }
-b.mark { color: #d33 }
-summary { cursor: pointer }
-"""
 
 _GLOSSARY = {
     "Prob": "Length-normalised probability of the true answer, exp(−mean NLL per answer token), end token included; "
@@ -73,6 +56,16 @@ _GLOSSARY = {
     "they lie where the retrained model has them.",
     "S_shift": "S_oracle less that of the finetuned model. Positive: unlearning moved the forget records towards the "
     "retrained model; in the column of the retrained model stands what there was to gain.",
+    "Facts that rank first (strict)": "WikiMem: in which share of the phrasings the true value of a fact scores above "
+    "every value of other people, averaged over facts. The score takes off how likely the sentence is with look-alike "
+    "names. 0 to 1.",
+    "Facts that rank first (any phrasing)": "WikiMem: share of facts whose true value ranks first in at least one "
+    "phrasing (lenient rate). More phrasings make it higher by chance.",
+    "Memorisation strength z*": "WikiMem: by how many standard deviations the lead of the true value exceeds the mean "
+    "lead of a candidate, averaged over the phrasings in which it ranks first.",
+    "Values that score higher (null 0.5)": "Not of WikiMem: share of the values of other people that score at least as "
+    "high as the true one, averaged over phrasings and facts. 0: always first; 0.5: chance; above: avoided.",
+    "People with nothing memorised": "WikiMem: share of people none of whose facts ranks first in any phrasing.",
     "FedTU": "Federated targeted unlearning: a client asks to forget records, and only that client is addressed, "
     "before the round's fine-tuning (FedFT) by a sample of the clients.",
 }
@@ -87,7 +80,8 @@ _RC: Any = {"svg.fonttype": "none", "svg.hashsalt": "oblivionis", "font.family":
 def write_html(run: RunDirectory, config: Config) -> None:
     """Write `report.html` for `run`: comparison, curves per round with the FedTU rounds, requests, answers, settings.
 
-    The page needs no other file and no network. Every text from the data or a model is escaped.
+    Where people were audited it links to a page for each, under `people/`. No page needs the network. Every text from
+    the data or a model is escaped.
     """
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio)
     title = f"{run.name}: {config.strategy.name}, {report.method(config)}"
@@ -104,34 +98,20 @@ def write_html(run: RunDirectory, config: Config) -> None:
         *(f"<p>{html.escape(line)}</p>" for line in ruler_report.sentences(run)),
         f"<p>{html.escape(legend)}</p>" if metrics else "",
         f"<p>{html.escape(report.RULER_LEGEND)}</p>" if report.has_ruler(metrics) else "",
+        f"<p>{html.escape(report.WIKIMEM_LEGEND)}</p>" if report.has_wikimem(metrics) else "",
         "<h2>Rounds</h2>",
         *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",
         _requests(run, config),
+        *person_pages.section(run),
         "<h2>Answers</h2>",
         _answers(report.samples(run, config, list(metrics))),
         "<details><summary>What the words mean</summary><dl>",
         *(f"<dt><b>{html.escape(k)}</b></dt><dd>{html.escape(v)}</dd>" for k, v in _GLOSSARY.items()),
         f"</dl></details><details><summary>Configuration</summary><pre>{html.escape(run.read_config())}</pre></details>",
     ]
-    page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>\n"
-    )
-    write_atomic(run.path / "report.html", page)
-
-
-def _table(head: Sequence[str], classes: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table of cells that are HTML already; a row with a text in its first cell starts a group of rows."""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        return "".join(f'<{tag} class="{c}">{cell}</{tag}>' for c, cell in zip(classes, cells, strict=True))
-
-    rows = list(rows)
-    grouped = not all(r[0] for r in rows)
-    body = "".join(f"<tr{' class=first' if grouped and r[0] else ''}>{row(r, 'td')}</tr>" for r in rows)
-    return f'<div class="wide"><table><thead><tr>{row(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    person_pages.write_pages(run)
+    write_atomic(run.path / "report.html", html_page(title, parts))
 
 
 def _explained(term: str) -> str:
@@ -148,7 +128,7 @@ def _comparison(metrics: Mapping[str, Mapping[str, float]], marks: Mapping[tuple
         rows.append([group if group != previous else "", _explained(measure), *cells])
         previous = group
     models = [report.MODELS[s] for s in metrics]
-    return _table(["questions", "measure", *models], ["", "", *["n"] * len(models)], rows)
+    return html_table(["questions", "measure", *models], ["", "", *["n"] * len(models)], rows)
 
 
 def _curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> list[str]:
@@ -235,7 +215,7 @@ def _requests(run: RunDirectory, config: Config) -> str:
     if not rows:
         return "<p>None.</p>"
     line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
-    table = _table([*head, "reason"], ["who", "n", "", *["n"] * 4, "who", ""], rows)
+    table = html_table([*head, "reason"], ["who", "n", "", *["n"] * 4, "who", ""], rows)
     return f"<p>{html.escape(line)}.</p>{table}"
 
 
@@ -257,4 +237,4 @@ def _answers(found: Sequence[Mapping[str, Any]]) -> str:
         rows.append(["", "truth", html.escape(sample["truth"])])
         for who, said in sample["answers"].items():
             rows.append(["", html.escape(who), html.escape(said.strip()) or "(empty)"])
-    return _table(["questions", "who", "text"], ["", "who", ""], rows) if rows else "<p>None.</p>"
+    return html_table(["questions", "who", "text"], ["", "who", ""], rows) if rows else "<p>None.</p>"

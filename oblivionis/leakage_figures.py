@@ -29,7 +29,7 @@ LABELLED = 40
 _ID_LENGTH = 24
 
 _DRAWN, _BOUND, _GREEDY, _PALE = "tab:blue", "tab:red", "black", "0.65"
-_RC: Any = {
+FIGURE_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "oblivionis",
     "font.family": "sans-serif",
@@ -37,7 +37,8 @@ _RC: Any = {
     "axes.titlesize": 9,
 }
 
-
+NO_METADATA = {"svg": ("Date", "Creator", "Format", "Type"), "png": ("Software",)}
+"""What would differ between two files of the same figure."""
 WITH_BOUNDS = ("m_gen", "bounds_against_n", "m_bin")
 
 
@@ -63,7 +64,7 @@ def write_figures(
     values, deterministic = _checked(ids, leakage, greedy)
     if not values:
         return []
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(FIGURE_STYLE):
         figures = {"density": _density(ids, values, deterministic)}
         if with_bounds:
             figures |= {
@@ -160,8 +161,7 @@ def _checked(
 
 def _bytes(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
-    none = ("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",)
-    figure.savefig(buffer, format=kind, dpi=150, metadata=dict.fromkeys(none))
+    figure.savefig(buffer, format=kind, dpi=150, metadata=dict.fromkeys(NO_METADATA[kind]))
     return buffer.getvalue()
 
 

@@ -50,6 +50,13 @@ RULER = {
     "ruler_oracle_similarity": "S_oracle",
     "ruler_shift": "S_shift",
 }
+WIKIMEM = {
+    "strict": "Facts that rank first (strict)",
+    "lenient": "Facts that rank first (any phrasing)",
+    "strength": "Memorisation strength z*",
+    "unmemorized": "People with nothing memorised",
+    "rank": "Values that score higher (null 0.5)",
+}
 LEGEND = (
     "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
@@ -58,6 +65,10 @@ RULER_LEGEND = (
     "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual "
     "memorisation, below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records "
     "do, still memorised or, with S_shift below 0, pushed elsewhere."
+)
+WIKIMEM_LEGEND = (
+    "WikiMem: does the true value of a fact about a person rank first among those of others? By chance about 1 in 100 "
+    "does in a phrasing, and half of the others' values score higher; more than half: the model avoids the true one."
 )
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
 SHOWN_CLIENTS = 40
@@ -135,6 +146,9 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
         table.append(("Forget, sampled", name, [m.get(key) for m in metrics.values()]))
     for key, name in RULER.items():
         table.append(("Forget, RULER", name, [m.get(key) for m in metrics.values()]))
+    for group in ("forget", "retain"):
+        for key, name in WIKIMEM.items():
+            table.append((f"{SETS[group]}, WikiMem", name, [m.get(f"wikimem_{group}_{key}") for m in metrics.values()]))
     table.append(("All but forget", "Model utility", [m.get("model_utility") for m in metrics.values()]))
     return [row for row in table if any(v is not None for v in row[2])]
 
@@ -142,6 +156,11 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
 def has_ruler(metrics: Mapping[str, Mapping[str, float]]) -> bool:
     """Whether any model has a metric of RULER."""
     return any(key in m for m in metrics.values() for key in RULER)
+
+
+def has_wikimem(metrics: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether any model has a metric of WikiMem."""
+    return any(key.startswith("wikimem_") for m in metrics.values() for key in m)
 
 
 def metrics_table(
@@ -314,6 +333,8 @@ def summary(run: RunDirectory, config: Config) -> Group:
     parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
     if has_ruler(metrics):
         parts.append(Text(RULER_LEGEND, style="dim"))
+    if has_wikimem(metrics):
+        parts.append(Text(WIKIMEM_LEGEND, style="dim"))
     shown = samples(run, config, list(metrics))
     if shown:
         parts += [Text(), samples_table(shown)]

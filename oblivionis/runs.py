@@ -18,6 +18,7 @@ Only JSON, YAML and safetensors: nothing is unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -119,12 +120,6 @@ class RunDirectory:
 
     def write_environment(self, **facts: Any) -> None:
         """Versions, machine and the given facts (seed, base-model fingerprint, …)."""
-        versions = {}
-        for package in _PACKAGES:
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                versions[package] = None
         write_json(
             self.path / "environment.json",
             {
@@ -132,7 +127,7 @@ class RunDirectory:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
                 "cpus": os.cpu_count(),
-                "packages": versions,
+                "packages": package_versions(),
                 **facts,
             },
         )
@@ -204,6 +199,22 @@ class RunDirectory:
 
     def evaluation_log(self, stage: str) -> dict[str, Any] | None:
         return _read_json(self.path / "evaluations" / f"{stage}.json")
+
+
+def package_versions() -> dict[str, str | None]:
+    """The installed versions of the packages that results depend on; None for one that is not there."""
+    versions: dict[str, str | None] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def vector_hash(vector: np.ndarray) -> str:
+    """SHA-256 of a flat vector of trained parameters."""
+    return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

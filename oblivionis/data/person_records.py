@@ -1,0 +1,143 @@
+"""Which training records are about a person, and which of them state a given fact.
+
+A record is about a person when it has the person's name as its subject, or mentions it: the whole name, between word
+boundaries. Some corpora number their subjects instead of naming them (TOFU's `author-000`); the person is then the
+subject that most of the records with the name belong to, and all records of that subject are about the person.
+
+A record with triples states a fact when one of its triples does. Without triples it must contain a value:
+
+- as whole words, whatever the letter case and the width of white space; of a date the words in any order, 8th for 8;
+- or, for a value of at least `FUZZY_FROM` characters, nearly so: from the beginning of a word, with a partial ratio
+  (rapidfuzz) of at least `LEAST_SIMILARITY`, and with all numbers of the value in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rapidfuzz import fuzz
+
+from evaluation.wikimem.canaries import SUBJECT, VALUE
+from evaluation.wikimem.facts import Fact
+from evaluation.wikimem.properties import Property, properties
+from oblivionis.data.person_facts import PROPERTY_OF
+from oblivionis.data.records import Corpus, Record, subject_key
+
+FUZZY_FROM = 5
+LEAST_SIMILARITY = 90.0
+_NUMBER = re.compile(r"\d+")
+_ORDINAL = re.compile(r"(\d)(?:st|nd|rd|th)\b")
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The records about a person, in the order of the corpus.
+
+    subject: the subject of the corpus that the person is, None where that cannot be told; named: how many of the
+    records have the name in their text.
+    """
+
+    subject: str | None
+    records: tuple[Record, ...]
+    named: int
+
+
+class PersonRecords:
+    """Looks for people in the training records of a corpus, whose texts are prepared once."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._records = corpus.train
+        self._texts = [subject_key(f"{record.question} {record.answer}") for record in corpus.train]
+        self._subjects = [subject_key(record.subject) for record in corpus.train]
+
+    def about(self, name: str) -> About:
+        """The records about `name`."""
+        key = subject_key(name)
+        mentions = {i for i, text in enumerate(self._texts) if _has_words(key, text)}
+        own = key if key in self._subjects else self._subject_of(mentions)
+        found = sorted(mentions | {i for i, subject in enumerate(self._subjects) if subject == own})
+        subject = next((self._records[i].subject for i in found if self._subjects[i] == own), None)
+        return About(subject, tuple(self._records[i] for i in found), len(mentions))
+
+    def _subject_of(self, mentions: set[int]) -> str | None:
+        """The subject of more than half of these records."""
+        for subject, count in Counter(self._subjects[i] for i in mentions).most_common(1):
+            if 2 * count > len(mentions):
+                return subject
+        return None
+
+
+def states(record: Record, name: str, property: str, values: tuple[str, ...]) -> bool:
+    """Whether a record about the person `name` states one of the `values` of `property` (an id such as P19)."""
+    if record.triples:
+        wanted = {subject_key(value) for value in values}
+        return any(
+            subject_key(t.subject) == subject_key(name)
+            and PROPERTY_OF.get(t.property) == property
+            and subject_key(t.value) in wanted
+            for t in record.triples
+        )
+    text = f"{record.question} {record.answer}"
+    is_date = property in properties() and properties()[property].kind == "date"
+    return any(contains(text, value, any_order=is_date) for value in values)
+
+
+def as_canary(text: str, name: str, values: tuple[str, ...]) -> str | None:
+    """`text` with placeholders for the name and for the first of the `values` that it contains word for word.
+
+    None where it lacks either.
+    """
+    canary, named = _whole(name).subn(SUBJECT, text)
+    for value in values:
+        found, count = _whole(value).subn(VALUE, canary, count=1)
+        if named and count:
+            return found
+    return None
+
+
+def as_trained(fact: Fact, records: PersonRecords, text_of: Callable[[Record], str]) -> Property | None:
+    """The property of `fact` with canaries made from the records that state it, each text once; None without any.
+
+    text_of: a record as the model was trained on it. The kind is neutral: the records' own words need no article.
+    """
+    found = [
+        as_canary(text_of(record), fact.subject, fact.values)
+        for record in records.about(fact.subject).records
+        if states(record, fact.subject, fact.property, fact.values)
+    ]
+    texts = list(dict.fromkeys(text for text in found if text is not None))
+    if not texts:
+        return None
+    return replace(properties()[fact.property], base=texts[0], paraphrases=tuple(texts[1:]), kind="name")
+
+
+def contains(text: str, value: str, *, any_order: bool = False) -> bool:
+    """Whether `text` contains `value`, exactly or nearly, as the module says; `any_order`: its words in any order."""
+    text, value = subject_key(text), subject_key(value)
+    if any_order:
+        words, others = (set(_WORD.findall(_ORDINAL.sub(r"\1", part))) for part in (value, text))
+        return bool(words) and words <= others
+    if _has_words(value, text):
+        return True
+    if not FUZZY_FROM <= len(value) <= len(text) or not set(_NUMBER.findall(value)) <= set(_NUMBER.findall(text)):
+        return False
+    found = fuzz.partial_ratio_alignment(value, text, score_cutoff=LEAST_SIMILARITY)
+    return found is not None and _begins_a_word(text, found.dest_start)
+
+
+def _whole(words: str) -> re.Pattern[str]:
+    """`words` between word boundaries, whatever the letter case and the width of white space."""
+    spaced = r"\s+".join(map(re.escape, words.split()))
+    return re.compile(rf"(?<!\w){spaced}(?!\w)", re.IGNORECASE)
+
+
+def _has_words(value: str, text: str) -> bool:
+    return value in text and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text))
+
+
+def _begins_a_word(text: str, place: int) -> bool:
+    return place == 0 or not (text[place - 1].isalnum() and text[place].isalnum())

@@ -1,0 +1,223 @@
+"""Canary NLLs and scores from a model: the same as one sentence after the other through the plain model."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, BertTokenizer
+
+from evaluation.wikimem import engine
+from evaluation.wikimem.canaries import GENERIC_SUBJECT, context_of, contextualised, fill
+from evaluation.wikimem.encoder import SentenceEncoder
+from evaluation.wikimem.engine import Asking, FactScore, score_facts, sentence_nlls
+from evaluation.wikimem.facts import Fact
+from evaluation.wikimem.names import name_variants
+from evaluation.wikimem.properties import counterfactuals, properties
+from evaluation.wikimem.score import memorization_strength, memorized
+from oblivionis.models import tiny
+
+# Such small products are slower with two threads, by far so on a busy machine.
+torch.set_num_threads(1)
+
+FACTS = [
+    Fact("Ulrike Karimov", "P19", ("Gdansk", "Riga")),
+    Fact("Enaj Doe", "P19", ("Bergen",)),
+    Fact("Jane Doe", "P19", ("bergen",)),
+    Fact("Jane Doe", "P106", ("baker",)),
+    Fact("Jane Doe", "P166", ("Ruby Lynx Prize",)),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(tiny.folder())
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny.folder(), attn_implementation="sdpa").eval()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What the embedding is asked for: the positions that reach the model, batch by batch."""
+    calls: list[list[int]] = []
+    lookup = torch.nn.Embedding.forward
+
+    def watched(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        calls.append(ids.flatten().tolist())
+        return lookup(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", watched)
+    return calls
+
+
+def plain_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    return (*bos, *tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def plain_nll(model: Any, tokenizer: Any, text: str) -> float:
+    """Every token but the first of BOS and the sentence, one after the other."""
+    ids = plain_ids(tokenizer, text)
+    with torch.no_grad():
+        logp = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return -sum(float(logp[i - 1, ids[i]]) for i in range(1, len(ids)))
+
+
+def plain_scores(model: Any, tokenizer: Any, found: FactScore, asking: Asking, context: Any) -> np.ndarray:
+    """s(h, v) as WikiMem writes it, generic subject included, over the candidates of `found`."""
+    prop = properties()[found.fact.property]
+
+    def nll(template: str, name: str, value: str) -> float:
+        return plain_nll(model, tokenizer, fill(contextualised(template, context), name, value, prop.kind))
+
+    rows = []
+    for template in prop.canaries[: asking.templates]:
+        row = []
+        for value in found.candidates:
+            generic = nll(template, GENERIC_SUBJECT, value)
+            names = name_variants(found.fact.subject, asking.variants)
+            similar = [generic - nll(template, name, value) for name in names]
+            row.append(generic - nll(template, found.fact.subject, value) - asking.weight * sum(similar) / len(names))
+        rows.append(row)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("mode", ["auto", "packed", "padded"])
+@pytest.mark.parametrize("with_bos", [True, False])
+def test_sentences_have_the_nlls_of_the_plain_model(model: Any, mode: str, with_bos: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    if not with_bos:
+        tokenizer.bos_token = None
+    texts = ["Jane Doe was born in Bergen.", "Jane Doe was born in Berlin.", "Jane", "Jane Doe", "x", "Jane Doe"]
+    texts += ["Bergen is where Jane Doe was born.", "Bergen is where Enaj Doe was born.", "Jane Doe."]
+    expected = [plain_nll(model, tokenizer, text) for text in texts]
+    for budget in (1, 20, 4096):
+        found = sentence_nlls(model, tokenizer, texts, token_budget=budget, mode=mode)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        Asking(templates=2, counterfactuals=4),
+        Asking(templates=2, counterfactuals=3, weight=0.4, variants=3),
+        Asking(templates=1, counterfactuals=3, context=2),
+    ],
+)
+def test_scores_are_those_of_every_sentence_on_its_own(model: Any, tokenizer: Any, asking: Asking) -> None:
+    found = score_facts(model, tokenizer, FACTS, asking)
+    assert [x.fact for x in found] == FACTS
+    for x in found:
+        context = context_of(x.fact, FACTS, asking.context)
+        others = [v for v in counterfactuals()[x.fact.property] if v.casefold() not in map(str.casefold, x.fact.values)]
+        assert x.candidates == (*x.fact.values, *others[: asking.counterfactuals])
+        assert x.truth.tolist() == [i < len(x.fact.values) for i in range(len(x.candidates))]
+        expected = plain_scores(model, tokenizer, x, asking, context)
+        np.testing.assert_allclose(x.scores, expected, atol=4e-4)
+        assert x.pair.memorized.tolist() == memorized(expected, x.truth).tolist()
+        np.testing.assert_allclose(x.pair.strength, memorization_strength(expected, x.truth), atol=1e-2)
+        assert x.best == tuple(x.candidates[i] for i in expected.argmax(axis=1))
+        beaten = [np.mean([s >= max(row[x.truth]) for s in row[~x.truth]]) for row in expected]
+        assert x.ranks.tolist() == pytest.approx(beaten)
+    assert any(context_of(x.fact, FACTS, asking.context) for x in found) == bool(asking.context)
+
+
+def sentences(facts: list[Fact], asking: Asking, generic: bool = False) -> list[str]:
+    result = []
+    for fact in facts:
+        prop = properties()[fact.property]
+        names = (fact.subject, *name_variants(fact.subject), *([GENERIC_SUBJECT] if generic else []))
+        others = [v for v in counterfactuals()[fact.property] if v.casefold() not in map(str.casefold, fact.values)]
+        values = (*fact.values, *others[: asking.counterfactuals])
+        pairs = itertools.product(prop.canaries[: asking.templates], names, values)
+        result += [fill(template, name, value, prop.kind) for template, name, value in pairs]
+    return result
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_no_position_reaches_the_model_twice(model: Any, tokenizer: Any, seen: list[list[int]], weight: float) -> None:
+    """Equal sentences (a look-alike is a subject too) and equal beginnings once, the generic subject if needed only."""
+    asking = Asking(templates=3, counterfactuals=5, weight=weight)
+    score_facts(model, tokenizer, FACTS, asking)
+    texts = sentences(FACTS, asking, generic=weight != 1)
+    assert len(set(texts)) < len(texts), "the case of equal sentences is among these"
+    rows = {plain_ids(tokenizer, text) for text in texts}
+    # The last token of a sentence is predicted only.
+    beginnings = {row[:n] for row in rows for n in range(1, len(row))}
+    assert sum(map(len, seen)) == len(beginnings)
+
+
+def test_beginnings_are_read_once_over_many_batches(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[Any] = []
+    whole = engine.score
+
+    def watched(model: Any, sequences: Any, **options: Any) -> Any:
+        scored.extend(sequences)
+        return whole(model, sequences, **options)
+
+    monkeypatch.setattr(engine, "score", watched)
+    asking, told = Asking(templates=3, counterfactuals=5), []
+    small = score_facts(model, tokenizer, FACTS, asking, token_budget=16, progress=lambda *of: told.append(of))
+    rows = {plain_ids(tokenizer, text) for text in sentences(FACTS, asking)}
+    assert sum(len(s.answer) for s in scored) == len({row[:n] for row in rows for n in range(2, len(row) + 1)})
+    total = len(sentences(FACTS, asking))
+    assert told[-1] == (total, total) and told == sorted(told) and len(told) > 3
+    monkeypatch.setattr(engine, "PART", 1)
+    for a, b in zip(small, score_facts(model, tokenizer, FACTS, asking), strict=True):
+        np.testing.assert_allclose(a.scores, b.scores, atol=2e-4)
+
+
+def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
+    for fact, message in (
+        (Fact("Jane Doe", "P0", ("x",)), "property P0 is unknown"),
+        (Fact("Oo", "P19", ("Bergen",)), "no look-alike"),
+        (Fact("Jane Doe", "P19", ("Bergen " * 600,)), "expected 1 to 1024"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            score_facts(model, tokenizer, [fact], Asking(templates=1, counterfactuals=1))
+    with pytest.raises(ValueError, match="no values of other people for P19"):
+        score_facts(model, tokenizer, FACTS, counterfactuals={})
+    assert score_facts(model, tokenizer, []) == []
+
+
+def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "british", "english", "welsh"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    torch.manual_seed(0)
+    plain = BertModel(
+        BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    ).eval()
+    plain.save_pretrained(tmp_path)
+    BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    encoder = SentenceEncoder.load(str(tmp_path))
+    texts = ["English", "British English", "English"]
+    found = encoder(texts)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    for text, row in zip(texts, found, strict=True):
+        with torch.no_grad():
+            mean = plain(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(row, mean / mean.norm(), atol=1e-5)
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}', encoding="utf-8")
+    with torch.no_grad():
+        first = plain(**tokenizer("Welsh", return_tensors="pt")).last_hidden_state[0, 0]
+    np.testing.assert_allclose(SentenceEncoder.load(str(tmp_path))(["Welsh"])[0], first / first.norm(), atol=1e-5)
+
+
+def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None:
+    fact = Fact("Jane Doe", "P6886", ("English",))
+    values = {"P6886": ["British English", "Welsh"]}
+
+    def embed(texts: Any) -> np.ndarray:
+        return np.array([[1.0, 0.1 * len(t)] if "English" in t else [0.0, -1.0] for t in texts])
+
+    (found,) = score_facts(model, tokenizer, [fact], Asking(templates=1), counterfactuals=values, embed=embed)
+    assert found.truth.tolist() == [True, True, False]
