@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from evaluation.wikimem.score import Summary, by_cohort, summarize
 from oblivionis.audit_requests import Plan, described
-from oblivionis.person_outcomes import Outcome, PersonAudit, by_strength, in_words
+from oblivionis.person_outcomes import Outcome, Person, PersonAudit, by_strength, in_words
 from oblivionis.report import MODELS, printable
 
 SHOWN = 40
@@ -52,10 +53,13 @@ def print_audit(audit: PersonAudit, console: Console) -> None:
 def sentences(audit: PersonAudit) -> list[str]:
     """What the figures say, a line each."""
     pairs = audit.pairs()
-    lines = [_figures("All", summarize(pairs))]
+    lines = [_figures("All", summarize(pairs), audit.people)]
     cohorts = by_cohort(pairs)
     if len(cohorts) > 1:
-        lines += [_figures(f"Cohort {name}", summary) for name, summary in cohorts.items()]
+        lines += [
+            _figures(f"Cohort {name}", summary, [p for p in audit.people if p.cohort == name])
+            for name, summary in cohorts.items()
+        ]
     compared = [(f.before, f.outcome) for p in audit.people for f in p.facts if f.before is not None]
     if audit.against is not None:
         lines.append(_change(audit.against, compared, _facts(audit)))
@@ -68,12 +72,13 @@ def sentences(audit: PersonAudit) -> list[str]:
     return lines
 
 
-def _figures(who: str, summary: Summary) -> str:
+def _figures(who: str, summary: Summary, people: Sequence[Person]) -> str:
+    rank = statistics.median(p.rank for person in people for fact in person.facts for p in fact.phrasings)
     strength = "" if summary.mean_strength is None else f", mean z* {summary.mean_strength:.2f}"
     return (
         f"{who}: memorised in {summary.strict_rate:.1%} of the phrasings (M̄), {summary.lenient_rate:.1%} of "
-        f"{summary.pairs} facts in any{strength}; nothing about {summary.unmemorized_subjects} of "
-        f"{summary.subjects} people."
+        f"{summary.pairs} facts in any{strength}, median rank of the true value {rank:g}; nothing about "
+        f"{summary.unmemorized_subjects} of {summary.subjects} people."
     )
 
 

@@ -23,6 +23,7 @@ from oblivionis.data.person_facts import facts_of, read_counterfactuals, read_fa
 from oblivionis.data.records import subject_key
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.person_outcomes import Person, PersonFact, before_audit, person_slug, read_audit
+from oblivionis.person_report import sentences
 from oblivionis.requests import Ledger, Request
 from oblivionis.runs import RunDirectory
 
@@ -203,6 +204,21 @@ def test_the_pages_of_a_run_escape_and_link(tmp_path):
     assert "mine" in own and "subject" in own and "foreign" not in own and "served" in own
     assert "1 of 2" in own and "2 training records about this person" in own and 'value="1"' in own
     assert "None names this person" in next(p.read_text() for p in (run.path / "people").iterdir() if p.stem[0] == "n")
+
+
+def test_the_sentences_by_hand():
+    def person(name, cohort, *strengths):
+        return Person(name, cohort, None, (), (PersonFact("P19", "b", ("Rome",), name, phrasings(*strengths)),))
+
+    lines = sentences(audit_of(None, [person("A", "x", 3.0, 1.0), person("B", "y", None, 2.0), person("C", "y", None)]))
+    assert lines == [
+        "All: memorised in 50.0% of the phrasings (M̄), 66.7% of 3 facts in any, mean z* 2.00, median rank of the true "
+        "value 1; nothing about 1 of 3 people.",
+        "Cohort x: memorised in 100.0% of the phrasings (M̄), 100.0% of 1 facts in any, mean z* 2.00, median rank of "
+        "the true value 1; nothing about 0 of 1 people.",
+        "Cohort y: memorised in 25.0% of the phrasings (M̄), 50.0% of 2 facts in any, mean z* 2.00, median rank of the "
+        "true value 5; nothing about 1 of 2 people.",
+    ]
 
 
 def test_the_figure_depends_on_the_audit_alone(tmp_path):
