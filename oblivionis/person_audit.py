@@ -25,7 +25,7 @@ from evaluation.wikimem.encoder import SentenceEncoder
 from evaluation.wikimem.engine import Asking, score_facts
 from evaluation.wikimem.facts import SAME_MEANING, Embed, Fact, candidates
 from evaluation.wikimem.names import name_variants
-from evaluation.wikimem.properties import Property, counterfactuals, properties
+from evaluation.wikimem.properties import Property, counterfactuals, properties, read_counterfactuals
 from evaluation.wikimem.score import PairScore, score_pair
 from oblivionis import __version__
 from oblivionis.audit import AuditError, Subject
@@ -70,6 +70,14 @@ class Settings:
     @property
     def counterfactuals(self) -> Mapping[str, Sequence[str]]:
         return {**counterfactuals(), **(self.values or {})}
+
+
+def load_values(folder: Path) -> Mapping[str, tuple[str, ...]]:
+    """Values of other people by property id, from a folder with counterfactuals.json. AuditError for any other."""
+    try:
+        return read_counterfactuals(folder)
+    except ValueError as error:
+        raise AuditError(f"--counterfactuals: {error}") from None
 
 
 def load_embedder(name: str) -> Embed:

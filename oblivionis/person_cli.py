@@ -75,13 +75,13 @@ def audit_person(
 
     from evaluation.wikimem.engine import Asking
     from oblivionis import audit, html_report, person_audit, person_figures, person_report
-    from oblivionis.data.person_facts import read_counterfactuals, read_facts
+    from oblivionis.data.person_facts import read_facts
     from oblivionis.person_outcomes import before_audit
 
     if phrasings not in person_audit.PHRASINGS:
         raise OblivionisError(f"--phrasings {phrasings!r}; expected one of {', '.join(person_audit.PHRASINGS)}")
     facts = None if subjects is None else read_facts(subjects)
-    values = None if counterfactuals is None else read_counterfactuals(counterfactuals)
+    values = None if counterfactuals is None else person_audit.load_values(counterfactuals)
     embed = None if embedder is None else person_audit.load_embedder(embedder)
     subject = audit.find_subject(target, stage, set_ or [], kind="person")
     facts = person_audit.own_facts(subject, person or ()) if facts is None else facts

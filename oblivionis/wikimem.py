@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,14 +12,12 @@ from evaluation.wikimem.encoder import SentenceEncoder
 from evaluation.wikimem.engine import Asking
 from evaluation.wikimem.evaluator import WikimemEvaluator
 from evaluation.wikimem.facts import Fact
-from evaluation.wikimem.properties import Property, counterfactuals
+from evaluation.wikimem.properties import Property, counterfactuals, read_counterfactuals
 from oblivionis.data.person_facts import facts_of, read_facts
 from oblivionis.data.person_records import PersonRecords, as_trained
 from oblivionis.data.records import Corpus, Record, subject_key
 from oblivionis.errors import RunError
 from oblivionis.schema import Wikimem
-
-COUNTERFACTUALS_FILE = "counterfactuals.json"
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,9 @@ class People:
         """Those of `settings.subjects`, or else those that the corpus states; None where there are none.
 
         Somebody is to be forgotten when a forget record is about them; `PersonRecords` tells who a numbered
-        author (TOFU) is. Facts under properties without
-        counterfactuals are left out, with `phrasings` `records` also those that no record states word for word.
-        text_of: a record as the model is trained on it. Raises DataError for a faulty file, RunError for one without
-        usable facts.
+        author (TOFU) is. Facts under properties without counterfactuals are left out, with `phrasings` `records` also
+        those that no record states word for word. text_of: a record as the model is trained on it. Raises DataError for
+        a faulty file, RunError for one without usable facts.
         """
         if not settings.enabled:
             return None
@@ -105,18 +101,11 @@ def _values(settings: Wikimem) -> Mapping[str, Sequence[str]]:
     """Values of other people by property: those of the folder, and the built-in ones where it has none."""
     if settings.counterfactuals_folder is None:
         return counterfactuals()
-    path = Path(settings.counterfactuals_folder).expanduser() / COUNTERFACTUALS_FILE
-    expected = "expected a JSON object with a list of texts for each property id"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"evaluation.wikimem.counterfactuals_folder: {path} cannot be read ({error}); {expected}"
-        ) from None
-    lists = found.values() if isinstance(found, dict) else [None]
-    if not all(isinstance(x, list) and all(isinstance(value, str) for value in x) for x in lists):
-        raise RunError(f"evaluation.wikimem.counterfactuals_folder: {path} is of another form; {expected}")
-    return {**counterfactuals(), **{name: tuple(texts) for name, texts in found.items() if texts}}
+        found = read_counterfactuals(Path(settings.counterfactuals_folder).expanduser())
+    except ValueError as error:
+        raise RunError(f"evaluation.wikimem.counterfactuals_folder: {error}") from None
+    return {**counterfactuals(), **found}
 
 
 def _to_forget(corpus: Corpus, records: PersonRecords, subjects: set[str]) -> set[str]:

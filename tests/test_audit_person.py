@@ -18,8 +18,7 @@ from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals, properties
 from oblivionis import audit, html_report, person_audit, person_figures, simulation
 from oblivionis.corpora import load_corpus
-from oblivionis.data.errors import DataError
-from oblivionis.data.person_facts import facts_of, read_counterfactuals, read_facts
+from oblivionis.data.person_facts import facts_of, read_facts
 from oblivionis.data.records import subject_key
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.person_outcomes import Person, PersonFact, before_audit, person_slug, read_audit
@@ -132,11 +131,11 @@ def test_facts_without_values_of_other_people_are_named(tiny, tmp_path):
 
 def test_values_of_other_people_from_a_folder(tmp_path):
     (tmp_path / "counterfactuals.json").write_text(json.dumps({"P19": ["Oslo"], "P7": ["x", "y"]}))
-    assert read_counterfactuals(tmp_path) == {"P19": ("Oslo",), "P7": ("x", "y")}
+    assert person_audit.load_values(tmp_path) == {"P19": ("Oslo",), "P7": ("x", "y")}
     for text in ("[]", "{}", '{"P19": []}', '{"P19": [""]}', "{"):
         (tmp_path / "counterfactuals.json").write_text(text)
-        with pytest.raises(DataError, match=r"counterfactuals\.json"):
-            read_counterfactuals(tmp_path)
+        with pytest.raises(audit.AuditError, match=r"--counterfactuals: .*counterfactuals\.json"):
+            person_audit.load_values(tmp_path)
 
 
 def test_a_bare_model_on_the_command_line(subjects, tmp_path, monkeypatch):
@@ -166,7 +165,7 @@ def test_a_bare_model_on_the_command_line(subjects, tmp_path, monkeypatch):
         (["tiny", "--subjects", "S", "--phrasings", "records"], "there are no training records whose words"),
         (["tiny", "--subjects", "S", "--against", "finetune"], "the audited model is no run's"),
         (["tiny", "--subjects", "S", "--against", "nope"], "there is no such file"),
-        (["tiny", "--subjects", "S", "--counterfactuals", "nope"], "file not found"),
+        (["tiny", "--subjects", "S", "--counterfactuals", "nope"], "No such file"),
         (["tiny", "--subjects", "S", "--embedder", "./nope"], "--embedder ./nope"),
         (["tiny", "--subjects", "S", "--stage", "unlearn"], "is no run directory"),
         (["tiny", "--subjects", "S", "--context", "5"], "context"),

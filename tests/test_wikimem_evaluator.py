@@ -139,9 +139,9 @@ def test_records_become_canaries_in_their_own_words() -> None:
         (
             {"counterfactuals_folder": "absent"},
             RunError,
-            r"counterfactuals_folder: .*counterfactuals.json cannot be read",
+            r"counterfactuals_folder: absent: expected JSON with counterfactuals",
         ),
-        ({"counterfactuals_folder": "."}, RunError, r"is of another form; expected a JSON object"),
+        ({"counterfactuals_folder": "."}, RunError, r"counterfactuals_folder: .*counterfactuals.json: P19 must have a list"),
     ],
 )
 def test_what_cannot_be_read_is_named(

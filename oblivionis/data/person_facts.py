@@ -15,7 +15,6 @@ Further fields are ignored. One line per subject and property; a subject has one
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +23,7 @@ from typing import Any
 from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import properties
-from oblivionis.data.errors import DataError, raise_if_any
+from oblivionis.data.errors import raise_if_any
 from oblivionis.data.jsonl import Row, read_rows
 from oblivionis.data.records import Record, subject_key
 
@@ -80,29 +79,6 @@ def read_facts(path: Path) -> list[Fact]:
         problems.append(f"{path}: expected at least one fact, found none")
     raise_if_any(path, problems)
     return found
-
-
-def read_counterfactuals(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Values of other people by property id, from the `counterfactuals.json` of `folder`: an object of lists of texts.
-
-    Raises DataError for a file that is missing or something else.
-    """
-    path = folder / "counterfactuals.json"
-    try:
-        lists = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: file not found; expected values of other people by property id") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(lists, dict) or not lists:
-        raise DataError(f"{path}: expected an object with a list of values for each property id")
-    problems = [
-        f"{path.name}: {key!r} must have a list of non-empty texts"
-        for key, values in lists.items()
-        if not (isinstance(values, list) and values and all(map(_is_text, values)))
-    ]
-    raise_if_any(path, problems)
-    return {key: tuple(values) for key, values in lists.items()}
 
 
 def facts_of(records: Iterable[Record]) -> list[Fact]:
