@@ -15,7 +15,7 @@ from torch import nn
 
 from evaluation.models import layer_index
 from evaluation.ruler.evaluator import Embedded, References, lens_1, lens_2
-from evaluation.ruler.rank_test import RankTest, rank_test
+from evaluation.ruler.rank_significance import RankTest, rank_test
 from evaluation.ruler.statistics import signed_rank
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config import Config

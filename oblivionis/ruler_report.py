@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evaluation.ruler.rank_test import (
+from evaluation.ruler.rank_significance import (
     ABOVE,
     BELOW,
     LEAST_RECORDS,

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -445,6 +446,7 @@ def test_the_real_command_on_a_terminal(finished):
         os.write(ours, b"/set\n")
         wait_for("greedy", 2)
         wait_for("> ", 2)
+        time.sleep(1)  # a signal between the prompt and the read of the terminal waits for the next key
         process.send_signal(signal.SIGINT)
         wait_for("dropped")
         wait_for("> ", 3)

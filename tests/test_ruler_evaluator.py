@@ -15,7 +15,7 @@ from scipy.stats import ttest_1samp, wilcoxon
 from evaluation.hook import EvaluationSession, Hook, Result
 from evaluation.ruler import lenses
 from evaluation.ruler.evaluator import Answered, Embedded, References, RulerEvaluator, lens_1
-from evaluation.ruler.rank_test import rank_test
+from evaluation.ruler.rank_significance import rank_test
 
 RECORDS = [Answered(f"r{i}", s) for i, s in enumerate(tiny_llama.sequences(17, seed=3))]
 FORGET, RETAIN = RECORDS[:5], RECORDS[5:]
