@@ -33,7 +33,14 @@ class Machine:
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         free = torch.cuda.mem_get_info(0)[0] if gpus else 0
-        return cls(os.cpu_count() or 1, gpus, psutil.virtual_memory().available, free)
+        return cls(usable_cpus(), gpus, psutil.virtual_memory().available, free)
+
+
+def usable_cpus() -> int:
+    """CPU cores that this process may run on: fewer than the machine's under `taskset` or in a container."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def participants(config: Config) -> int:

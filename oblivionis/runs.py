@@ -88,15 +88,20 @@ class RunDirectory:
     def lock(self):
         """Hold the run for this process: a second process on the same directory is refused while this one lives."""
         path = self.path / "running.json"
-        holder = _read_json(path)
-        if holder and holder.get("host") == socket.gethostname() and _alive(holder):
-            raise RunError(f"{self.path} is in use by process {holder['pid']}; wait for it or stop it")
+        if (pid := self.held_by()) is not None:
+            raise RunError(f"{self.path} is in use by process {pid}; wait for it or stop it")
         me = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
         write_json(path, me)
         try:
             yield self
         finally:
             path.unlink(missing_ok=True)
+
+    def held_by(self) -> int | None:
+        """The id of the other process of this machine that holds the run with `lock`; None where none does."""
+        holder = _read_json(self.path / "running.json")
+        held = holder and holder.get("host") == socket.gethostname() and _alive(holder)
+        return holder["pid"] if held and holder else None
 
     @property
     def name(self) -> str:
@@ -199,6 +204,11 @@ class RunDirectory:
 
     def evaluation_log(self, stage: str) -> dict[str, Any] | None:
         return _read_json(self.path / "evaluations" / f"{stage}.json")
+
+
+def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics by names that no two evaluators share: those of TOFU by their own, others behind the evaluator's name."""
+    return dict(metrics) if evaluator == "tofu" else {f"{evaluator}_{name}": v for name, v in metrics.items()}
 
 
 def package_versions() -> dict[str, str | None]:
