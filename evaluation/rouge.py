@@ -152,6 +152,7 @@ def rouge_l(predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool 
     """Longest common subsequence of (stemmed) words (whole text, not per sentence); 0 where either has no word.
 
     references: one per prediction, or a single str for all; equal texts are taken apart once. Recall is what TOFU
-    reports (Oblivionis eq. 12), with stems; MUSE takes the words as they are. Raises ValueError where the lists differ in length.
+    reports (Oblivionis eq. 12), with stems; MUSE takes the words as they are. Raises ValueError where the lists differ
+    in length.
     """
     return _rouge(predictions, references, ordered=True, stemmed=stemmed)
