@@ -202,10 +202,10 @@ class Data:
         default=None, metadata=about("`jsonl`: file of records for the holdout set; null: none.")
     )
     passages: int = field(
-        default=60, metadata=about("Texts of `muse_tiny` that clients hold.", unit="texts", at_least=2, at_most=5000)
+        default=60, metadata=about("Articles of `muse_tiny` that clients hold.", unit="texts", at_least=2, at_most=5000)
     )
     forget_passages: int = field(
-        default=12, metadata=about("Texts of `muse_tiny` that are to be forgotten.", unit="texts", at_least=1)
+        default=12, metadata=about("Articles of `muse_tiny` to forget.", unit="texts", at_least=1)
     )
     muse_forget: str = field(
         default="raw",
