@@ -41,6 +41,7 @@ from evaluation.models import (
     vocabulary_size,
 )
 from evaluation.packing import Layout, PackedBatch, Sequence
+from evaluation.reading import read_answers
 
 ATTENTION = "oblivionis_packed"
 MODES = ("auto", "fused", "packed", "padded")
@@ -368,8 +369,13 @@ class Scorer:
         self._fused = FusedLlama(model) if resolve_mode(model, mode, 1, shared=True) == "fused" else None
         self.workers = 1 if self._fused is None else fused_workers(model)
 
-    def __call__(self, batch: PackedBatch, *, states: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
-        """log p (M,) float32 of every answer token, whether it is the likeliest, and states (K, d) if asked for."""
+    def __call__(
+        self, batch: PackedBatch, *, states: bool = False, moments: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """log p (M,) float32 of every answer token, whether it is the likeliest, and if asked for states (K, d).
+
+        moments: the fourth is what `read_answers` says, (M, 2).
+        """
         if self._fused is not None:
             top, kept = _fused_states(self._fused, batch, self._layer if states else None)
             # Logits of a few rows at a time stay in the cache.
@@ -379,34 +385,8 @@ class Scorer:
             pieces = iter([logits])
         else:
             kept, pieces = None, iter([kept_logits(self._model, batch, mode=self._mode)])
-        logp, hits = _read(pieces, batch)
-        return logp, hits, kept if states else None
-
-
-def _read(pieces: Iterator[Tensor], batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Log-probability (M,) of every answer token and whether it is the likeliest, from consecutive rows of logits.
-
-    Works in place.
-    """
-    rows, order = batch.rows.sort()
-    labels = batch.labels[order]
-    logp, hits = [], []
-    start = 0
-    for piece in pieces:
-        logits = piece.float()
-        stop = start + logits.shape[0]
-        first, last = torch.searchsorted(rows, torch.tensor([start, stop], device=rows.device)).tolist()
-        row, label = rows[first:last] - start, labels[first:last]
-        chosen, largest = logits[row, label], logits.amax(-1)
-        # Half precision has ties, of which a greedy decoder takes the first.
-        ties = piece.dtype in (torch.float16, torch.bfloat16)
-        hits.append(logits.argmax(-1)[row] == label if ties else chosen == largest[row])
-        mass = logits.sub_(largest[:, None]).exp_().sum(-1).log_().add_(largest)
-        logp.append((chosen - mass[row]).clamp_max_(0.0))
-        start = stop
-    where = torch.empty_like(order)
-    where[order] = torch.arange(order.numel(), device=order.device)
-    return torch.cat(logp)[where], torch.cat(hits)[where]
+        logp, hits, spread = read_answers(pieces, batch, moments=moments)
+        return logp, hits, kept if states else None, spread
 
 
 def _resolve(model: nn.Module, batch: PackedBatch, mode: str) -> str:

@@ -46,8 +46,8 @@ class EvaluationSession:
     """One model state under evaluation: each distinct sequence is scored once, each prompt continued once.
 
     Announce what will be read with `request`; the first read then computes everything announced in one pass. A sequence
-    is scored again only for states that nobody announced before it was scored, or for a second kind of states. The
-    model must not change during a session.
+    is scored again only for states or moments that nobody announced before it was scored, or for a second kind of
+    states. The model must not change during a session.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class EvaluationSession:
         self._continued: dict[tuple[int, ...], tuple[int, list[int]]] = {}
         self._sequences: dict[_Kind | None, dict[Sequence, None]] = {}
         self._prompts: dict[tuple[int, ...], int] = {}
+        self._moments: set[Sequence] = set()
 
     def request(
         self,
@@ -74,13 +75,19 @@ class EvaluationSession:
         sequences: Seq[Sequence] = (),
         hidden: str | None = None,
         layer: int | None = None,
+        moments: bool = False,
         prompts: Seq[Seq[int]] = (),
         max_new_tokens: int = 0,
     ) -> None:
-        """Announce sequences whose `scores` and prompts whose `greedy` continuations will be read."""
+        """Announce sequences whose `scores` and prompts whose `greedy` continuations will be read.
+
+        moments: the scores with `Scores.moments`.
+        """
         if prompts and max_new_tokens < 1:
             raise ValueError("a request for continuations needs max_new_tokens >= 1")
         self._sequences.setdefault(_kind(hidden, layer), {}).update(dict.fromkeys(sequences))
+        if moments:
+            self._moments.update(sequences)
         for prompt in prompts:
             key = tuple(prompt)
             self._prompts[key] = max(max_new_tokens, self._prompts.get(key, 0))
@@ -89,6 +96,7 @@ class EvaluationSession:
         """Drop what was announced and not yet computed."""
         self._sequences.clear()
         self._prompts.clear()
+        self._moments.clear()
 
     def compute(self) -> None:
         """Score and continue everything announced and not yet known."""
@@ -124,7 +132,7 @@ class EvaluationSession:
         self, sequences: Collection[Sequence], kind: _Kind | None, wanted: Collection[Sequence]
     ) -> dict[Sequence, tuple[Scores, int]]:
         """Score the `wanted` sequences, with states, and those of the others that are not known; the wanted ones."""
-        new = [s for s in sequences if s in wanted or s not in self._scored]
+        new = [s for s in sequences if s in wanted or not self._knows(s)]
         if not new:
             return {}
         hidden, layer = kind or (None, None)
@@ -135,11 +143,19 @@ class EvaluationSession:
             hidden=hidden,
             layer=layer,
             only=wanted,
+            moments=self._moments.intersection(new),
             mode=self.mode,
         )
         found = {s: (scores, i) for i, s in enumerate(new)}
         self._scored.update(found)
         return {s: found[s] for s in wanted}
+
+    def _knows(self, sequence: Sequence) -> bool:
+        """Whether the sequence is scored, with moments if it was announced so."""
+        if sequence not in self._scored:
+            return False
+        scores, i = self._scored[sequence]
+        return sequence not in self._moments or (scores.moments is not None and len(scores.moments[i]) > 0)
 
     def _known_starts(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         """How the greedy continuation of a prompt begins, as far as a scored answer agrees with it at every token."""
@@ -151,13 +167,20 @@ class EvaluationSession:
                 starts[sequence.prompt] = start
         return starts
 
-    def scores(self, sequences: Seq[Sequence], hidden: str | None = None, layer: int | None = None) -> Scores:
-        """`likelihood.score` of the sequences, in their order; each distinct one is computed once per session."""
-        self.request(sequences=sequences, hidden=hidden, layer=layer)
+    def scores(
+        self, sequences: Seq[Sequence], hidden: str | None = None, layer: int | None = None, *, moments: bool = False
+    ) -> Scores:
+        """`likelihood.score` of the sequences, in their order; each distinct one is computed once per session.
+
+        moments: with `Scores.moments`; not together with `hidden`.
+        """
+        if moments and hidden is not None:
+            raise ValueError("ask for hidden states and for moments one after the other")
+        self.request(sequences=sequences, hidden=hidden, layer=layer, moments=moments)
         self.compute()
         kind = _kind(hidden, layer)
         known = self._scored if kind is None else self._states.get(kind, {})
-        return _joined([known[s] for s in sequences], hidden is not None)
+        return _joined([known[s] for s in sequences], hidden is not None, moments)
 
     def greedy(self, prompts: Seq[Seq[int]], max_new_tokens: int) -> list[list[int]]:
         """Greedy continuations without the stop token; a longer one known already is cut."""
@@ -170,7 +193,7 @@ def _kind(hidden: str | None, layer: int | None) -> _Kind | None:
     return None if hidden is None else (hidden, layer)
 
 
-def _joined(found: Seq[tuple[Scores, int]], hidden: bool) -> Scores:
+def _joined(found: Seq[tuple[Scores, int]], hidden: bool, moments: bool) -> Scores:
     if not found:
         raise ValueError("no sequences to score")
     return Scores(
@@ -180,6 +203,7 @@ def _joined(found: Seq[tuple[Scores, int]], hidden: bool) -> Scores:
         tuple(scores.log_probs[i] for scores, i in found),
         tuple(scores.correct[i] for scores, i in found),
         tuple(scores.hidden[i] for scores, i in found if scores.hidden is not None) if hidden else None,
+        tuple(scores.moments[i] for scores, i in found if scores.moments is not None) if moments else None,
     )
 
 

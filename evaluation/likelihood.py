@@ -28,7 +28,9 @@ class Scores:
 
     sum_nll, mean_nll (S,) float64, nats, >= 0; num_tokens (S,) answer tokens; log_probs, correct: per sequence one
     array (num_tokens,) of log-probabilities (float32) and of whether the teacher-forced argmax is the token;
-    hidden: what `score` was asked for, per sequence one float32 array (empty where no states were wanted), or None.
+    hidden: what `score` was asked for, per sequence one float32 array (empty where no states were wanted), or None;
+    moments: per sequence mean and standard deviation (num_tokens, 2) of the log-probabilities under the distribution
+    that predicts each answer token (empty where not wanted), or None.
     """
 
     sum_nll: np.ndarray
@@ -37,6 +39,7 @@ class Scores:
     log_probs: tuple[np.ndarray, ...]
     correct: tuple[np.ndarray, ...]
     hidden: tuple[np.ndarray, ...] | None = None
+    moments: tuple[np.ndarray, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.log_probs)
@@ -51,6 +54,7 @@ class Scores:
             tuple(self.log_probs[i] for i in indices),
             tuple(self.correct[i] for i in indices),
             None if self.hidden is None else tuple(self.hidden[i] for i in indices),
+            None if self.moments is None else tuple(self.moments[i] for i in indices),
         )
 
 
@@ -120,6 +124,7 @@ def score(
     hidden: str | None = None,
     layer: int | None = None,
     only: Collection[Sequence] | None = None,
+    moments: Collection[Sequence] = (),
     ordered: bool = False,
     mode: str = "auto",
 ) -> Scores:
@@ -128,7 +133,8 @@ def score(
     hidden: None; "all": states (num_tokens + 1, d) at the last prompt token and at every answer token (state j
     predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,) over the answer
     tokens. layer: the states that leave this decoder layer, from 0 or, negative, from the last; None: those that enter
-    the language-model head, after the last norm. only: the sequences whose states are wanted (None: all). token_budget
+    the language-model head, after the last norm. only: the sequences whose states are wanted (None: all). moments: the
+    sequences whose `Scores.moments` are wanted. token_budget
     bounds the memory of a batch (`default_token_budget`); ordered: batches are neighbours in the order given, which
     should share beginnings, and not sequences of one prompt; mode as in `evaluation.forward`. Runs in eval mode without
     gradients and restores the mode. Raises ValueError for an empty list, an empty prompt or answer, an unknown
@@ -148,6 +154,8 @@ def score(
     log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
     correct: list[np.ndarray] = [np.empty(0, bool)] * len(distinct)
     states: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
+    spreads: list[np.ndarray] = [np.empty((0, 2), np.float32)] * len(distinct)
+    with_moments = set(moments)
     wanted = [hidden is not None and (only is None or s in only) for s in distinct]
     keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
@@ -158,7 +166,8 @@ def score(
             with torch.inference_mode():
                 last = [wanted[i] for i in indices]
                 batch = PackedBatch.build([distinct[i] for i in indices], device, share=True, last=last)
-                logp, hits, state = scorer(batch, states=any(last))
+                spread = any(distinct[i] in with_moments for i in indices)
+                logp, hits, state, moment = scorer(batch, states=any(last), moments=spread)
                 if hidden is not None and state is not None:
                     kept = [i for i in indices if wanted[i]]
                     for i, pooled in zip(kept, _pooled(state, batch, last, hidden), strict=True):
@@ -167,12 +176,16 @@ def score(
                 parts = [x.cpu().split(lengths) for x in (logp, hits)]
                 for i, logp, hit in zip(indices, *parts, strict=True):
                     log_probs[i], correct[i] = logp.numpy(), hit.numpy()
+                if moment is not None:
+                    for i, part in zip(indices, moment.cpu().split(lengths), strict=True):
+                        spreads[i] = part.numpy() if distinct[i] in with_moments else spreads[i]
 
         side_by_side(work, (ordered_batches if ordered else batches)(distinct, budget), scorer.workers)
     total = np.array([-x.sum(dtype=np.float64) for x in log_probs])
     count = np.array([x.size for x in log_probs], dtype=np.int64)
     kept = None if hidden is None else tuple(states)
-    return Scores(total, total / count, count, tuple(log_probs), tuple(correct), kept).take(which)
+    spread = tuple(spreads) if with_moments else None
+    return Scores(total, total / count, count, tuple(log_probs), tuple(correct), kept, spread).take(which)
 
 
 def _pooled(state: Tensor, batch: PackedBatch, last: Seq[bool], pooling: str) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from evaluation.packing import Sequence as Tokens
 from evaluation.rouge import rouge_l
 from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, Embedded, References, RulerEvaluator
 from evaluation.sampling import Rule
-from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
+from evaluation.tofu import SECTIONS, Profile, Question, TofuEvaluator, truth_ratios
 from oblivionis import config as configuration
 from oblivionis import ruler, seeds
 from oblivionis.config import Config
@@ -28,9 +28,11 @@ from oblivionis.corpora import load_corpus
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_pairs, whole_text
 from oblivionis.errors import RunError
+from oblivionis.membership import Groups, spread
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.muse import Muse, recited
 from oblivionis.progress import Events
 from oblivionis.runs import Checkpoint, RunDirectory, named_metrics, read_checkpoint
 from oblivionis.wikimem import People
@@ -40,8 +42,8 @@ from oblivionis.wikimem import People
 class Measured:
     """The evaluation of one global model.
 
-    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…`, `ruler_…` and
-    `wikimem_…`; `report` holds all evaluators' results.
+    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…`, `ruler_…`,
+    `wikimem_…`, `membership_…` and `muse_…`; `report` holds all evaluators' results.
     """
 
     report: Report
@@ -55,14 +57,16 @@ class Measured:
     def log(self) -> dict[str, Any] | None:
         """The per-question log in the shape of TOFU's own, with the question ids under `ids`.
 
-        `ruler` holds the percentile ranks of the forget records by id, `wikimem` what `WikimemEvaluator` details.
+        `ruler` holds the percentile ranks of the forget records by id; `wikimem`, `membership` and `muse` the details
+        of those evaluators.
         """
-        found, ranked, people = (self.report.results.get(name) for name in ("tofu", "ruler", "wikimem"))
-        if found is None:
-            return None
-        ranks = {"ruler": dict(zip(ranked.details["ids"], ranked.details["ranks"], strict=True))} if ranked else {}
-        facts = {"wikimem": dict(people.details)} if people else {}
-        return {**found.details["log"], "ids": found.details["ids"], **ranks, **facts}
+        results = self.report.results
+        found, ranked = results.get("tofu"), results.get("ruler")
+        log = {**found.details["log"], "ids": found.details["ids"]} if found else {}
+        if ranked and found:
+            log["ruler"] = dict(zip(ranked.details["ids"], ranked.details["ranks"], strict=True))
+        whole = {n: dict(results[n].details) for n in ("wikimem", "membership", "muse") if n in results}
+        return {**log, **whole} if found or "muse" in whole else None
 
     @property
     def embedded(self) -> Embedded | None:
@@ -104,20 +108,23 @@ class Assessor:
         )
         self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
-        self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}
+        asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
+        self._questions = {name: _questions(records, assembled, config) for name, records in asked.items()}
+        self._groups = Groups.of(corpus, assembled, config)
+        self._muse = Muse.of(corpus, assembled, config)
+        self._reference: dict[str, float] | None = None
+        self._untouched = True
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         self._asked = [
             Prompted(Asked(record.id, record.question, record.answer), question.prompt)
-            for record, question in zip(
-                corpus.evaluation.get("forget", ()), self._questions.get("forget", ()), strict=True
-            )
+            for record, question in zip(asked.get("forget", ()), self._questions.get("forget", ()), strict=True)
         ]
 
     def _leakage(self, full: bool) -> list[LeakageEvaluator]:
         """The leakage evaluator of a profile, none where it samples nothing or there is no forget question."""
         settings = self._config.evaluation.leakage
         samples = settings.full_samples if full else settings.samples
-        asked = _spread(self._asked, settings.full_questions if full else settings.questions)
+        asked = spread(self._asked, settings.full_questions if full else settings.questions)
         if not samples or not asked:
             return []
         return [
@@ -137,6 +144,16 @@ class Assessor:
     def manifest_hash(self) -> str:
         """Which parameters a vector holds (and which are frozen beside them)."""
         return self._assembled.manifest_hash
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the clients hold pieces of text."""
+        return self._corpus.is_text
+
+    @property
+    def withheld(self) -> int:
+        """Records of the holdout set."""
+        return len(self._corpus.evaluation.get("holdout", ()))
 
     def _profile(self, full: bool) -> Profile:
         settings = self._config.evaluation.full if full else self._config.evaluation.light
@@ -163,7 +180,7 @@ class Assessor:
 
     def ruler_lacks(self) -> list[str]:
         """Which profiles leave RULER out for want of records, and why; nothing where it is switched off."""
-        if not self._config.evaluation.ruler.enabled:
+        if not self._config.evaluation.ruler.enabled or self._corpus.is_text:
             return []
         lacking = []
         for name, full in (("light", False), ("full", True)):
@@ -214,7 +231,14 @@ class Assessor:
             profile=self._profile(full),
         )
         people = self._people.evaluators(self._assembled.tokenizer, full) if self._people else []
-        evaluators = [tofu, *self._ruler(self._ruler_records(full), references), *self._leakage(full), *people]
+        evaluators = [
+            *([tofu] if self._questions else []),
+            *self._ruler(self._ruler_records(full), references),
+            *self._leakage(full),
+            *people,
+            *self._groups.evaluators(self._config, full, self._reference, oracle),
+            *([self._muse.evaluator(self._config, self._groups, full, oracle)] if self._muse else []),
+        ]
         session = self._session()
         with fused_lora(self._assembled.model):
             report = Hook(evaluators, strict=self._config.strict).run(session)
@@ -223,10 +247,17 @@ class Assessor:
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
         """ROUGE-L recall of the greedy answer to each of these training records, by id, in one pass.
 
-        They are asked as the profile `full` asks the forget questions, with at most as many new tokens.
+        They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
+        text the first half is given and the rest expected (`muse.recited`).
         """
         known = {record.id: record for record in self._corpus.train}
         records = [known[i] for i in record_ids]
+        if self._corpus.is_text:
+            self._load(vector)
+            with fused_lora(self._assembled.model):
+                limit = self._config.evaluation.muse.continuation
+                found = recited(records, self._assembled, self._session(), limit)
+            return dict(zip(record_ids, found, strict=True))
         bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
         questions = _questions(bare, self._assembled, self._config)
         self._load(vector)
@@ -238,7 +269,17 @@ class Assessor:
 
     def _load(self, vector: np.ndarray) -> None:
         adapters.check_vector(vector, self._assembled.flat.manifest)
+        if self._untouched:
+            self._look_at_base()
+            self._untouched = False
         self._assembled.flat.load(vector)
+
+    def _look_at_base(self) -> None:
+        """What the attack `reference` compares with: the model as it is assembled, before anything is loaded."""
+        settings = self._config.evaluation.membership
+        if settings.enabled and "reference" in settings.attacks and self._groups.others:
+            with fused_lora(self._assembled.model):
+                self._reference = self._groups.reference(self._session)
 
     def _session(self) -> EvaluationSession:
         return EvaluationSession(
@@ -247,13 +288,6 @@ class Assessor:
             pad_id=self._assembled.tokenizer.pad_token_id or 0,
             token_budget=self._config.evaluation.token_budget,
         )
-
-
-def _spread(items: list[Prompted], count: int | None) -> list[Prompted]:
-    """`count` items evenly spread over the list, all where it is None or there are no more."""
-    if count is None or count >= len(items):
-        return items
-    return [items[i * len(items) // count] for i in range(count)]
 
 
 def _questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
@@ -333,7 +367,7 @@ def evaluate_checkpoint(
 ) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
     run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
-    assessor = Assessor(assemble_for(run, config), load_corpus(config.data), config)
+    assessor = Assessor(assemble_for(run, config), load_corpus(config.data, config.model), config)
     known = None
     if checkpoint.stage == "unlearn":
         ruler.check_pair(run, config, fingerprint)

@@ -210,10 +210,10 @@ def test_batches_scored_side_by_side_give_the_same(
     sequences, threads = some_sequences(200), set()
     call = Scorer.__call__
 
-    def watched(self: Scorer, batch: PackedBatch, *, states: bool = False) -> object:
+    def watched(self: Scorer, batch: PackedBatch, *, states: bool = False, moments: bool = False) -> object:
         threads.add(threading.get_ident())
         assert torch.get_num_threads() == (4 if self.workers == 1 else 1)
-        return call(self, batch, states=states)
+        return call(self, batch, states=states, moments=moments)
 
     monkeypatch.setattr(Scorer, "__call__", watched)
     together = likelihood.score(model, sequences, token_budget=50, hidden=hidden)

@@ -147,7 +147,7 @@ def test_scorer_gives_likelihoods_hits_and_states(mode: str, states: bool) -> No
             likely = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
             sequences[i] = Sequence(prompt, (*likely[0, len(prompt) :].tolist(), *answer))
         batch = PackedBatch.build(sequences, share=True, last=states)
-        logp, hits, found = forward.Scorer(model, mode)(batch, states=states)
+        logp, hits, found, _ = forward.Scorer(model, mode)(batch, states=states)
         logits = [model(torch.tensor([p + a])).logits[0, len(p) - 1 : -1] for p, a in sequences]
     expected = torch.cat([x.argmax(-1) for x in logits]) == batch.labels
     assert 30 < int(expected.sum()) < expected.numel() - 30
@@ -161,7 +161,7 @@ def test_scorer_counts_the_first_of_equal_logits_as_the_likeliest_in_half_precis
     with torch.no_grad():
         model.lm_head.weight.zero_()
     sequences = [Sequence((4, 5), (0, 9, 0, 2)), Sequence((4,), (3,))]
-    logp, hits, _ = forward.Scorer(model)(PackedBatch.build(sequences, share=True))
+    logp, hits, *_ = forward.Scorer(model)(PackedBatch.build(sequences, share=True))
     assert hits.tolist() == [True, False, True, False, False]
     torch.testing.assert_close(logp, torch.full((5,), -float(torch.log(torch.tensor(50.0)))))
 
