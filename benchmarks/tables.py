@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from oblivionis.html_parts import explained, html_table
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,22 @@ class Table:
         lines = [self.columns, marks, *(row for row in self.rows if row is not None)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n\n".join(part for part in (f"## {self.title}", table, self.note) if part) + "\n"
+
+    def html(self) -> str:
+        """A section of a page: the title, the table, the note. Words that the glossary explains are linked to it."""
+        parts = [f"<h3>{escape(self.title)}</h3>"]
+        if self.rows:
+            classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
+            rows: list[list[str]] = []
+            above = None
+            for row in self.rows:
+                if row is None:
+                    above = None
+                    continue
+                rows.append(["" if row[0] == above else escape(row[0]), *map(escape, row[1:])])
+                above = row[0]
+            parts.append(html_table([explained(column) for column in self.columns], classes, rows))
+        return "".join([*parts, f'<p class="legend">{escape(self.note)}</p>' if self.note else ""])
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -73,6 +73,7 @@ GLOSSARY = {
     "client before and after its unlearning, before the server averages.",
     "Standard deviation (±)": "Sample standard deviation (n − 1) over the seeds; left out where there is one "
     "seed only.",
+    "Cell": "One combination of the suite's axes, such as strategy, unlearning method and seed: a run of its own.",
     "Seconds saved": "Seconds that the stages would have taken if every cell had run its own, less those of the stages "
     "that were run.",
 }

@@ -59,9 +59,9 @@ def page_of(request_id: str) -> str:
 def write_pages(run: RunDirectory, config: Config) -> None:
     """Write `requests/<id>.html` for every request in the ledger of `run`, and remove pages of others."""
     requests = list(Ledger(run.ledger_path))
-    known = _load(run, config) if requests else None
     written = set()
-    for request in requests if known else ():
+    known = _load(run, config)
+    for request in requests:
         path = run.path / page_of(request.id)
         body = "".join(_page(request, known))
         write_atomic(path, html_page(f"{request.id} in {run.name}", [body, glossary(body)]))

@@ -32,8 +32,8 @@ def in_short(run: RunDirectory, config: Config) -> str:
     federation = config.federation
     return (
         f"{federation.clients} clients fine-tune the language model “{config.model.name}” together on the data "
-        f"“{config.data.name}” without sharing them; some of the records are to be forgotten again. This page says what "
-        "was asked, what was done and how well it went."
+        f"“{config.data.name}” without sharing them; some of the records are to be forgotten again. This page says "
+        "what was asked, what was done and how well it went."
     )
 
 

@@ -25,6 +25,7 @@ LEAST_KS_QUESTIONS = 40
 LARGEST_SLACK = 0.1
 """Bounds on the mean leakage that cannot be below this, whatever the model says, are called loose."""
 SIGNIFICANT = 0.05
+ONE_ORACLE = "one oracle"
 NAMED = 5
 
 
@@ -106,7 +107,7 @@ def _oracle(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str
         )
     if not ruler_report.bands(run):
         yield RunWarning(
-            "one oracle",
+            ONE_ORACLE,
             "One retrained model of one seed: how far retrained models of other seeds lie from it is not known, so a "
             "small difference from it may be chance. `evaluation.ruler.oracles` takes more of them.",
             limit=True,

@@ -152,7 +152,7 @@ def _open(name: str, run: RunDirectory, config: Mapping[str, Any]) -> Logged:
         return Logged(trackio.init(project=PROJECT, name=_identity(run), config=dict(config), resume="allow"))
     import wandb  # type: ignore[import-not-found]
 
-    known = os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or wandb.api.api_key
+    known = os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or wandb.login(prompt=False)
     logged = wandb.init(
         project=PROJECT,
         name=run.name,
