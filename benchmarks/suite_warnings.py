@@ -32,7 +32,7 @@ KINDS = {
 
 
 def found_warnings(cells: pd.DataFrame, axes: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
-    """Sentences: what went wrong, and how far the claims reach. `cells`, `axes` and `folder` as in `benchmarks.suite_report.SuiteView`."""
+    """Sentences: what went wrong, and how far the claims reach. The arguments are those of `SuiteView`."""
     names = list(dict.fromkeys(cells.cell))
     failed = [name for name in names if (cells[cells.cell == name].status != "done").any()]
     found = [f"{_of(failed, names)} failed: {_listed(failed)}."] if failed else []

@@ -42,7 +42,8 @@ div.wide { overflow-x: auto }
 tr.first td { border-top: 2px solid var(--rule) }
 td { overflow-wrap: break-word }
 td.text { min-width: 16rem }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+td.n, th.n { text-align: right }
+td.n { font-variant-numeric: tabular-nums; white-space: nowrap }
 td.who { white-space: nowrap }
 dl.facts { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .3rem 1.2rem; margin: 1rem 0 }
 dl.facts dt { color: inherit; opacity: .75 }
@@ -65,9 +66,10 @@ pre { overflow-x: auto; background: var(--soft); padding: .8rem }
 b.mark, .bad { color: var(--bad) }
 summary { cursor: pointer; margin: .4rem 0 }
 @media (max-width: 40rem) {
-  body { margin: 1rem auto; padding: 0 .8rem }
-  table { font-size: .82rem }
-  th, td { padding: .25rem .3rem }
+  body { margin: 1rem auto; padding: 0 .6rem }
+  table { font-size: .76rem }
+  th, td { padding: .25rem .2rem }
+  th { font-size: .68rem }
   dl.facts { grid-template-columns: 1fr; gap: 0 }
   dl.facts dd { margin-bottom: .5rem }
 }
@@ -189,7 +191,8 @@ def svg_figure(figure: Figure, name: str, label: str) -> str:
     """
     buffer = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    with matplotlib.rc_context(FIGURE_STYLE):
+        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
     plt.close(figure)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(PAPER, "var(--paper)")
