@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from oblivionis.glossary import GLOSSARY
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1b1b1f; --rule: #8886; --soft: #8881; --link: #0b57d0;
+:root { color-scheme: light dark; --paper: #fff; --ink: #1b1b1f; --dim: #55565e; --rule: #8886; --soft: #8881; --link: #0b57d0;
   --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014;
   font-family: system-ui, sans-serif; line-height: 1.45 }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #17181c; --ink: #e6e6ea; --link: #8ab4f8; --bad: #ff8a80; --badback: #ff8a801a; --note: #f0c35b;
+  :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --bad: #ff8a80; --badback: #ff8a801a; --note: #f0c35b;
     --noteback: #f0c35b14 } }
 html { scroll-behavior: smooth }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink) }
@@ -46,7 +46,7 @@ td.n, th.n { text-align: right }
 td.n { font-variant-numeric: tabular-nums; white-space: nowrap }
 td.who { white-space: nowrap }
 dl.facts { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .3rem 1.2rem; margin: 1rem 0 }
-dl.facts dt { color: inherit; opacity: .75 }
+dl.facts dt { color: var(--dim) }
 dl.facts dd { margin: 0; min-width: 0; overflow-wrap: anywhere }
 dl.glossary dt { margin-top: .8rem; font-weight: 600 }
 dl.glossary dd { margin-left: 1.2rem }
@@ -59,7 +59,7 @@ section.warnings ul { padding-left: 1.2rem; margin: .6rem 0 }
 section.warnings li { margin: .4rem 0 }
 code { overflow-wrap: anywhere }
 figure { margin: 1rem 0 }
-p.terms, p.legend, figcaption { opacity: .8; font-size: .92em }
+p.terms, p.legend, figcaption { color: var(--dim); font-size: .92em }
 div.figure { overflow-x: auto }
 div.figure svg { display: block; min-width: 36rem; max-width: 100%; height: auto }
 pre { overflow-x: auto; background: var(--soft); padding: .8rem }
@@ -74,7 +74,7 @@ summary { cursor: pointer; margin: .4rem 0 }
   dl.facts dd { margin-bottom: .5rem }
 }
 @media print {
-  :root { color-scheme: light; --paper: #fff; --ink: #000; --rule: #888; --bad: #900; --note: #630; --link: #000;
+  :root { color-scheme: light; --paper: #fff; --ink: #000; --dim: #333; --rule: #888; --bad: #900; --note: #630; --link: #000;
     font-size: 10pt }
   body { max-width: none; margin: 0 }
   nav { display: none }
