@@ -6,12 +6,15 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from oblivionis.html_parts import explained, html_table
 
 
 class Marked(str):
@@ -89,6 +92,22 @@ class Table:
         writer.writerows(self._filled())
         return buffer.getvalue()
 
+    def html(self) -> str:
+        """A section of a page: the title, the table, the note. Words that the glossary explains are linked to it."""
+        parts = [f"<h3>{escape(self.title)}</h3>"]
+        if self.rows:
+            classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
+            rows: list[list[str]] = []
+            above = None
+            for row in self.rows:
+                if row is None:
+                    above = None
+                    continue
+                rows.append(["" if row[0] == above else _html(row[0]), *map(_html, row[1:])])
+                above = row[0]
+            parts.append(html_table([explained(column.replace("\n", " ")) for column in self.columns], classes, rows))
+        return "".join([*parts, f'<p class="legend">{escape(self.note)}</p>' if self.note else ""])
+
     def _filled(self) -> list[Sequence[str]]:
         return [row for row in self.rows if row is not None]
 
@@ -109,6 +128,10 @@ class Table:
 def _styled(text: str, bold: str, underline: str, cell: str | None = None) -> str:
     style = getattr(text if cell is None else cell, "style", "")
     return {"bold": bold, "underline": underline}.get(style, "{}").format(text)
+
+
+def _html(cell: str) -> str:
+    return _styled(escape(cell), "<b>{}</b>", "<u>{}</u>", cell)
 
 
 _LATEX = str.maketrans(

@@ -11,6 +11,7 @@ import psutil
 from oblivionis.config import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.models.loading import require_bitsandbytes
+from oblivionis.tracking import check_tracking
 
 
 class ResourceError(OblivionisError):
@@ -66,6 +67,7 @@ def client_processes(config: Config, machine: Machine) -> int:
 def check(config: Config, machine: Machine) -> list[str]:
     """Hints on what is allowed but seldom meant. Raises ResourceError, or ModelError for a missing package."""
     model, federation = config.model, config.federation
+    check_tracking(config.tracking)
     if model.quantization != "none":
         require_bitsandbytes(f"model.quantization={model.quantization}")
     on_gpu = uses_gpu(config, machine)

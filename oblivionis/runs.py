@@ -11,7 +11,8 @@ Layout of `runs/<name>/`:
 - `evaluations/<stage>.states.safetensors`: representations of the questions, for RULER (finetune and retrain)
 - `verdicts.json`: is the unlearned model over- or under-unlearned beside the retrained one?
 - `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again; `left.json`: it left
-- `report.html`
+- `report.html`, `requests/<id>.html`: a page per deletion request
+- `tensorboard/`, `wandb/`, `tracking.json`, `tracking.jsonl`: with `tracking`
 
 Only JSON, YAML and safetensors: nothing is unpickled.
 """
@@ -25,7 +26,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -60,6 +61,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._listeners: list[Callable[[Sequence[Mapping[str, Any]]], None]] = []
 
     @classmethod
     def create(cls, output: Path, name: str | None) -> RunDirectory:
@@ -145,6 +147,12 @@ class RunDirectory:
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append metric rows; each has at least `stage`, `round`, `moment`, `evaluator`, `metrics`."""
         append_lines(self.path / "metrics.jsonl", rows)
+        for listener in self._listeners:
+            listener(rows)
+
+    def on_metrics(self, listener: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        """Call `listener` with all rows that are appended from now on, once they are on disk."""
+        self._listeners.append(listener)
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_lines(self.path / "metrics.jsonl")

@@ -743,6 +743,13 @@ class Config:
         default=None,
         metadata=about("A finished run directory whose `finetune` and `retrain` stages are reused."),
     )
+    tracking: list[str] = field(
+        default_factory=list,
+        metadata=about(
+            "Where metrics also go as they come, beside `metrics.jsonl`: [report.md](report.md#tracking).",
+            choices=("tensorboard", "wandb", "trackio"),
+        ),
+    )
     strict: bool = field(
         default=False,
         metadata=about("Stop the run at the first failed client instead of going on without it."),
