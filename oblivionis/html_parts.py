@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from oblivionis.glossary import GLOSSARY
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1b1b1f; --dim: #55565e; --rule: #8886; --soft: #8881; --link: #0b57d0;
-  --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014;
+:root { color-scheme: light dark; --paper: #fff; --ink: #1b1b1f; --dim: #55565e; --rule: #8886; --soft: #8881;
+  --link: #0b57d0; --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014;
   font-family: system-ui, sans-serif; line-height: 1.45 }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --bad: #ff8a80; --badback: #ff8a801a; --note: #f0c35b;
-    --noteback: #f0c35b14 } }
+  :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --bad: #ff8a80; --badback: #ff8a801a;
+    --note: #f0c35b; --noteback: #f0c35b14 } }
 html { scroll-behavior: smooth }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink) }
 h1 { line-height: 1.2 }
@@ -74,8 +74,8 @@ summary { cursor: pointer; margin: .4rem 0 }
   dl.facts dd { margin-bottom: .5rem }
 }
 @media print {
-  :root { color-scheme: light; --paper: #fff; --ink: #000; --dim: #333; --rule: #888; --bad: #900; --note: #630; --link: #000;
-    font-size: 10pt }
+  :root { color-scheme: light; --paper: #fff; --ink: #000; --dim: #333; --rule: #888; --bad: #900; --note: #630;
+    --link: #000; font-size: 10pt }
   body { max-width: none; margin: 0 }
   nav { display: none }
   div.wide, div.figure { overflow: visible }
