@@ -16,6 +16,7 @@ from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
+from evaluation.likelihood import probability
 from evaluation.packing import Sequence as Tokens
 from evaluation.rouge import rouge_l
 from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, Embedded, References, RulerEvaluator
@@ -109,7 +110,10 @@ class Assessor:
         )
         self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
-        self._questions = {name: _questions(records, assembled, config) for name, records in corpus.evaluation.items()}
+        self._questions = {
+            name: encode_questions(records, assembled, config) for name, records in corpus.evaluation.items()
+        }
+        self._known: dict[str, Question] = {}
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         self._asked = [
             Prompted(Asked(record.id, record.question, record.answer), question.prompt)
@@ -230,16 +234,38 @@ class Assessor:
 
         They are asked as the profile `full` asks the forget questions, with at most as many new tokens.
         """
-        known = {record.id: record for record in self._corpus.train}
-        records = [known[i] for i in record_ids]
-        bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
-        questions = _questions(bare, self._assembled, self._config)
+        questions = self._trained_on(record_ids)
         self._load(vector)
         with fused_lora(self._assembled.model):
-            limit = self._config.evaluation.full.max_new_tokens
-            produced = self._session().greedy([q.prompt for q in questions], limit)
-        recall = rouge_l([self._decode(tokens) for tokens in produced], [r.answer for r in records]).recall
+            recall = self._recall(self._session(), questions)
         return dict(zip(record_ids, recall.tolist(), strict=True))
+
+    def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
+        """How well the model with `vector` knows these training records: by measure, by id.
+
+        prob: length-normalised probability of the answer; with `rouge` also rouge, as `recalls`.
+        """
+        questions = self._trained_on(record_ids)
+        self._load(vector)
+        session = self._session()
+        with fused_lora(self._assembled.model):
+            losses = session.scores([Tokens(q.prompt, q.answer) for q in questions]).mean_nll
+            found = {"prob": probability(losses)}
+            if rouge:
+                found["rouge"] = self._recall(session, questions)
+        return {name: dict(zip(record_ids, values.tolist(), strict=True)) for name, values in found.items()}
+
+    def _recall(self, session: EvaluationSession, questions: Sequence[Question]) -> np.ndarray:
+        limit = self._config.evaluation.full.max_new_tokens
+        produced = session.greedy([q.prompt for q in questions], limit)
+        return rouge_l([self._decode(tokens) for tokens in produced], [q.text for q in questions]).recall
+
+    def _trained_on(self, record_ids: Sequence[str]) -> list[Question]:
+        """These training records with their own answers only; each is tokenised once."""
+        new = set(record_ids) - self._known.keys()
+        records = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in self._corpus.train if r.id in new]
+        self._known.update({q.id: q for q in encode_questions(records, self._assembled, self._config)})
+        return [self._known[i] for i in record_ids]
 
     def _load(self, vector: np.ndarray) -> None:
         adapters.check_vector(vector, self._assembled.flat.manifest)
@@ -261,7 +287,7 @@ def _spread(items: list[Prompted], count: int | None) -> list[Prompted]:
     return [items[i * len(items) // count] for i in range(count)]
 
 
-def _questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
+def encode_questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
     """Tokenise questions with all their answers; answers longer than `model.max_length` follow `on_overflow`."""
     pairs, spans = [], []
     for record in records:

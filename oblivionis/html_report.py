@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from oblivionis import person_pages, report, ruler_report, verdicts
+from oblivionis import attack_report, person_pages, rebound_report, report, ruler_report, verdicts
 from oblivionis.config import Config
 from oblivionis.files import write_atomic
 from oblivionis.html_parts import html_page, html_table
@@ -103,6 +103,8 @@ def write_html(run: RunDirectory, config: Config) -> None:
         *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",
         _requests(run, config),
+        *rebound_report.section(run),
+        *attack_report.section(run),
         *person_pages.section(run),
         "<h2>Answers</h2>",
         _answers(report.samples(run, config, list(metrics))),
