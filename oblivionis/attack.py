@@ -111,7 +111,7 @@ def attack_run(
         "versions": package_versions(),
         "rows": [row for a in attacks if a.kind != "membership" for row in _table(a, found, models)],
         "membership": [row for a in attacks if a.kind == "membership" for row in _aucs(a, found, models, config)],
-        "left_out": {a.name: a.lacking for a in attacks if a.lacking and (not only or a.kind in only)},
+        "left_out": {a.name: a.lacking for a in attacks if a.lacking},
         "failed": failed,
         "seconds": {f"{name}.{model}": done.seconds for (name, model), done in found.items()},
         "time": time.time(),
@@ -129,7 +129,7 @@ def _run_all(
     progress: Progress | None,
 ) -> tuple[dict[tuple[str, str], Done], dict[str, str]]:
     """Every complete attack by (its name, the model's stage), running those that are wanted and missing; and why some
-    failed, by name."""
+    failed, by "name.stage"."""
     cells = [(a, m, not only or a.kind == NONE or a.kind in only) for a in attacks if not a.lacking for m in models]
     total = sum(wanted for *_, wanted in cells)
     found: dict[tuple[str, str], Done] = {}
@@ -138,19 +138,19 @@ def _run_all(
     for attack, model, wanted in cells:
         path, made_from = _place(attack, model, battery, folder)
         done = _read(path, made_from)
-        if wanted and progress is not None:
-            progress(count, total, attack.name)
-        count += wanted
-        if done is None and wanted:
+        if wanted:
             try:
-                done = _run_one(attack, model, path, made_from)
+                if progress is not None:
+                    progress(count, total, attack.name)
+                count += 1
+                done = done or _run_one(attack, model, path, made_from)
             except KeyboardInterrupt:
                 raise RunInterrupted(
                     f"stopped; {len(found)} of {len(cells)} attacks on a model are complete and kept in {folder}; the "
                     "same command goes on from there"
                 ) from None
             except (EvaluationError, OblivionisError, FloatingPointError, ValueError) as error:
-                failed[attack.name] = f"{model.stage}: {error}"
+                failed[f"{attack.name}.{model.stage}"] = str(error)
         if done is not None:
             found[attack.name, model.stage] = done
     if progress is not None:

@@ -123,7 +123,7 @@ class Battery:
     def _relearning(self, name: str, trained: Sequence[Record], asked: Sequence[Question], lacking: str) -> Attack:
         own, training = self._config.attack.relearn, self._config.training
         whole = "" if name == "retain" else f" of {len(self.questions)}"
-        label = f"{name}, {len(trained)}{whole} records"
+        label = f"{len(trained)}{whole} records"
         settings = TrainSettings(
             batch_size=own.batch_size or training.batch_size,
             learning_rate=own.learning_rate or training.learning_rate,
@@ -142,7 +142,7 @@ class Battery:
             rows: list[Row] = []
             for step, learnt in relearn(model, flat, sequences, settings, own.steps, seed=seed).items():
                 flat.load(learnt)
-                rows += self._ask(self._assembled, asked, f"{step} updates ({label})")
+                rows += self._ask(self._assembled, asked, f"{name} {step} updates ({label})")
             return rows
 
         facts = {"train": dataclasses.asdict(settings), "steps": own.steps, "records": [r.id for r in trained]}
@@ -171,7 +171,7 @@ class Battery:
             self._assembled.flat.load(vector)
             columns = self._evaluate(self._assembled, evaluator).details["columns"]
             rows: list[Row] = []
-            for variant, column in ((f"mean of {count} samples", "mean"), (f"best of {count} samples", "max")):
+            for variant, column in ((f"mean of {count}", "mean"), (f"best of {count}", "max")):
                 for i, q in enumerate(self.questions):
                     row = {"variant": variant, "id": q.id, "rouge": columns[column][i]}
                     rows.append(row | ({b: columns[b][i] for b in ("m_mu", "m_bin")} if column == "mean" else {}))

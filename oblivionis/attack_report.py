@@ -27,6 +27,7 @@ NAMES = {
     "jailbreak": "jailbreak",
     "prefix": "prefix",
 }
+WORDED = ("quantise", "rephrase", "jailbreak")
 MEMBERSHIP = {
     "loss": "loss",
     "zlib": "zlib",
@@ -48,7 +49,7 @@ LEGEND = (
     "sampled answers: by that test of their ROUGE-L recall alone). Truth r.: mean of min(R, 1/R)."
 )
 NO_ORACLE = "No verdicts: they compare with the retrained model. Add the stage retrain to `stages`."
-LEAST_LABEL, MOST_LABEL = 20, 44
+LEAST_LABEL, MOST_LABEL = 18, 44
 
 
 def latest(run: RunDirectory) -> list[dict[str, Any]]:
@@ -80,8 +81,8 @@ def _tables(results: Mapping[str, Any], width: int) -> Group:
     name = _model(results)
     title = f"Attacks on {results['run']}, {name} model (round {results['round']})"
     each = 22 if oracle else 10
-    shown = [m for m in MEASURES if m != "truth_ratio" or width >= LEAST_LABEL + 3 * each + 20]
-    label = max(LEAST_LABEL, min(MOST_LABEL, width - len(shown) * each - 20))
+    shown = [m for m in MEASURES if m != "truth_ratio" or width >= LEAST_LABEL + 3 * each + 18]
+    label = max(LEAST_LABEL, min(MOST_LABEL, width - len(shown) * each - 18))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("attack", no_wrap=True)
     table.add_column("n", justify="right")
@@ -118,7 +119,8 @@ def _word(row: Mapping[str, Any]) -> str:
 
 
 def _label(row: Mapping[str, Any], width: int) -> str:
-    text = f"{NAMES[row['attack']]}: {row['variant']}" if row["variant"] else NAMES[row["attack"]]
+    kind, variant = NAMES[row["attack"]], row["variant"]
+    text = f"{kind}{': ' if row['attack'] in WORDED else ' '}{variant}".strip()
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
@@ -186,7 +188,7 @@ def _words(results: Mapping[str, Any]) -> list[str]:
                 "(means over questions, see docs/leakage.md)."
             )
     lines += [f"{name}: left out, {why}." for name, why in results["left_out"].items()]
-    lines += [f"{name} failed on {why}" for name, why in results["failed"].items()]
+    lines += [f"{name} failed: {why}." for name, why in results["failed"].items()]
     return lines
 
 
