@@ -154,7 +154,8 @@ def auc_difference(
 
     Records must come in the same order for both models. The normal approximation takes a few dozen records in each
     group; where the difference has no variance at all (each model separates the groups completely), p is 1 for equal
-    AUCs and 0 else. None with fewer than two records in a group. Raises ValueError as `auc`, and for groups of different sizes.
+    AUCs and 0 else. None with fewer than two records in a group. Raises ValueError as `auc`, and for groups of
+    different sizes.
     """
     (x, y), (x_oracle, y_oracle) = _groups(*model), _groups(*oracle)
     if len(x) != len(x_oracle) or len(y) != len(y_oracle):

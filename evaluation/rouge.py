@@ -1,4 +1,4 @@
-"""ROUGE-1 and ROUGE-L with Porter stemming, number for number those of the package rouge-score (use_stemmer=True).
+"""ROUGE-1 and ROUGE-L with Porter stemming or without, number for number those of the package rouge-score.
 
 A text becomes a str with one character per stemmed word, so that strings are compared instead of lists of words.
 """
@@ -45,21 +45,23 @@ def _stem(word: str) -> str:
     return _stemmer.stem(word) if len(word) > 3 else word
 
 
-def tokens(text: str) -> tuple[str, ...]:
+def tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
     """Lower-cased runs of a-z and 0-9; those longer than three characters are stemmed."""
-    return tuple(map(_stem, _WORD.findall(text.lower())))
+    words = _WORD.findall(text.lower())
+    return tuple(map(_stem, words) if stemmed else words)
 
 
 class _Characters(dict[bytes, str]):
-    """Word -> the character of its stem, given out as words come; the separator of texts -> newline."""
+    """Word -> the character of its stem (or of itself), given out as words come; the separator of texts -> newline."""
 
-    def __init__(self) -> None:
+    def __init__(self, stemmed: bool) -> None:
         super().__init__({_BETWEEN_TEXTS: "\n"})
+        self.stemmed = stemmed
         self._of_stem: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def __missing__(self, word: bytes) -> str:
-        stem = _stem(word.decode())
+        stem = _stem(word.decode()) if self.stemmed else word.decode()
         with self._lock:
             character = self._of_stem.get(stem)
             if character is None:
@@ -68,15 +70,14 @@ class _Characters(dict[bytes, str]):
         return character
 
 
-_characters = _Characters()
+_characters = {stemmed: _Characters(stemmed) for stemmed in (True, False)}
 
 
-def _current_characters() -> _Characters:
+def _current_characters(stemmed: bool) -> _Characters:
     """The dictionary of this process, a new one after `_KEPT_WORDS` words; strings of two are not comparable."""
-    global _characters
-    characters = _characters
+    characters = _characters[stemmed]
     if len(characters) > _KEPT_WORDS:
-        characters = _characters = _Characters()
+        characters = _characters[stemmed] = _Characters(stemmed)
     return characters
 
 
@@ -109,15 +110,16 @@ def _sorted(text: str) -> str:
     return "".join(sorted(text))
 
 
-def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool) -> np.ndarray:
+def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool, stemmed: bool) -> np.ndarray:
     """Common words, words of the prediction and words of the reference of the pairs of one chunk, (3, n)."""
     if len(predictions) == 1 and len(predictions[0]) + len(references[0]) > _CHUNK:
         numbers: dict[str, int] = {}
-        first, second = ([numbers.setdefault(w, len(numbers)) for w in tokens(x[0])] for x in (predictions, references))
+        pair = (tokens(x[0], stemmed) for x in (predictions, references))
+        first, second = ([numbers.setdefault(w, len(numbers)) for w in words] for words in pair)
         lists = (first, second) if ordered else (sorted(first), sorted(second))
         return np.array([[LCSseq.similarity(*lists)], [len(first)], [len(second)]], dtype=np.int64)
     distinct = list(dict.fromkeys((*references, *predictions)))
-    encoded = _encoded(distinct, _current_characters())
+    encoded = _encoded(distinct, _current_characters(stemmed))
     # The longest common subsequence of two sorted texts is what they have in common in any order.
     of_text = dict(zip(distinct, encoded if ordered else map(_sorted, encoded), strict=True))
     pairs = [of_text[x] for x in predictions], [of_text[x] for x in references]
@@ -125,12 +127,12 @@ def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool) -> np.n
     return np.stack([common, *map(_lengths, pairs)])
 
 
-def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool) -> Rouge:
+def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool, stemmed: bool) -> Rouge:
     references = [references] * len(predictions) if isinstance(references, str) else references
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
     chunks = _chunks(_lengths(predictions) + _lengths(references))
-    parts = [_overlap(predictions[c], references[c], ordered) for c in chunks]
+    parts = [_overlap(predictions[c], references[c], ordered, stemmed) for c in chunks]
     common, predicted, expected = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1)
     # Without a word there is nothing in common: 0 / 1.
     precision, recall = common / np.maximum(predicted, 1), common / np.maximum(expected, 1)
@@ -138,18 +140,19 @@ def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool) -> 
     return Rouge(precision, recall, f1)
 
 
-def rouge_1(predictions: Seq[str], references: Seq[str] | str) -> Rouge:
-    """Overlap of stemmed words, each counted as often as in both; 0 where either text has no word.
+def rouge_1(predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True) -> Rouge:
+    """Overlap of (stemmed) words, each counted as often as in both; 0 where either text has no word.
 
     references: one per prediction, or a single str for all. Raises ValueError where the lists differ in length.
     """
-    return _rouge(predictions, references, ordered=False)
+    return _rouge(predictions, references, ordered=False, stemmed=stemmed)
 
 
-def rouge_l(predictions: Seq[str], references: Seq[str] | str) -> Rouge:
-    """Longest common subsequence of stemmed words (whole text, not per sentence); 0 where either has no word.
+def rouge_l(predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True) -> Rouge:
+    """Longest common subsequence of (stemmed) words (whole text, not per sentence); 0 where either has no word.
 
     references: one per prediction, or a single str for all; equal texts are taken apart once. Recall is what TOFU
-    reports (Oblivionis eq. 12). Raises ValueError where the lists differ in length.
+    reports (Oblivionis eq. 12), with stems; MUSE takes the words as they are. Raises ValueError where the lists differ
+    in length.
     """
-    return _rouge(predictions, references, ordered=True)
+    return _rouge(predictions, references, ordered=True, stemmed=stemmed)

@@ -21,17 +21,19 @@ from evaluation.packing import Sequence as Tokens
 from evaluation.rouge import rouge_l
 from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, Embedded, References, RulerEvaluator
 from evaluation.sampling import Rule
-from evaluation.tofu import Profile, Question, TofuEvaluator, truth_ratios
+from evaluation.tofu import SECTIONS, Profile, Question, TofuEvaluator, truth_ratios
 from oblivionis import config as configuration
 from oblivionis import ruler, seeds
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.tokenize import encode_pairs, whole_text
+from oblivionis.data.tokenize import encode_all, encode_pairs, whole_text
 from oblivionis.errors import RunError
+from oblivionis.membership import Groups, spread
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.muse import Muse, recited
 from oblivionis.progress import Events
 from oblivionis.runs import Checkpoint, RunDirectory, read_checkpoint
 from oblivionis.wikimem import People
@@ -46,8 +48,8 @@ def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, flo
 class Measured:
     """The evaluation of one global model.
 
-    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…`, `ruler_…` and
-    `wikimem_…`; `report` holds all evaluators' results.
+    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…`, `ruler_…`,
+    `wikimem_…`, `membership_…` and `muse_…`; `report` holds all evaluators' results.
     """
 
     report: Report
@@ -61,14 +63,16 @@ class Measured:
     def log(self) -> dict[str, Any] | None:
         """The per-question log in the shape of TOFU's own, with the question ids under `ids`.
 
-        `ruler` holds the percentile ranks of the forget records by id, `wikimem` what `WikimemEvaluator` details.
+        `ruler` holds the percentile ranks of the forget records by id; `wikimem`, `membership` and `muse` the details
+        of those evaluators.
         """
-        found, ranked, people = (self.report.results.get(name) for name in ("tofu", "ruler", "wikimem"))
-        if found is None:
-            return None
-        ranks = {"ruler": dict(zip(ranked.details["ids"], ranked.details["ranks"], strict=True))} if ranked else {}
-        facts = {"wikimem": dict(people.details)} if people else {}
-        return {**found.details["log"], "ids": found.details["ids"], **ranks, **facts}
+        results = self.report.results
+        found, ranked = results.get("tofu"), results.get("ruler")
+        log = {**found.details["log"], "ids": found.details["ids"]} if found else {}
+        if ranked and found:
+            log["ruler"] = dict(zip(ranked.details["ids"], ranked.details["ranks"], strict=True))
+        whole = {n: dict(results[n].details) for n in ("wikimem", "membership", "muse") if n in results}
+        return {**log, **whole} if found or "muse" in whole else None
 
     @property
     def embedded(self) -> Embedded | None:
@@ -110,23 +114,24 @@ class Assessor:
         )
         self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
-        self._questions = {
-            name: encode_questions(records, assembled, config) for name, records in corpus.evaluation.items()
-        }
-        self._known: dict[str, Question] = {}
+        asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
+        self._questions = {name: encode_questions(records, assembled, config) for name, records in asked.items()}
+        self._groups = Groups.of(corpus, assembled, config)
+        self._muse = Muse.of(corpus, assembled, config)
+        self._reference: dict[str, float] | None = None
+        self._untouched = True
+        self._sequences: dict[str, Tokens] = {}
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         self._asked = [
             Prompted(Asked(record.id, record.question, record.answer), question.prompt)
-            for record, question in zip(
-                corpus.evaluation.get("forget", ()), self._questions.get("forget", ()), strict=True
-            )
+            for record, question in zip(asked.get("forget", ()), self._questions.get("forget", ()), strict=True)
         ]
 
     def _leakage(self, full: bool) -> list[LeakageEvaluator]:
         """The leakage evaluator of a profile, none where it samples nothing or there is no forget question."""
         settings = self._config.evaluation.leakage
         samples = settings.full_samples if full else settings.samples
-        asked = _spread(self._asked, settings.full_questions if full else settings.questions)
+        asked = spread(self._asked, settings.full_questions if full else settings.questions)
         if not samples or not asked:
             return []
         return [
@@ -146,6 +151,16 @@ class Assessor:
     def manifest_hash(self) -> str:
         """Which parameters a vector holds (and which are frozen beside them)."""
         return self._assembled.manifest_hash
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the clients hold pieces of text."""
+        return self._corpus.is_text
+
+    @property
+    def withheld(self) -> int:
+        """Records of the holdout set."""
+        return len(self._corpus.evaluation.get("holdout", ()))
 
     def _profile(self, full: bool) -> Profile:
         settings = self._config.evaluation.full if full else self._config.evaluation.light
@@ -172,7 +187,7 @@ class Assessor:
 
     def ruler_lacks(self) -> list[str]:
         """Which profiles leave RULER out for want of records, and why; nothing where it is switched off."""
-        if not self._config.evaluation.ruler.enabled:
+        if not self._config.evaluation.ruler.enabled or self._corpus.is_text:
             return []
         lacking = []
         for name, full in (("light", False), ("full", True)):
@@ -223,7 +238,14 @@ class Assessor:
             profile=self._profile(full),
         )
         people = self._people.evaluators(self._assembled.tokenizer, full) if self._people else []
-        evaluators = [tofu, *self._ruler(self._ruler_records(full), references), *self._leakage(full), *people]
+        evaluators = [
+            *([tofu] if self._questions else []),
+            *self._ruler(self._ruler_records(full), references),
+            *self._leakage(full),
+            *people,
+            *self._groups.evaluators(self._config, full, self._reference, oracle),
+            *([self._muse.evaluator(self._config, self._groups, full, oracle)] if self._muse else []),
+        ]
         session = self._session()
         with fused_lora(self._assembled.model):
             report = Hook(evaluators, strict=self._config.strict).run(session)
@@ -232,44 +254,56 @@ class Assessor:
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
         """ROUGE-L recall of the greedy answer to each of these training records, by id, in one pass.
 
-        They are asked as the profile `full` asks the forget questions, with at most as many new tokens.
+        They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
+        text the first half is given and the rest expected (`muse.recited`).
         """
-        questions = self._trained_on(record_ids)
         self._load(vector)
         with fused_lora(self._assembled.model):
-            recall = self._recall(self._session(), questions)
-        return dict(zip(record_ids, recall.tolist(), strict=True))
+            return dict(zip(record_ids, self._recalled(self._session(), record_ids), strict=True))
 
     def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
         """How well the model with `vector` knows these training records: by measure, by id.
 
-        prob: length-normalised probability of the answer; with `rouge` also rouge, as `recalls`.
+        prob: length-normalised probability of what is trained on; with `rouge` also rouge, as `recalls`.
         """
-        questions = self._trained_on(record_ids)
+        new = [r for r in self._records(record_ids) if r.id not in self._sequences]
+        encoded = _sequences(new, self._assembled, self._config)
+        self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
         self._load(vector)
         session = self._session()
         with fused_lora(self._assembled.model):
-            losses = session.scores([Tokens(q.prompt, q.answer) for q in questions]).mean_nll
-            found = {"prob": probability(losses)}
+            found = {"prob": probability(session.scores([self._sequences[i] for i in record_ids]).mean_nll).tolist()}
             if rouge:
-                found["rouge"] = self._recall(session, questions)
-        return {name: dict(zip(record_ids, values.tolist(), strict=True)) for name, values in found.items()}
+                found["rouge"] = self._recalled(session, record_ids)
+        return {name: dict(zip(record_ids, values, strict=True)) for name, values in found.items()}
 
-    def _recall(self, session: EvaluationSession, questions: Sequence[Question]) -> np.ndarray:
+    def _recalled(self, session: EvaluationSession, record_ids: Sequence[str]) -> list[float]:
+        records = self._records(record_ids)
+        if self._corpus.is_text:
+            return recited(records, self._assembled, session, self._config.evaluation.muse.continuation)
+        bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
+        questions = encode_questions(bare, self._assembled, self._config)
         limit = self._config.evaluation.full.max_new_tokens
         produced = session.greedy([q.prompt for q in questions], limit)
-        return rouge_l([self._decode(tokens) for tokens in produced], [q.text for q in questions]).recall
+        return rouge_l([self._decode(tokens) for tokens in produced], [r.answer for r in records]).recall.tolist()
 
-    def _trained_on(self, record_ids: Sequence[str]) -> list[Question]:
-        """These training records with their own answers only; each is tokenised once."""
-        new = set(record_ids) - self._known.keys()
-        records = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in self._corpus.train if r.id in new]
-        self._known.update({q.id: q for q in encode_questions(records, self._assembled, self._config)})
-        return [self._known[i] for i in record_ids]
+    def _records(self, record_ids: Sequence[str]) -> list[Record]:
+        known = {record.id: record for record in self._corpus.train}
+        return [known[i] for i in record_ids]
 
     def _load(self, vector: np.ndarray) -> None:
         adapters.check_vector(vector, self._assembled.flat.manifest)
+        if self._untouched:
+            self._look_at_base()
+            self._untouched = False
         self._assembled.flat.load(vector)
+
+    def _look_at_base(self) -> None:
+        """What the attack `reference` compares with: the model as it is assembled, before anything is loaded."""
+        settings = self._config.evaluation.membership
+        if settings.enabled and "reference" in settings.attacks and self._groups.others:
+            with fused_lora(self._assembled.model):
+                self._reference = self._groups.reference(self._session)
 
     def _session(self) -> EvaluationSession:
         return EvaluationSession(
@@ -280,11 +314,16 @@ class Assessor:
         )
 
 
-def _spread(items: list[Prompted], count: int | None) -> list[Prompted]:
-    """`count` items evenly spread over the list, all where it is None or there are no more."""
-    if count is None or count >= len(items):
-        return items
-    return [items[i * len(items) // count] for i in range(count)]
+def _sequences(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Tokens]:
+    """Token ids of the records as clients train on them."""
+    encoded, _ = encode_all(
+        records,
+        assembled.tokenizer,
+        assembled.template,
+        max_length=config.model.max_length,
+        on_overflow=config.model.on_overflow,
+    )
+    return [Tokens(e.prompt, e.answer) for e in encoded]
 
 
 def encode_questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
@@ -364,7 +403,7 @@ def evaluate_checkpoint(
 ) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
     run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
-    assessor = Assessor(assemble_for(run, config), load_corpus(config.data), config)
+    assessor = Assessor(assemble_for(run, config), load_corpus(config.data, config.model), config)
     known = None
     if checkpoint.stage == "unlearn":
         ruler.check_pair(run, config, fingerprint)

@@ -88,9 +88,10 @@ def attack_run(
     checkpoints = [checkpoint]
     if checkpoint.stage != ORACLE and run.stage_summary(ORACLE) is not None:
         checkpoints.append(run.load_checkpoint(ORACLE))
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, config.model)
     if not corpus.evaluation.get("forget"):
-        raise AttackError(f"{run.path}: the run's data have no forget questions to ask")
+        why = "its clients hold plain text" if corpus.is_text else "its data have none"
+        raise AttackError(f"{run.path}: attacks ask the forget questions, and {why}")
     asked = [i for r in Ledger(run.ledger_path) if r.state != REJECTED for i in r.record_ids]
     battery = Battery(assemble_for(run, config), corpus, config, asked)
     models = [

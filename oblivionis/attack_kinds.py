@@ -23,8 +23,7 @@ from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
 from evaluation.likelihood import probability, truth_ratio
-from evaluation.membership import ATTACKS as MEMBERSHIP
-from evaluation.membership import Candidate, MembershipEvaluator
+from evaluation.membership import MembershipEvaluator
 from evaluation.packing import Sequence as Tokens
 from evaluation.quantise import QUANTISERS, quantise_merged
 from evaluation.sampling import Rule
@@ -33,6 +32,7 @@ from oblivionis import seeds
 from oblivionis.assessment import encode_questions
 from oblivionis.config import Config
 from oblivionis.data.records import Corpus, Record, subject_key
+from oblivionis.membership import Groups
 from oblivionis.models.assembly import Assembled, assemble
 
 NONE = "none"
@@ -237,23 +237,15 @@ class Battery:
         return Question(question.id, (*question.prompt, *given), rest, self._decode(rest).strip())
 
     def _membership(self) -> list[Attack]:
-        holdout = self._corpus.evaluation.get("holdout", ())
+        groups = Groups.of(self._corpus, self._assembled, self._config)
+        seed = seeds.derive(self._config.seed, "membership")
 
         def run(vector: np.ndarray) -> list[Row]:
-            others = encode_questions(holdout, self._assembled, self._config)
-            groups = [
-                [Candidate(q.id, Tokens(q.prompt, q.answer), q.text) for q in group]
-                for group in (self.questions, others)
-            ]
             self._assembled.flat.load(self._base)
-            sequences = [c.sequence for group in groups for c in group]
             with fused_lora(self._assembled.model):
-                reference = -self._session(self._assembled).scores(sequences).mean_nll
-            ids = [c.id for group in groups for c in group]
-            evaluator = MembershipEvaluator(
-                *groups, attacks=MEMBERSHIP, reference=dict(zip(ids, reference.tolist(), strict=True)), resamples=1
-            )
+                reference = groups.reference(lambda: self._session(self._assembled))
             self._assembled.flat.load(vector)
+            evaluator = MembershipEvaluator(groups.members, groups.others, reference=reference, resamples=1, seed=seed)
             details = self._evaluate(self._assembled, evaluator).details
             return [
                 {"variant": name, "id": i, "group": group, "score": score}
@@ -262,8 +254,9 @@ class Battery:
                 for i, score in scores.items()
             ]
 
-        lacking = "" if holdout else "these data have no holdout records, which no model was trained on"
-        return [Attack("membership", "membership", {"holdout": [r.id for r in holdout]}, run, lacking)]
+        lacking = "" if groups.others else "these data have no holdout records, which no model was trained on"
+        facts = {group: [c.id for c in getattr(groups, group)] for group in ("members", "others")}
+        return [Attack("membership", "membership", facts, run, lacking)]
 
     def _ask(self, assembled: Assembled, questions: Sequence[Question], variant: str) -> list[Row]:
         """Prob, ROUGE-L recall and truth ratio R (where there are perturbed answers) of each question."""

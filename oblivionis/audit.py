@@ -171,7 +171,7 @@ def forget_questions(subject: Subject) -> list[Asked]:
     """The forget questions of a run. Raises AuditError for a model that no run made, or a run without any."""
     if subject.run is None:
         raise AuditError(f"{subject.name} is no run: name the questions with --questions FILE")
-    records = load_corpus(subject.config.data).evaluation.get("forget", ())
+    records = load_corpus(subject.config.data, subject.config.model).evaluation.get("forget", ())
     if not records:
         raise AuditError(f"{subject.name}: the run's data have no forget questions; name some with --questions FILE")
     return [

@@ -76,7 +76,7 @@ def plan_requests(
     Raises OblivionisError for an audit of a model that no run made, a run that is gone, or an unknown name.
     """
     run, config = _run_of(audit)
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, config.model)
     holder = load_partition(corpus, config).holder
     lookup = PersonRecords(corpus)
     earlier = _earlier(run, audit)

@@ -240,7 +240,7 @@ def _finished(run: RunDirectory, stages: Sequence[str]) -> list[str]:
 def _corpus(config: Config) -> tuple[Corpus | None, str]:
     """The run's data, or why they cannot be read: free questions do without."""
     try:
-        return load_corpus(config.data), ""
+        return load_corpus(config.data, config.model), ""
     except (OblivionisError, OSError) as error:
         return None, str(error)
 

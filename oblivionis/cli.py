@@ -313,7 +313,7 @@ def data_describe(
 
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, config.model)
     partition = load_partition(corpus, config)
     if subject is not None:
         report.print_subject(Subjects.of(corpus, partition), subject, Console())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oblivionis.data.records import subject_key
 from oblivionis.problems import Problem
-from oblivionis.schema import STAGES, Config
+from oblivionis.schema import MUSE, STAGES, Config
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
 EMBEDDED_CONTEXT = 512
@@ -221,6 +221,31 @@ def _forget_file(config: Config) -> Iterator[Problem]:
         yield Problem("data.forget_file", f"there is no file {file}", "a file with one record id per line")
 
 
+@_reads("data.name", "data.holdout_file")
+def _holdout_file(config: Config) -> Iterator[Problem]:
+    file = config.data.holdout_file
+    if file is not None and config.data.name == "jsonl" and not Path(file).expanduser().is_file():
+        yield Problem("data.holdout_file", f"there is no file {file}", "a file of records as JSON lines")
+
+
+@_reads("data.name", "data.path", "data.muse_forget")
+def _muse(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name == "muse_books" and data.muse_forget != "raw":
+        yield Problem("data.muse_forget", f"MUSE-Books has no {data.muse_forget}", "raw, or data=muse_news")
+    if data.name in ("muse_news", "muse_books") and data.path and not Path(data.path).expanduser().is_dir():
+        expected = "a folder with raw/forget.json, raw/retain2.json, verbmem/forget.json, …"
+        yield Problem("data.path", f"there is no folder {data.path}", expected)
+
+
+@_reads("data.name", "data.passages", "data.forget_passages")
+def _forget_passages(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name == "muse_tiny" and data.forget_passages >= data.passages:
+        message = f"{data.forget_passages} of {data.passages} texts leave nothing to retain"
+        yield Problem("data.forget_passages", message, f"1 <= value <= {data.passages - 1}")
+
+
 @_reads("data.name", "data.authors", "data.forget_authors")
 def _forget_authors(config: Config) -> Iterator[Problem]:
     data = config.data
@@ -232,7 +257,9 @@ def _forget_authors(config: Config) -> Iterator[Problem]:
         )
 
 
-@_reads("federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author")
+@_reads(
+    "federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author", "data.holdout_authors"
+)
 def _records(config: Config) -> Iterator[Problem]:
     records, clients = _size(config), config.federation.clients
     if records is not None and clients > records:
@@ -243,10 +270,10 @@ def _records(config: Config) -> Iterator[Problem]:
         )
 
 
-@_reads("federation.clients", "data.name", "data.authors", "data.partition.scheme")
+@_reads("federation.clients", "data.name", "data.authors", "data.partition.scheme", "data.holdout_authors")
 def _authors(config: Config) -> Iterator[Problem]:
     data, clients = config.data, config.federation.clients
-    authors = {"fictitious": data.authors, "tofu": TOFU_AUTHORS}.get(data.name)
+    authors = {"fictitious": data.authors, "tofu": TOFU_AUTHORS - data.holdout_authors}.get(data.name)
     if data.partition.scheme == "by_author" and authors is not None and clients > authors:
         yield Problem(
             "federation.clients",
@@ -261,7 +288,9 @@ def _size(config: Config) -> int | None:
     if data.name == "fictitious":
         return data.authors * data.questions_per_author
     if data.name == "tofu":
-        return TOFU_RECORDS
+        return TOFU_RECORDS - data.holdout_authors * (TOFU_RECORDS // TOFU_AUTHORS)
+    if data.name in MUSE:
+        return None
     file = _lines_file(data.path) if data.path else None
     if file is None or not file.is_file():
         return None

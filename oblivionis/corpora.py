@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from oblivionis.config import Config
-from oblivionis.data import fictitious, jsonl, tofu
+from oblivionis.data import fictitious, jsonl, muse, muse_tiny, tofu
 from oblivionis.data.partition import Partition, partition
 from oblivionis.data.records import Corpus
-from oblivionis.schema import Data
+from oblivionis.data.tokenize import cut
+from oblivionis.errors import OblivionisError
+from oblivionis.schema import MUSE, Data, Model
+
+TINY_HOLDOUT = 2
+"""Texts of `muse_tiny` that are held out, for each one to forget."""
 
 
-def load_corpus(data: Data) -> Corpus:
-    """The corpus that `data` names. Errors of the source are DataError with the file and line."""
+def load_corpus(data: Data, model: Model | None = None) -> Corpus:
+    """The corpus that `data` names. Errors of the source are DataError with the file and line.
+
+    model: whose tokenizer cuts texts into records of at most `max_length` tokens, the start token included; MUSE's data
+    need it (OblivionisError).
+    """
     path = Path(data.path).expanduser() if data.path else None
     if data.name == "fictitious":
         return fictitious.corpus(
@@ -20,11 +31,39 @@ def load_corpus(data: Data) -> Corpus:
             questions_per_author=data.questions_per_author,
             forget_authors=data.forget_authors,
             seed=data.seed,
+            holdout_authors=data.holdout_authors,
         )
     if data.name == "tofu":
-        return tofu.load(path, data.forget_split, revision=data.revision)
+        return tofu.load(
+            path, data.forget_split, revision=data.revision, holdout_authors=data.holdout_authors, seed=data.seed
+        )
+    if data.name in MUSE:
+        return _texts(data, path, model)
     assert path is not None, "the configuration check demands data.path for data.name=jsonl"
-    return jsonl.load(path, forget_file=Path(data.forget_file) if data.forget_file else None)
+    forget, holdout = (Path(f).expanduser() if f else None for f in (data.forget_file, data.holdout_file))
+    return jsonl.load(path, forget_file=forget, holdout_file=holdout)
+
+
+def _texts(data: Data, path: Path | None, model: Model | None) -> Corpus:
+    if model is None:
+        raise OblivionisError(f"the texts of {data.name} are cut by the model's tokenizer, and no model is given")
+    tokenizer, size = _tokenizer(model.source, model.revision), model.max_length - 1
+
+    def pieces(texts: Any) -> list[list[tuple[tuple[int, ...], str]]]:
+        found = cut(texts, tokenizer, size)
+        return [[(ids, tokenizer.decode(ids, skip_special_tokens=True)) for ids in text] for text in found]
+
+    if data.name == "muse_tiny":
+        tables = muse_tiny.tables(data.passages, data.forget_passages, TINY_HOLDOUT * data.forget_passages, data.seed)
+        return muse.assemble("muse_tiny", tables, pieces)
+    return muse.load(data.name, path, pieces, forget_set=data.muse_forget, revision=data.revision)
+
+
+@cache
+def _tokenizer(source: str, revision: str | None) -> Any:
+    from oblivionis.models.loading import load_tokenizer, resolve
+
+    return load_tokenizer(resolve(source, revision))
 
 
 def load_partition(corpus: Corpus, config: Config) -> Partition:

@@ -13,7 +13,15 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from oblivionis import attack_report, person_pages, rebound_report, report, ruler_report, verdicts
+from oblivionis import (
+    attack_report,
+    membership_report,
+    person_pages,
+    rebound_report,
+    report,
+    ruler_report,
+    verdicts,
+)
 from oblivionis.config import Config
 from oblivionis.files import write_atomic
 from oblivionis.html_parts import html_page, html_table
@@ -66,6 +74,7 @@ _GLOSSARY = {
     "Values that score higher (null 0.5)": "Not of WikiMem: share of the values of other people that score at least as "
     "high as the true one, averaged over phrasings and facts. 0: always first; 0.5: chance; above: avoided.",
     "People with nothing memorised": "WikiMem: share of people none of whose facts ranks first in any phrasing.",
+    **membership_report.GLOSSARY,
     "FedTU": "Federated targeted unlearning: a client asks to forget records, and only that client is addressed, "
     "before the round's fine-tuning (FedFT) by a sample of the clients.",
 }
@@ -83,7 +92,7 @@ def write_html(run: RunDirectory, config: Config) -> None:
     Where people were audited it links to a page for each, under `people/`. No page needs the network. Every text from
     the data or a model is escaped.
     """
-    metrics = report.stage_metrics(run, config.evaluation.truth_ratio)
+    metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     title = f"{run.name}: {config.strategy.name}, {report.method(config)}"
     legend = report.LEGEND if "retrain" in metrics else report.NO_ORACLE
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
@@ -99,6 +108,8 @@ def write_html(run: RunDirectory, config: Config) -> None:
         f"<p>{html.escape(legend)}</p>" if metrics else "",
         f"<p>{html.escape(report.RULER_LEGEND)}</p>" if report.has_ruler(metrics) else "",
         f"<p>{html.escape(report.WIKIMEM_LEGEND)}</p>" if report.has_wikimem(metrics) else "",
+        *(f"<p>{html.escape(line)}</p>" for line in membership_report.sentences(metrics)),
+        *(f"<p>{html.escape(line)}</p>" for line in membership_report.legends(metrics)),
         "<h2>Rounds</h2>",
         *_curves(run, config, metrics.get("retrain", {})),
         "<h2>Deletion requests</h2>",

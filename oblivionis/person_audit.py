@@ -97,7 +97,7 @@ def own_facts(subject: Subject, names: Sequence[str] = ()) -> list[Fact]:
     hint = "give their names and facts with --subjects FILE (JSON lines with subject, property and values)"
     if subject.run is None:
         raise AuditError(f"{subject.name} is no run, whose data could say whom to ask about: {hint}")
-    corpus = load_corpus(subject.config.data)
+    corpus = load_corpus(subject.config.data, subject.config.model)
     facts = facts_of(corpus.train)
     if not facts:
         raise AuditError(f"the data of {subject.name} ({corpus.name}) do not state facts about people: {hint}")
@@ -146,7 +146,7 @@ def audit_people(
     sentence that is too long for the model, and RunInterrupted when the user stops it: what is scored is kept.
     """
     start = time.perf_counter()
-    records = None if subject.run is None else PersonRecords(load_corpus(subject.config.data))
+    records = None if subject.run is None else PersonRecords(load_corpus(subject.config.data, subject.config.model))
     if settings.phrasings == RECORDS and records is None:
         raise AuditError(f"{subject.name} is no run: there are no training records whose words could be used")
     earlier = {} if before is None else before.outcomes()

@@ -21,6 +21,10 @@ def headline(metrics: Mapping[str, float]) -> str:
         found = [(name, metrics.get(f"{group}_{key}")) for key, name in (("rouge", "ROUGE"), ("prob", "Prob"))]
         numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
         parts += [f"{group} {numbers}"] if numbers else []
+    texts = (("verbmem", "VerbMem"), ("knowmem_forget", "KnowMem forget"), ("knowmem_retain", "retain"))
+    found = [(name, metrics.get(f"muse_{key}")) for key, name in texts]
+    numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
+    parts += [numbers] if numbers else []
     if metrics.get("model_utility") is not None:
         parts.append(f"model utility {metrics['model_utility']:.3f}")
     found = [(name, metrics.get(f"ruler_{key}")) for key, name in (("mean_rank", "rank"), ("gap", "gap"))]

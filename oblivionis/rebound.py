@@ -11,6 +11,7 @@ import numpy as np
 
 from evaluation.rebound import Curve, rebound_metrics
 from oblivionis.assessment import Assessor
+from oblivionis.membership import spread
 from oblivionis.requests import Request
 from oblivionis.runs import RunDirectory
 from oblivionis.schema import Rebound
@@ -41,7 +42,7 @@ class ReboundTracker:
 
     def _measure(self, requests: Sequence[Request], round: int, moment: str, vector: np.ndarray) -> None:
         started = time.perf_counter()
-        asked = {r.id: _spread(r.record_ids, self._settings.records) for r in requests if r.record_ids}
+        asked = {r.id: spread(r.record_ids, self._settings.records) for r in requests if r.record_ids}
         if not asked:
             return
         ids = list(dict.fromkeys(i for mine in asked.values() for i in mine))
@@ -62,13 +63,6 @@ class ReboundTracker:
             "time": time.time(),
         }
         self._run.append_metrics([row])
-
-
-def _spread(items: Sequence[str], count: int | None) -> Sequence[str]:
-    """`count` items evenly spread, all where it is None or there are no more."""
-    if count is None or count >= len(items):
-        return items
-    return [items[i * len(items) // count] for i in range(count)]
 
 
 def rebound_curves(rows: Sequence[Mapping[str, Any]], stage: str, measure: str = "prob") -> list[Curve]:

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from oblivionis import config as configuration
+from oblivionis import membership_report
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.partition import Partition, describe
@@ -81,12 +82,15 @@ LOG_SETS = {
 }
 
 
-def stage_metrics(run: RunDirectory, convention: str = "geometric") -> dict[str, dict[str, float]]:
+def stage_metrics(
+    run: RunDirectory, convention: str = "geometric", confidence: float = 0.95
+) -> dict[str, dict[str, float]]:
     """Final metrics of each finished stage, in the order of the table: finetune, unlearn, retrain, local.
 
     They are those of `stages/<stage>.json`. A forget quality that a stage could not know, because it ended before
     there was a retrained model, is computed from the per-question logs with the truth ratio `convention`. The
-    retrained model against itself has the p-value 1, the best there is. RULER's Lens 1 of the finetuned and the
+    retrained model against itself has the p-value 1, the best there is. Likewise differences of membership AUCs (with
+    intervals of that `confidence`) and PrivLeak. RULER's Lens 1 of the finetuned and the
     retrained model comes from the summary of unlearn.
     """
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
@@ -94,6 +98,7 @@ def stage_metrics(run: RunDirectory, convention: str = "geometric") -> dict[str,
     known = (summaries["unlearn"] or {}).get("ruler", {}).get("lens_1", {})
     for stage, values in known.items():
         found.get(stage, {}).update({f"ruler_{name}": value for name, value in values.items()})
+    membership_report.complete(run, found, confidence)
     oracle = _forget_ratios(run, "retrain", convention)
     if oracle is None:
         return found
@@ -149,6 +154,7 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
     for group in ("forget", "retain"):
         for key, name in WIKIMEM.items():
             table.append((f"{SETS[group]}, WikiMem", name, [m.get(f"wikimem_{group}_{key}") for m in metrics.values()]))
+    table += membership_report.rows(metrics)
     table.append(("All but forget", "Model utility", [m.get("model_utility") for m in metrics.values()]))
     return [row for row in table if any(v is not None for v in row[2])]
 
@@ -218,6 +224,22 @@ def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[di
                     "answers": {MODELS[stage]: text[1] for stage, text in said.items() if text is not None},
                 }
             )
+    return found + _text_samples(logs, count)
+
+
+def _text_samples(logs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The same of MUSE: continuations of forget texts, and an answer to a question about each group of texts."""
+    found = []
+    for name, group in membership_report.SETS.items():
+        told = {stage: log["muse"][name] for stage, log in logs.items() if name in log.get("muse", {})}
+        if not told:
+            continue
+        items = next(iter(told.values()))
+        for position in _spread(len(items), count if name == "verbmem" else min(count, 1)):
+            key = list(items)[position]
+            answers = {MODELS[stage]: rows[key]["generated"] for stage, rows in told.items() if key in rows}
+            item = items[key]
+            found.append({"set": group, "question": item["shown"], "truth": item["truth"], "answers": answers})
     return found
 
 
@@ -240,7 +262,7 @@ def _chat_questions(logs: Mapping[str, Any], config: Config) -> dict[str, str]:
     if not logs:
         return {}
     try:
-        corpus = load_corpus(config.data)
+        corpus = load_corpus(config.data, config.model)
     except (OblivionisError, OSError):
         return {}
     return {record.id: record.question for records in corpus.evaluation.values() for record in records}
@@ -315,7 +337,7 @@ def _count(number: int, what: str) -> str:
 
 def summary(run: RunDirectory, config: Config) -> Group:
     """All that `simulate` prints at its end."""
-    metrics = stage_metrics(run, config.evaluation.truth_ratio)
+    metrics = stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     if not metrics:
         return Group(_whole(f"{run.path}: no stage is finished yet"))
     title = (
@@ -330,11 +352,13 @@ def summary(run: RunDirectory, config: Config) -> Group:
         Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
     ]
     parts += [Text(line) for line in (*ruler_report.sentences(run), *rebound_report.sentences(run))]
+    parts += [Text(line) for line in membership_report.sentences(metrics)]
     parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
     if has_ruler(metrics):
         parts.append(Text(RULER_LEGEND, style="dim"))
     if has_wikimem(metrics):
         parts.append(Text(WIKIMEM_LEGEND, style="dim"))
+    parts += [Text(line, style="dim") for line in membership_report.legends(metrics)]
     shown = samples(run, config, list(metrics))
     if shown:
         parts += [Text(), samples_table(shown)]

@@ -48,7 +48,7 @@ def policy_of(config: Config, holdings: Holdings) -> Policy:
 def check_requests(config: Config) -> None:
     """Raise now what `policy_of` would raise in the run: only the data tell which subjects and records there are."""
     if "unlearn" in config.stages and config.unlearning.requests.policy in ("subjects_at_round", "file"):
-        corpus = load_corpus(config.data)
+        corpus = load_corpus(config.data, config.model)
         policy_of(config, Holdings.of(corpus, load_partition(corpus, config)))
 
 

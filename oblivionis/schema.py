@@ -12,6 +12,8 @@ from typing import Any
 from oblivionis.limits import about
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
+MUSE = ("muse_news", "muse_books", "muse_tiny")
+MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
 ATTACKS = ("quantise", "relearn", "sampling", "rephrase", "jailbreak", "prefix", "membership")
 QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -152,20 +154,24 @@ class Data:
     name: str = field(
         default="fictitious",
         metadata=about(
-            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records.",
-            choices=("fictitious", "tofu", "jsonl"),
+            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records; "
+            "`muse_news`, `muse_books`: the texts of the MUSE benchmark; `muse_tiny`: built-in made-up news.",
+            choices=("fictitious", "tofu", "jsonl", *MUSE),
         ),
     )
     path: str | None = field(
         default=None,
-        metadata=about("`tofu`: folder with TOFU's JSON lines, null for the hub; `jsonl`: the file of records."),
+        metadata=about(
+            "`tofu`, `muse_news`, `muse_books`: folder with the benchmark's files, null for the hub; `jsonl`: the file "
+            "of records."
+        ),
     )
     forget_split: str = field(
         default="forget01",
         metadata=about("Forget split of `tofu`.", choices=("forget01", "forget05", "forget10")),
     )
     revision: str | None = field(
-        default=None, metadata=about("Commit of `locuslab/TOFU` on the hub; null: the newest.")
+        default=None, metadata=about("Commit of the data set (TOFU, MUSE) on the hub; null: the newest.")
     )
     authors: int = field(default=60, metadata=about("Authors that `fictitious` invents.", at_least=2, at_most=5000))
     questions_per_author: int = field(
@@ -174,10 +180,40 @@ class Data:
     forget_authors: int = field(
         default=3, metadata=about("Authors of `fictitious` that are to be forgotten.", at_least=1)
     )
-    seed: int = field(default=0, metadata=about("Seed of the `fictitious` generator.", at_least=0))
+    seed: int = field(
+        default=0,
+        metadata=about(
+            "Seed of the generators `fictitious` and `muse_tiny`, and of the choice of `holdout_authors`.", at_least=0
+        ),
+    )
     forget_file: str | None = field(
         default=None,
         metadata=about("`jsonl`: file with the ids to forget, one per line; null: the records marked `forget`."),
+    )
+    holdout_authors: int = field(
+        default=0,
+        metadata=about(
+            "Authors for the holdout set, on whom nobody trains (membership inference needs it). `fictitious` invents "
+            "them besides the others; `tofu` takes them from the authors to retain, away from all training.",
+            at_least=0,
+            at_most=5000,
+        ),
+    )
+    holdout_file: str | None = field(
+        default=None, metadata=about("`jsonl`: file of records for the holdout set; null: none.")
+    )
+    passages: int = field(
+        default=60, metadata=about("Texts of `muse_tiny` that clients hold.", unit="texts", at_least=2, at_most=5000)
+    )
+    forget_passages: int = field(
+        default=12, metadata=about("Texts of `muse_tiny` that are to be forgotten.", unit="texts", at_least=1)
+    )
+    muse_forget: str = field(
+        default="raw",
+        metadata=about(
+            "Texts to forget of `muse_news` and `muse_books`: `raw`, or MUSE-News' larger sets `scal_1` to `scal_4`.",
+            choices=("raw", "scal_1", "scal_2", "scal_3", "scal_4"),
+        ),
     )
     partition: Partition = field(default_factory=Partition)
 
@@ -527,6 +563,45 @@ class Rebound:
 
 
 @dataclass
+class Membership:
+    """Membership inference, forget against holdout records: [muse.md](muse.md). Left out where data have no holdout."""
+
+    enabled: bool = field(default=True, metadata=about("Measure it."))
+    after_rounds: bool = field(
+        default=False, metadata=about("After rounds, too, not only at a stage's end (on the same records).")
+    )
+    attacks: list[str] = field(
+        default_factory=lambda: list(MEMBERSHIP),
+        metadata=about(
+            "Scores of an attack; `reference` compares with the base model before any training.",
+            choices=MEMBERSHIP,
+            at_least=1,
+        ),
+    )
+    records: int | None = field(
+        default=None,
+        metadata=about("Records of each group, evenly spread; null: all.", unit="records", at_least=1),
+    )
+    bootstrap: int = field(
+        default=1000, metadata=about("Resamples for the interval of an AUC.", at_least=1, at_most=1000000)
+    )
+    confidence: float = field(default=0.95, metadata=about("Confidence of intervals.", above=0, below=1))
+
+
+@dataclass
+class Muse:
+    """VerbMem, KnowMem and PrivLeak of the `muse_*` data: [muse.md](muse.md)."""
+
+    enabled: bool = field(default=True, metadata=about("Measure it."))
+    continuation: int = field(
+        default=128, metadata=about("Longest continuation (VerbMem).", unit="tokens", at_least=1, at_most=8192)
+    )
+    answer: int = field(
+        default=32, metadata=about("Longest answer (KnowMem).", unit="tokens", at_least=1, at_most=8192)
+    )
+
+
+@dataclass
 class Evaluation:
     """What is measured after a round and at a stage's end."""
 
@@ -553,6 +628,8 @@ class Evaluation:
     ruler: Ruler = field(default_factory=Ruler)
     wikimem: Wikimem = field(default_factory=Wikimem)
     rebound: Rebound = field(default_factory=Rebound)
+    membership: Membership = field(default_factory=Membership)
+    muse: Muse = field(default_factory=Muse)
     truth_ratio: str = field(
         default="geometric",
         metadata=about(

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from evaluation.ruler.evaluator import References
 from oblivionis import config as configuration
-from oblivionis import ruler, ruler_report, seeds
+from oblivionis import muse, ruler, ruler_report, seeds
 from oblivionis.assessment import Assessor, Measured
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus, load_partition
@@ -87,7 +87,7 @@ class Server:
         if config.federation.server_threads:
             torch.set_num_threads(config.federation.server_threads)
         torch.set_flush_denormal(True)
-        corpus = load_corpus(config.data)
+        corpus = load_corpus(config.data, config.model)
         self.holdings = Holdings.of(corpus, load_partition(corpus, config))
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
         self.policy = policy_of(config, self.holdings) if asked else None
@@ -111,6 +111,7 @@ class Server:
         """Run every stage that is not finished yet."""
         if self.config.start_from:
             import_stages(self.config, self.run, self.fingerprint, self.events)
+        self._tell_of_data()
         self._check_ruler()
         for stage in self.config.stages:
             if self.run.stage_summary(stage) is not None:
@@ -125,6 +126,14 @@ class Server:
             else:
                 Stage(self, stage).execute()
         write_verdicts(self.run, self.config.evaluation.truth_ratio)
+
+    def _tell_of_data(self) -> None:
+        """What a user should know of data that are no questions, or not trained on."""
+        if self.assessor.is_text:
+            self.events.note(muse.LEFT_OUT)
+        if (withheld := self.assessor.withheld) and self.config.data.name == "tofu":
+            authors = self.config.data.holdout_authors
+            self.events.note(f"{withheld} records of {authors} authors are withheld from all training (holdout)")
 
     def _check_ruler(self) -> None:
         """Refuse, before anything runs, what RULER could not compare later; tell which profiles go without it."""

@@ -55,7 +55,7 @@ class Worker:
         torch.set_flush_denormal(True)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.flat: FlatParameters = self.assembled.flat
-        self.corpus = load_corpus(config.data)
+        self.corpus = load_corpus(config.data, config.model)
         self.partition = load_partition(self.corpus, config)
         self._holdings: OrderedDict[int, Holding] = OrderedDict()
 

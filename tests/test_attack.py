@@ -164,7 +164,7 @@ def test_the_table_can_be_recomputed_from_the_lines(attacked):
 def test_relearning_asks_only_what_it_did_not_train_on(run, attacked):
     _, _, rows, _ = attacked
     config = configuration.from_yaml(run.read_config())
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, config.model)
     battery = Battery(assemble_for(run, config), corpus, config)
     by_name = {a.name: a for a in battery.attacks()}
     forget, retain = (set(by_name[f"relearn-{n}"].settings["records"]) for n in ("forget", "retain"))
@@ -181,7 +181,7 @@ def test_relearning_asks_only_what_it_did_not_train_on(run, attacked):
 def test_the_rest_of_an_answer_is_asked_for(run, attacked):
     _, _, rows, _ = attacked
     config = configuration.from_yaml(run.read_config())
-    battery = Battery(assemble_for(run, config), load_corpus(config.data), config)
+    battery = Battery(assemble_for(run, config), load_corpus(config.data, config.model), config)
     tokenizer = assemble_for(run, config).tokenizer
     by_id = {q.id: q for q in battery.questions}
     found = rows["prefix-3", "unlearn"]
@@ -249,10 +249,10 @@ def test_a_failed_attack_is_told_and_the_others_go_on(run, tmp_path):
 def test_membership_needs_records_that_nobody_trained_on(run, tmp_path, monkeypatch):
     target = copied(run, tmp_path / "copy")
     config = configuration.from_yaml(run.read_config())
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, config.model)
     others = tuple(dataclasses.replace(r, id=f"holdout-{r.id}") for r in made_up(3, 2, 0, seed=77).train)
     held = dataclasses.replace(corpus, evaluation={**corpus.evaluation, "holdout": others})
-    monkeypatch.setattr(attack, "load_corpus", lambda data: held)
+    monkeypatch.setattr(attack, "load_corpus", lambda data, model: held)
     _, folder, results = attack.attack_run(target.path, "unlearn", only=["membership"])
     assert [r["variant"] for r in results["membership"]] == list(attack_report.MEMBERSHIP)
     for line in results["membership"]:

@@ -99,7 +99,7 @@ def test_every_served_request_is_measured_in_every_round_from_its_own_on(finishe
 def test_values_are_those_of_the_checkpoints(finished):
     """Before and at the end of a round: scored anew, one record at a time, from the checkpoints that were kept."""
     config, run = finished
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, config.model)
     assessor = Assessor(assemble_for(run, config), corpus, config)
     requests = {r.id: r for r in Ledger(run.ledger_path)}
 
@@ -165,6 +165,6 @@ def test_it_can_be_switched_off_and_bounded(tmp_path):
     execute(few, other)
     first = min(Ledger(other.ledger_path), key=lambda r: r.id)
     assert len(first.record_ids) > 1
-    assessor = Assessor(assemble_for(other, few), load_corpus(few.data), few)
+    assessor = Assessor(assemble_for(other, few), load_corpus(few.data, few.model), few)
     known = assessor.knowledge(other.load_checkpoint("finetune").vector, first.record_ids[:1], rouge=False)
     assert rebound_curves(other.metrics(), "unlearn")[0].before == pytest.approx(known["prob"][first.record_ids[0]])

@@ -20,19 +20,20 @@ from evaluation import rouge
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def assert_equals_rouge_score(predictions: list[str], references: list[str]) -> None:
-    scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
+def assert_equals_rouge_score(predictions: list[str], references: list[str], stemmed: bool = True) -> None:
+    scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=stemmed)
     expected = [scorer.score(r, p) for p, r in zip(predictions, references, strict=True)]
     for name, result in (
-        ("rouge1", rouge.rouge_1(predictions, references)),
-        ("rougeL", rouge.rouge_l(predictions, references)),
+        ("rouge1", rouge.rouge_1(predictions, references, stemmed=stemmed)),
+        ("rougeL", rouge.rouge_l(predictions, references, stemmed=stemmed)),
     ):
         for field, values in (("precision", result.precision), ("recall", result.recall), ("fmeasure", result.f1)):
             theirs = np.array([getattr(score[name], field) for score in expected])
             np.testing.assert_array_equal(values, theirs, err_msg=f"{name} {field}")
 
 
-def test_random_text_with_odd_characters() -> None:
+@pytest.mark.parametrize("stemmed", [True, False])
+def test_random_text_with_odd_characters(stemmed: bool) -> None:
     rng = random.Random(0)
     words = ["running", "runs", "The", "relational", "sky", "skies", "flies", "dying", "café", "naïve", "ÉCOLE", "x1y2"]
     words += [
@@ -55,7 +56,7 @@ def test_random_text_with_odd_characters() -> None:
         return "".join(rng.choice(words) + rng.choice([" ", "  ", "\n", ", ", "-"]) for _ in range(rng.randint(0, 40)))
 
     predictions, references = [text() for _ in range(300)], [text() for _ in range(300)]
-    assert_equals_rouge_score(["", "...", *predictions], ["a word", "", *references])
+    assert_equals_rouge_score(["", "...", *predictions], ["a word", "", *references], stemmed)
 
 
 WORDS = st.sampled_from(
@@ -113,7 +114,7 @@ def test_any_size_of_dictionary_and_chunk(monkeypatch: pytest.MonkeyPatch, kept:
     monkeypatch.setattr(rouge, "_CHUNK", chunk)
     assert_equals_rouge_score(random_texts(1, 60), random_texts(2, 60))
     if kept < 100:
-        assert len(rouge._current_characters()) <= max(kept, 1)
+        assert len(rouge._current_characters(True)) <= max(kept, 1)
 
 
 def test_threads_with_restarts_of_the_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,18 +77,21 @@ def corpus(
     seed: int = 0,
     *,
     retain_sample: int = 100,
+    holdout_authors: int = 0,
 ) -> Corpus:
     """A corpus of `authors` x `questions_per_author` records; the last `forget_authors` authors are to be forgotten.
 
     The same arguments give the same corpus everywhere. Every record has triples, a paraphrase and five perturbed
     answers (the paraphrase with every fact wrong). The evaluation set `retain` is a fixed random sample of at most
-    `retain_sample` retain records, in corpus order. Raises ValueError for sizes out of range.
+    `retain_sample` retain records, in corpus order; `holdout` are the records of so many further authors, whom nobody
+    trains on and who change nothing else. Raises ValueError for sizes out of range.
     """
     limits = (
         ("authors", authors, 1, MAX_AUTHORS),
         ("questions_per_author", questions_per_author, 1, MAX_QUESTIONS),
         ("forget_authors", forget_authors, 0, authors),
         ("retain_sample", retain_sample, 0, MAX_AUTHORS * MAX_QUESTIONS),
+        ("holdout_authors", holdout_authors, 0, MAX_AUTHORS),
     )
     for name, value, low, high in limits:
         if not low <= value <= high:
@@ -105,6 +108,16 @@ def corpus(
     forget = tuple(record for group in groups[authors - forget_authors :] for record in group)
     chosen = random.Random(f"oblivionis retain sample {seed}")
     sample = sorted(chosen.sample(range(len(retain)), min(retain_sample, len(retain))))
+    apart = random.Random(f"oblivionis holdout {seed}")
+    holdout = [
+        _author_records(
+            f"fictitious-{seed}-h{index:04d}",
+            draw_person(apart, for_pretraining=False, taken=taken),
+            questions_per_author,
+            apart,
+        )
+        for index in range(holdout_authors)
+    ]
     return Corpus(
         name=f"fictitious-{seed}",
         train=train,
@@ -114,5 +127,6 @@ def corpus(
             "retain": tuple(retain[index] for index in sample),
             "real_authors": real_authors(),
             "world_facts": world_facts(),
+            **({"holdout": tuple(record for group in holdout for record in group)} if holdout else {}),
         },
     )

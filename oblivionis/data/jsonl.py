@@ -47,11 +47,11 @@ class Row(NamedTuple):
     values: Mapping[str, Any]
 
 
-def load(path: Path, *, forget_file: Path | None = None) -> Corpus:
+def load(path: Path, *, forget_file: Path | None = None, holdout_file: Path | None = None) -> Corpus:
     """Read a training file (or a folder that holds `train.jsonl`) and the evaluation files beside it.
 
-    `forget_file` lists ids to forget, one per line: plain, as a JSON text, or as an object with `id`. Raises DataError
-    with every faulty line of all files.
+    `forget_file` lists ids to forget, one per line: plain, as a JSON text, or as an object with `id`. `holdout_file`
+    holds records that nobody trains on. Raises DataError with every faulty line of all files.
     """
     source = path / TRAIN_FILE if path.is_dir() else path
     problems: list[str] = []
@@ -72,6 +72,8 @@ def load(path: Path, *, forget_file: Path | None = None) -> Corpus:
         problems.append(f"{source}: expected at least one record, found none")
     forget_ids = frozenset(_forget_ids(forget_file, first, problems) if forget_file else marked)
     evaluation = _evaluation(source.parent, train, forget_ids, problems)
+    if holdout_file is not None:
+        evaluation["holdout"] = _holdout(holdout_file, train, problems)
     raise_if_any(path, problems)
     return Corpus(name=path.stem, train=tuple(train), forget_ids=forget_ids, evaluation=evaluation)
 
@@ -222,6 +224,23 @@ def _evaluation(
     if "retain" not in sets:
         sets["retain"] = tuple(r for r in train if r.id not in forget_ids)
     return {name: sets[name] for name in EVALUATION_FILES if sets.get(name)}
+
+
+def _holdout(path: Path, train: list[Record], problems: list[str]) -> tuple[Record, ...]:
+    """The records of the file, none of which may be a training record."""
+    content, ids = by_content(train), {r.id for r in train}
+    records: list[Record] = []
+    first: dict[str, str] = {}
+    for row in read_rows(path, problems):
+        record = to_record(row, problems)
+        if record is None or _repeats(row, record, first, problems):
+            continue
+        if record.id in ids or (record.question, record.answer) in content:
+            problems.append(f"{row.where}: this record is trained on; expected records that are not")
+        records.append(record)
+    if not records and not problems:
+        problems.append(f"{path}: expected at least one record, found none")
+    return tuple(records)
 
 
 def _shown(value: Any) -> str:

@@ -18,11 +18,12 @@ class Triple:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question about a subject with its answer.
+    """One question about a subject with its answer, or a piece of plain text.
 
     `id` is stable: it survives re-partitioning, resume and re-reading of the corpus. `subject` is the natural
-    identifier (the author, the patient). `paraphrased_answer` and `perturbed_answers` are needed by the truth ratio
-    only and may be empty.
+    identifier (the author, the patient; of a text the passage that it is a piece of). `paraphrased_answer` and
+    `perturbed_answers` are needed by the truth ratio only and may be empty. `tokens`: the ids of a piece of text, all
+    of which are learned; it has an empty question, and `answer` is the text that they stand for.
     """
 
     id: str
@@ -32,6 +33,18 @@ class Record:
     paraphrased_answer: str | None = None
     perturbed_answers: tuple[str, ...] = ()
     triples: tuple[Triple, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+
+TEXT_SETS = (
+    "verbmem",
+    "knowmem_forget",
+    "knowmem_forget_examples",
+    "knowmem_retain",
+    "knowmem_retain_examples",
+    "members",
+    "holdout",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,10 @@ class Corpus:
     """Everything that a run reads: what clients hold, what is to be forgotten and what is asked afterwards.
 
     `train` keeps the order of the source. `forget_ids` names records of `train`. `evaluation` maps the question sets
-    `forget`, `retain`, `real_authors` and `world_facts` to their records; a set that the source lacks is absent.
+    `forget`, `retain`, `real_authors` and `world_facts` to their records, and `holdout` to records that nobody trains
+    on and that are otherwise like those to forget; a set that the source lacks is absent. A corpus of texts has the
+    sets of `TEXT_SETS` instead, `members` and `holdout` of texts, the others of questions (`verbmem`: of beginnings
+    and continuations).
     """
 
     name: str
@@ -56,6 +72,11 @@ class Corpus:
         unknown = sorted(self.forget_ids.difference(ids))
         if unknown:
             raise ValueError(f"corpus {self.name}: forget id {unknown[0]!r} is no training record")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the clients hold pieces of text instead of questions."""
+        return bool(self.train) and bool(self.train[0].tokens)
 
 
 def subject_key(name: str) -> str:

@@ -7,7 +7,9 @@ line: `full.json`, `forget01.json`, `forget01_perturbed.json` (05 and 10 likewis
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from oblivionis.data.errors import DataError, raise_if_any
@@ -23,11 +25,19 @@ _PERTURBED = (*_PLAIN, "perturbed_answer")
 _PARAPHRASED = (*_PERTURBED, "paraphrased_answer")
 
 
-def load(path: Path | None, forget_split: str = "forget01", *, revision: str | None = None) -> Corpus:
+def load(
+    path: Path | None,
+    forget_split: str = "forget01",
+    *,
+    revision: str | None = None,
+    holdout_authors: int = 0,
+    seed: int = 0,
+) -> Corpus:
     """TOFU from a folder of JSON lines, or from the hub (at `revision`) when `path` is None.
 
     Training records are the rows of `full` in order, `tofu-0000` …, with the subjects `author-000` … of 20 rows each.
     Records of the evaluation keep the id and subject of the training row with the same question and answer.
+    holdout_authors: `withhold` so many, chosen by `seed`.
     Raises DataError: a missing or malformed file, a missing field (file and line), a row of the forget split that is
     no row of `full`, a hub that cannot be reached.
     """
@@ -62,7 +72,31 @@ def load(path: Path | None, forget_split: str = "forget01", *, revision: str | N
     }
     evaluation = {key: _questions(key, rows(name), need, content, problems) for key, (name, need) in sets.items()}
     raise_if_any(path or HUB_NAME, problems)
-    return Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation)
+    corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation)
+    return withhold(corpus, holdout_authors, seed) if holdout_authors else corpus
+
+
+def withhold(corpus: Corpus, authors: int, seed: int) -> Corpus:
+    """The corpus without the records of `authors` retain authors, which become the evaluation set `holdout`.
+
+    They are drawn at random among the authors with nothing to forget; questions about them leave the set `retain`.
+    Raises DataError if that leaves no retain author.
+    """
+    to_forget = {r.subject for r in corpus.train if r.id in corpus.forget_ids}
+    others = [s for s in dict.fromkeys(r.subject for r in corpus.train) if s not in to_forget]
+    if authors >= len(others):
+        raise DataError(
+            f"data.holdout_authors: {authors} of {len(others)} authors to retain cannot be withheld from training; "
+            f"expected at most {len(others) - 1}"
+        )
+    apart = set(random.Random(f"oblivionis tofu holdout {seed}").sample(others, authors))
+    evaluation = {
+        **corpus.evaluation,
+        "retain": tuple(r for r in corpus.evaluation["retain"] if r.subject not in apart),
+        "holdout": tuple(r for r in corpus.train if r.subject in apart),
+    }
+    train = tuple(r for r in corpus.train if r.subject not in apart)
+    return replace(corpus, train=train, evaluation=evaluation)
 
 
 def _train(rows: Sequence[Row], problems: list[str]) -> list[Record]:

@@ -86,17 +86,54 @@ def encode_all(
     max_length: int | None = None,
     on_overflow: str = "error",
 ) -> tuple[list[Encoded], int]:
-    """All records in their order, and how many of them were truncated; see `encode_pairs`."""
+    """All records in their order, and how many of them were truncated; see `encode_pairs`.
+
+    Of a piece of text every token is an answer token, behind `text_start`; no template, no end token.
+    """
     kept = list(records)
-    encoded = encode_pairs(
-        [(r.question, r.answer) for r in kept],
-        tokenizer,
-        template,
-        max_length=max_length,
-        on_overflow=on_overflow,
-        names=[r.id for r in kept],
+    asked = [r for r in kept if not r.tokens]
+    pairs = iter(
+        encode_pairs(
+            [(r.question, r.answer) for r in asked],
+            tokenizer,
+            template,
+            max_length=max_length,
+            on_overflow=on_overflow,
+            names=[r.id for r in asked],
+        )
+        if asked
+        else ()
     )
+    encoded = [Encoded(text_start(tokenizer), r.tokens) if r.tokens else next(pairs) for r in kept]
     return encoded, sum(e.truncated for e in encoded)
+
+
+def text_start(tokenizer: Any) -> tuple[int]:
+    """What stands before a piece of text, so that its first token is predicted too: BOS, else EOS.
+
+    Raises TemplateError for a tokenizer with neither.
+    """
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if start is None:
+        raise TemplateError(f"{_name(tokenizer)} has neither a BOS nor an EOS token, one of which begins a text")
+    return (start,)
+
+
+def cut(texts: Sequence[str], tokenizer: Any, size: int) -> list[list[tuple[int, ...]]]:
+    """The tokens of each text in pieces of `size` tokens, the last one shorter; together they are the text's tokens.
+
+    Raises DataError for a size below 1.
+    """
+    if size < 1:
+        raise DataError(f"pieces of text need at least one token, got {size}")
+    return [[tuple(ids[i : i + size]) for i in range(0, len(ids), size)] for ids in plain_ids(texts, tokenizer)]
+
+
+def plain_ids(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Token ids of texts of any length, without special tokens."""
+    if not texts:
+        return []
+    return tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
 
 def encode_pairs(
