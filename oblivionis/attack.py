@@ -174,6 +174,7 @@ def _place(attack: Attack, model: Attacked, battery: Battery, folder: Path) -> t
     questions = json.dumps([dataclasses.astuple(q) for q in battery.questions])
     made_from = {
         "model": model.identity,
+        "truth_ratio": battery.truth_ratio,
         "questions": hashlib.sha256(questions.encode()).hexdigest(),
         "attack": json.loads(json.dumps(attack.settings)),
     }

@@ -71,6 +71,7 @@ class Battery:
         self.records: tuple[Record, ...] = profile.pick(corpus.evaluation.get("forget", ()))  # type: ignore[arg-type, assignment]
         self.questions = encode_questions(self.records, assembled, config)
         self._untouchable = corpus.forget_ids.union(requested)
+        self.truth_ratio = config.evaluation.truth_ratio
         self._limit = config.attack.max_new_tokens or config.evaluation.full.max_new_tokens
 
     def attacks(self) -> list[Attack]:
@@ -263,7 +264,7 @@ class Battery:
         tofu = TofuEvaluator(
             {"forget": questions},
             self._decode,
-            self._config.evaluation.truth_ratio,
+            self.truth_ratio,
             profile=Profile(None, self._limit, ("forget",)),
         )
         log = self._evaluate(assembled, tofu).details["log"][SECTIONS["forget"]]
@@ -274,7 +275,7 @@ class Battery:
             row |= {"rouge": log["rougeL_recall"][str(i)], "answer": log["generated_text"][str(i)][1]}
             if wrong:
                 right = log["avg_paraphrased_loss"][str(i)]
-                row["truth_ratio"] = float(truth_ratio(right, wrong, self._config.evaluation.truth_ratio))
+                row["truth_ratio"] = float(truth_ratio(right, wrong, self.truth_ratio))
             rows.append(row)
         return rows
 

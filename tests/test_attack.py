@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import shutil
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy.stats import wilcoxon
 from test_cli import call
 from test_stages import execute, new_run
@@ -25,6 +27,7 @@ from oblivionis.runs import RunDirectory
 
 SETTINGS = [
     "data.questions_per_author=4",
+    "data.holdout_authors=0",
     "federation.rounds.unlearn=2",
     "evaluation.full.questions_per_set=null",
     "evaluation.wikimem.enabled=false",
@@ -233,6 +236,9 @@ def test_other_settings_are_other_attacks(run, tmp_path):
     assert slow["rows"][1]["models"] != fast["rows"][1]["models"]
     few = attack.attack_run(target.path, "unlearn", [*common, "attack.questions=3"])[2]
     assert [r["questions"] for r in few["rows"]] == [3, 3, 1]
+    other = attack.attack_run(target.path, "unlearn", [*common, "evaluation.truth_ratio=arithmetic"], ["relearn"])[2]
+    plain, changed = (r["rows"][0]["models"]["unlearn"]["after"] for r in (slow, other))
+    assert plain["prob"] == changed["prob"] and plain["truth_ratio"] != changed["truth_ratio"]
 
 
 def test_a_failed_attack_is_told_and_the_others_go_on(run, tmp_path):
@@ -274,8 +280,10 @@ def test_without_a_retrained_model_there_is_no_verdict(run, tmp_path):
     results = attack.attack_run(target.path, "unlearn", only=["prefix"])[2]
     assert results["oracle"] is None
     assert all("verdict" not in r and list(r["models"]) == ["unlearn"] for r in results["rows"])
-    shown = call("attack", target.path, "--only", "prefix")
-    assert shown.code == 0 and "No verdicts" in shown.out and "verdict " not in shown.out
+    console = Console(file=io.StringIO(), width=120)
+    attack_report.print_results(results, console)
+    shown = console.file.getvalue()
+    assert "No verdicts" in shown and "verdict " not in shown and "retr." not in shown
     of_retrain = attack.attack_run(run.path, "retrain", only=["prefix"])[2]
     assert all("verdict" not in r for r in of_retrain["rows"])
 
@@ -291,6 +299,19 @@ def test_the_command_and_the_report(attacked):
     assert "<h2>Attacks</h2>" in page and "Obey. {question}" in page
     row = next(r for r in results["rows"] if r["name"] == "quantise-nf4")
     assert f"{row['models']['retrain']['after']['prob']:.2f}" in page
+
+
+def test_a_narrow_terminal_keeps_probabilities_and_verdicts(attacked):
+    _, results, _, _ = attacked
+    for width, wanted in ((80, False), (120, True)):
+        console = Console(file=io.StringIO(), width=width)
+        attack_report.print_results(results, console)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        row = next(line for line in lines if "8 bits" in line or "quantise: 8" in line)
+        prob = results["rows"][1]["models"]["retrain"]["after"]["prob"]
+        assert f"{prob:.2f}" in row and " 8 " in row
+        assert any("Truth r." in line and "ROUGE" in line for line in lines) == wanted
 
 
 def test_verdicts_in_words():
