@@ -52,6 +52,13 @@ class Verdict:
             return STILL_KNOWN if self.p_above <= LEVEL else UNDECIDED
         return NEAR
 
+    @property
+    def significance(self) -> str:
+        """The same words by the tests alone: for a measure that is far from 0 also where nothing is known."""
+        if self.value > self.oracle and self.p_above <= LEVEL:
+            return STILL_KNOWN
+        return OVER_UNLEARNED if self.value < self.oracle and self.p_below <= LEVEL else UNDECIDED
+
 
 def judge_probability(losses: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> Verdict | None:
     """The verdict on the mean probability exp(-loss) of the true answers (Oblivionis eq. 10).
@@ -70,6 +77,12 @@ def judge_truth_ratio(ratios: Seq[float] | np.ndarray, oracle: Seq[float] | np.n
     """
     with np.errstate(divide="ignore"):
         return _judge(-np.log(np.asarray(ratios, np.float64)), -np.log(np.asarray(oracle, np.float64)), np.median)
+
+
+def judge_recall(recalls: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> Verdict | None:
+    """The verdict on the mean recall (ROUGE-L, leakage), (n,) in [0, 1]; NaN as in `judge_probability`."""
+    with np.errstate(divide="ignore"):
+        return _judge(np.log(np.asarray(recalls, np.float64)), np.log(np.asarray(oracle, np.float64)), np.mean)
 
 
 def _judge(logs: np.ndarray, oracle: np.ndarray, average: Callable[[np.ndarray], Any]) -> Verdict | None:

@@ -16,6 +16,7 @@ from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
+from evaluation.likelihood import probability
 from evaluation.packing import Sequence as Tokens
 from evaluation.rouge import rouge_l
 from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, Embedded, References, RulerEvaluator
@@ -26,7 +27,7 @@ from oblivionis import ruler, seeds
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.tokenize import encode_pairs, whole_text
+from oblivionis.data.tokenize import encode_all, encode_pairs, whole_text
 from oblivionis.errors import RunError
 from oblivionis.membership import Groups, spread
 from oblivionis.models import adapters
@@ -109,11 +110,12 @@ class Assessor:
         self._assembled, self._config, self._corpus = assembled, config, corpus
         tokenizer = assembled.tokenizer
         asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
-        self._questions = {name: _questions(records, assembled, config) for name, records in asked.items()}
+        self._questions = {name: encode_questions(records, assembled, config) for name, records in asked.items()}
         self._groups = Groups.of(corpus, assembled, config)
         self._muse = Muse.of(corpus, assembled, config)
         self._reference: dict[str, float] | None = None
         self._untouched = True
+        self._sequences: dict[str, Tokens] = {}
         self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
         self._asked = [
             Prompted(Asked(record.id, record.question, record.answer), question.prompt)
@@ -250,22 +252,39 @@ class Assessor:
         They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
         text the first half is given and the rest expected (`muse.recited`).
         """
-        known = {record.id: record for record in self._corpus.train}
-        records = [known[i] for i in record_ids]
-        if self._corpus.is_text:
-            self._load(vector)
-            with fused_lora(self._assembled.model):
-                limit = self._config.evaluation.muse.continuation
-                found = recited(records, self._assembled, self._session(), limit)
-            return dict(zip(record_ids, found, strict=True))
-        bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
-        questions = _questions(bare, self._assembled, self._config)
         self._load(vector)
         with fused_lora(self._assembled.model):
-            limit = self._config.evaluation.full.max_new_tokens
-            produced = self._session().greedy([q.prompt for q in questions], limit)
-        recall = rouge_l([self._decode(tokens) for tokens in produced], [r.answer for r in records]).recall
-        return dict(zip(record_ids, recall.tolist(), strict=True))
+            return dict(zip(record_ids, self._recalled(self._session(), record_ids), strict=True))
+
+    def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
+        """How well the model with `vector` knows these training records: by measure, by id.
+
+        prob: length-normalised probability of what is trained on; with `rouge` also rouge, as `recalls`.
+        """
+        new = [r for r in self._records(record_ids) if r.id not in self._sequences]
+        encoded = _sequences(new, self._assembled, self._config)
+        self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
+        self._load(vector)
+        session = self._session()
+        with fused_lora(self._assembled.model):
+            found = {"prob": probability(session.scores([self._sequences[i] for i in record_ids]).mean_nll).tolist()}
+            if rouge:
+                found["rouge"] = self._recalled(session, record_ids)
+        return {name: dict(zip(record_ids, values, strict=True)) for name, values in found.items()}
+
+    def _recalled(self, session: EvaluationSession, record_ids: Sequence[str]) -> list[float]:
+        records = self._records(record_ids)
+        if self._corpus.is_text:
+            return recited(records, self._assembled, session, self._config.evaluation.muse.continuation)
+        bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
+        questions = encode_questions(bare, self._assembled, self._config)
+        limit = self._config.evaluation.full.max_new_tokens
+        produced = session.greedy([q.prompt for q in questions], limit)
+        return rouge_l([self._decode(tokens) for tokens in produced], [r.answer for r in records]).recall.tolist()
+
+    def _records(self, record_ids: Sequence[str]) -> list[Record]:
+        known = {record.id: record for record in self._corpus.train}
+        return [known[i] for i in record_ids]
 
     def _load(self, vector: np.ndarray) -> None:
         adapters.check_vector(vector, self._assembled.flat.manifest)
@@ -290,7 +309,19 @@ class Assessor:
         )
 
 
-def _questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
+def _sequences(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Tokens]:
+    """Token ids of the records as clients train on them."""
+    encoded, _ = encode_all(
+        records,
+        assembled.tokenizer,
+        assembled.template,
+        max_length=config.model.max_length,
+        on_overflow=config.model.on_overflow,
+    )
+    return [Tokens(e.prompt, e.answer) for e in encoded]
+
+
+def encode_questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
     """Tokenise questions with all their answers; answers longer than `model.max_length` follow `on_overflow`."""
     pairs, spans = [], []
     for record in records:

@@ -121,7 +121,7 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind:
         assembled.flat.load(checkpoint.vector)
         return Subject(
             name=f"{run.name}, {checkpoint.stage} (round {checkpoint.round})",
-            identity=_identity(config, fingerprint, checkpoint.vector.tobytes()),
+            identity=identity_of(config, fingerprint, checkpoint.vector.tobytes()),
             model=assembled.model,
             tokenizer=assembled.tokenizer,
             template=assembled.template,
@@ -144,7 +144,7 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind:
     fingerprint = fingerprint_source(settings.source, settings.revision)
     return Subject(
         name=target,
-        identity=_identity(config, fingerprint, b""),
+        identity=identity_of(config, fingerprint, b""),
         model=model,
         tokenizer=tokenizer,
         template=prompt_template(settings),
@@ -156,7 +156,7 @@ def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind:
     )
 
 
-def _identity(config: Config, fingerprint: str, adapter: bytes) -> str:
+def identity_of(config: Config, fingerprint: str, adapter: bytes) -> str:
     """Differs wherever base weights, adapter or the arithmetic between them differ."""
     settings = config.model
     scale = settings.lora.alpha if settings.mode == "lora" and adapter else None

@@ -80,6 +80,14 @@ def _ruler_oracles(config: Config) -> Iterator[Problem]:
         yield Problem("evaluation.ruler.oracles", message, f"at least {LEAST_ORACLES}, or none")
 
 
+@_reads("attack")
+def _attack_texts(config: Config) -> Iterator[Problem]:
+    for name in ("rephrasings", "jailbreaks"):
+        for text in getattr(config.attack, name):
+            if "{question}" not in text and "{lower}" not in text:
+                yield Problem(f"attack.{name}", f"{text!r} does not ask the question", "a text with {question}")
+
+
 @_reads("model.source")
 def _source(config: Config) -> Iterator[Problem]:
     source = config.model.source

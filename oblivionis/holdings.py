@@ -92,6 +92,10 @@ class SimulatedRequests:
         """The requests that are pending in `round`."""
         return self._ledger.pending(round)
 
+    def served_so_far(self) -> list[Request]:
+        """The requests that were served, also those verified since, in the order in which they were made."""
+        return [r for r in self._ledger if r.served_round is not None]
+
     def live(self, client: int) -> int:
         """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.
 

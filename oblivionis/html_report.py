@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oblivionis import (
+    attack_report,
     membership_report,
     person_pages,
+    rebound_report,
     report,
     request_pages,
     ruler_report,
@@ -37,11 +39,11 @@ def write_html(run: RunDirectory, config: Config) -> None:
     legend = report.LEGEND if "retrain" in metrics else report.NO_ORACLE
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     warnings = run_warnings.find_warnings(run, config)
-    people = person_pages.section(run)
+    rebound, attacks, people = (part.section(run) for part in (rebound_report, attack_report, person_pages))
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(run_overview.in_short(run, config))}</p>",
-        _contents(bool(people)),
+        _contents({"rebound": rebound, "attacks": attacks, "people": people}),
         warning_list("Warnings", [w.text for w in warnings if not w.limit]),
         warning_list("How far the claims reach", [w.text for w in warnings if w.limit], limits=True),
         section_heading("asked", "What was asked"),
@@ -61,6 +63,8 @@ def write_html(run: RunDirectory, config: Config) -> None:
         *curves(run, config, metrics.get("retrain", {})),
         section_heading("requests", "Deletion requests", "FedTU", "Request state", "Verification"),
         _requests(run, config),
+        *rebound,
+        *attacks,
         *people,
         section_heading("answers", "Answers"),
         _answers(report.samples(run, config, list(metrics))),
@@ -76,9 +80,9 @@ def write_html(run: RunDirectory, config: Config) -> None:
     write_atomic(run.path / "report.html", html_page(title, [body, *foot]))
 
 
-def _contents(people: bool) -> str:
-    """Links to the sections of the page."""
-    names = ["asked", "comparison", "done", "rounds", "requests", *["people"] * people]
+def _contents(optional: Mapping[str, Sequence[str]]) -> str:
+    """Links to the sections of the page; those of `optional` that are empty are not there."""
+    names = ["asked", "comparison", "done", "rounds", "requests", *(name for name, parts in optional.items() if parts)]
     names += ["answers", "glossary", "configuration"]
     links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
     return f"<nav>{links}</nav>"

@@ -344,14 +344,14 @@ def summary(run: RunDirectory, config: Config) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    from oblivionis import ruler_report, verdicts
+    from oblivionis import rebound_report, ruler_report, verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found))]
     parts += [
         Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
     ]
-    parts += [Text(line) for line in ruler_report.sentences(run)]
+    parts += [Text(line) for line in (*ruler_report.sentences(run), *rebound_report.sentences(run))]
     parts += [Text(line) for line in membership_report.sentences(metrics)]
     parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
     if has_ruler(metrics):

@@ -41,7 +41,7 @@ class RunWarning:
 
 def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
     """All warnings about a run, finished or not, the graver ones first. Nothing is measured anew."""
-    metrics = report.stage_metrics(run, config.evaluation.truth_ratio)
+    metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     found = [
         *_unfinished(run, config),
         *_verdicts(run, config),

@@ -25,6 +25,7 @@ from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.progress import Events
+from oblivionis.rebound import ReboundTracker, rebound_summary
 from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
 from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
@@ -194,6 +195,9 @@ class Stage:
         self.before: ruler.Before | None = None
         self.label = SAMPLING[name]
         self.updates = open_updates(self.config, self.run.path, name)
+        wanted = self.config.evaluation.rebound
+        tracked = name == "unlearn" and wanted.enabled
+        self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if tracked else None
 
     def execute(self) -> None:
         started = time.perf_counter()
@@ -306,6 +310,7 @@ class Stage:
         if waiting:
             named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
             self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
+        rebound, per_request = rebound_summary(self.run.metrics(), self.name)
         self.run.finish_stage(
             self.name,
             {
@@ -314,9 +319,10 @@ class Stage:
                 "seconds": seconds,
                 "seed": self.config.seed,
                 "fingerprint": self.server.fingerprint,
-                "metrics": measured.metrics,
+                "metrics": {**measured.metrics, **rebound},
                 "requests": outcome,
                 **self._ruler_facts(measured),
+                **({"rebound": per_request} if per_request else {}),
             },
             measured.log,
         )
@@ -375,6 +381,8 @@ class _Recorder(Listener):
         stage, vector = self._stage, _vector(arrays)
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
+            if stage.rebound is not None:
+                stage.rebound.unlearned(stage.requests.served_so_far(), round, stage.vector, vector)
             if evaluation.after_unlearn:
                 stage.evaluate(round, moment, vector)
             return
@@ -383,6 +391,8 @@ class _Recorder(Listener):
             every = evaluation.every_training
         if every and round % every == 0 and round < stage.rounds:
             stage.evaluate(round, "round", vector)
+        if stage.rebound is not None:
+            stage.rebound.round_ended(stage.requests.served_so_far(), round, vector)
         stage.run.save_checkpoint(
             Checkpoint(stage.name, round, vector, dict(state), {"seed": stage.config.seed}),
             keep=stage.config.federation.keep_checkpoints,

@@ -1,0 +1,50 @@
+"""Relearning: fine-tune an unlearned model on a few records and look at it after so many updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import numpy as np
+from torch import nn
+
+from clients.flat import FlatParameters
+from clients.training import TrainSettings, train
+from evaluation.packing import Sequence
+
+
+def relearn(
+    model: nn.Module,
+    flat: FlatParameters,
+    sequences: Seq[Sequence],
+    settings: TrainSettings,
+    steps: Seq[int],
+    *,
+    seed: int,
+) -> dict[int, np.ndarray]:
+    """Train `flat` on `sequences`; the parameters (size,) after each number of updates in `steps`, 0: as they were.
+
+    Epochs of `train` follow each other until the largest number is reached (`settings.epochs` is not looked at), at a
+    constant learning rate: the parameters after s updates do not depend on the other numbers. Afterwards the model has
+    the parameters that it had before. Raises ValueError for a negative number, and as `train`.
+    """
+    if any(step < 0 for step in steps):
+        raise ValueError(f"numbers of updates must not be negative, got {list(steps)}")
+    start = flat.numpy()
+    found = {0: start} if 0 in steps else {}
+    last = max(steps, default=0)
+    if last:
+        per_epoch = -(-len(sequences) // settings.records_per_update) if sequences else 1
+        plain = replace(
+            settings, epochs=-(-last // per_epoch), schedule="constant", warmup_epochs=0.0, warmup_ratio=0.0
+        )
+
+        def keep(step: int, loss: float) -> None:
+            if step in steps:
+                found[step] = flat.numpy()
+
+        try:
+            train(model, flat, sequences, plain, seed=seed, on_step=keep)
+        finally:
+            flat.load(start)
+    return {step: found[step] for step in steps}
