@@ -1,4 +1,4 @@
-"""Tables of results: for the terminal, and as Markdown, LaTeX and CSV."""
+"""Tables of results: for the terminal, and as Markdown, LaTeX, CSV and HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from oblivionis.html_parts import explained, html_table
+from oblivionis.html_parts import explained, glossary, html_page, html_table
 
 
 class Marked(str):
@@ -107,6 +107,11 @@ class Table:
                 above = row[0]
             parts.append(html_table([explained(column.replace("\n", " ")) for column in self.columns], classes, rows))
         return "".join([*parts, f'<p class="legend">{escape(self.note)}</p>' if self.note else ""])
+
+    def page(self) -> str:
+        """A page of its own, with the glossary of its words."""
+        body = self.html()
+        return html_page(self.title, [body, glossary(body)])
 
     def _filled(self) -> list[Sequence[str]]:
         return [row for row in self.rows if row is not None]

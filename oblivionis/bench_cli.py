@@ -80,7 +80,7 @@ def bench_table(
         list[str] | None,
         typer.Option(metavar="NAME", help="A table of the suite, or of one in `benchmarks/`; repeatable."),
     ] = None,
-    format: Annotated[str, typer.Option(help="text, md, latex or csv.")] = TEXT,
+    format: Annotated[str, typer.Option(help="text, md, latex, csv or html.")] = TEXT,
 ) -> None:
     """Print the tables of a suite's results, e.g. `--layout paper-table-2 --format latex`."""
     from benchmarks.federated.printing import FORMATS, tables_of

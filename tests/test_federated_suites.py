@@ -246,7 +246,11 @@ def test_a_suite_prints_its_tables_and_keeps_its_results(finished):
     for row in frame[frame["metric"] == "model_utility"].to_dict("records"):
         summary = json.loads((folder / row["run"] / "stages" / f"{row['stage']}.json").read_text())
         assert summary["metrics"]["model_utility"] == row["value"]
-    assert {file.name for file in (folder / "tables").iterdir()} == {"small.md", "small.tex", "small.csv"}
+    assert {file.name for file in (folder / "tables").iterdir()} == {
+        f"small.{suffix}" for suffix in ("md", "tex", "csv", "html")
+    }
+    page = (folder / "suite.html").read_text()
+    assert "NPO" in page and "report.html" in page
     table = call("bench", "table", folder, "--format", "csv")
     assert table.out == (folder / "tables" / "small.csv").read_text()
 

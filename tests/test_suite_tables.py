@@ -248,7 +248,7 @@ def test_a_bare_file_takes_the_layouts_of_the_suites_that_ship(folder):
         (["{file}"], "has no tables of its own; name one with --layout"),
         (["{file}", "--layout", "paper-table-22"], "did you mean paper-table-2?"),
         (["{file}", "--layout", "wikimem-table-1"], "these results have no axis"),
-        (["{file}", "--format", "pdf"], "--format pdf: expected one of text, md, latex, csv"),
+        (["{file}", "--format", "pdf"], "--format pdf: expected one of text, md, latex, csv, html"),
         (["{folder}/none"], "cannot be read as results"),
         (["{folder}/text.parquet"], "cannot be read as results"),
     ],

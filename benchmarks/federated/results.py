@@ -30,8 +30,9 @@ def collect(
 ) -> pd.DataFrame:
     """The rows of every cell that is finished or failed, in the order of the cells.
 
-    Columns: `cell`, one text per axis, `stage` (whose final model was measured), `status`, `error`, `run` (relative to
-    `folder`), `metric`, `value` (float64; `seconds` among the metrics). A failed cell has one row without a metric.
+    Columns: `cell`, one text per axis, `stage` (whose final model was measured), `status`, `error`, `run` (that did the
+    stage, relative to `folder`), `metric`, `value` (float64; `seconds` among the metrics). A failed cell has one row
+    without a metric.
     """
     rows: list[dict[str, Any]] = []
     for cell in cells:
@@ -48,12 +49,13 @@ def collect(
 
 def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]:
     run = node.run(store)
-    place = Path(os.path.relpath(run.path, folder)).as_posix()
+    sources = {stage: need.run(store) for need in node.needs for stage in need.config.stages}
     for stage in (BASE_MODEL, *STAGES, "local_unlearned"):
         summary = run.stage_summary(stage)
         values = _at_start(run) if stage == BASE_MODEL else {}
         if summary is not None:
             values = {SECONDS: summary["seconds"], **summary["metrics"]}
+        place = Path(os.path.relpath(sources.get(stage, run).path, folder)).as_posix()
         for metric, value in values.items():
             yield {"stage": stage, "status": DONE, "error": "", "run": place, "metric": metric, "value": value}
 

@@ -16,15 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.federated import processes, results
 from benchmarks.federated.graph import Graph, Node, plan
 from benchmarks.federated.processes import Job, Slot
+from benchmarks.federated.report import NODES, write_report
 from benchmarks.federated.settings import Settings
-from benchmarks.federated.tables import write_tables
 from oblivionis import config as configuration
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
 from oblivionis.reuse import import_updates, take_over
 from oblivionis.runs import RunDirectory
 
-NODES = "nodes.json"
 _POLL_S = 0.2
 
 
@@ -91,7 +90,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
     with _sigterm_as_ctrl_c():
         work.execute(save)
     save()
-    write_tables(settings, folder, console)
+    write_report(settings, folder, console)
     failed = [cell.id for cell in cells if not all(n.finished(options.store) for n in graph.of_cell[cell.id])]
     if failed:
         raise RunFailed(

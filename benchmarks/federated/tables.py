@@ -6,21 +6,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
 from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
-from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure, Settings
+from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
 from benchmarks.tables import Marked, Table
-from oblivionis.files import write_atomic
 
-FORMATS = {"md": Table.markdown, "latex": Table.latex, "csv": Table.csv}
-_SUFFIX = {"md": "md", "latex": "tex", "csv": "csv"}
-FOLDER = "tables"
+FORMATS = {"md": Table.markdown, "latex": Table.latex, "csv": Table.csv, "html": Table.page}
+SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
 TITLES = {
     "fedavg": "FedAvg",
     "fedavgm": "FedAvgM",
@@ -62,22 +58,6 @@ class Entry:
 
 NONE = Entry(math.nan)
 Key = tuple[str, ...]
-
-
-def write_tables(settings: Settings, folder: Path, console: Console) -> list[Table]:
-    """Print the tables of a suite and write each into `tables/` in every format; what they are made of is returned."""
-    frame, axes = results.read(folder)
-    made = []
-    for layout in settings.layouts():
-        table = build(frame, axes, layout)
-        for name, render in FORMATS.items():
-            write_atomic(folder / FOLDER / f"{layout.name}.{_SUFFIX[name]}", render(table))
-        console.print()
-        console.print(table.rich())
-        made.append(table)
-    if made:
-        console.print(f"also as Markdown, LaTeX and CSV in {folder / FOLDER}", highlight=False, soft_wrap=True)
-    return made
 
 
 def build(frame: pd.DataFrame, axes: Sequence[str], layout: Layout) -> Table:
