@@ -16,7 +16,7 @@ from rich.text import Text
 from oblivionis.html_parts import html_table, section_heading
 from oblivionis.runs import RunDirectory
 
-MODELS = {"finetune": "finetuned", "unlearn": "unlearned", "retrain": "retrained"}
+MODELS = {"unlearn": "unlearned", "finetune": "finetuned", "retrain": "retrained"}
 MEASURES = {"prob": "Prob", "rouge": "ROUGE", "truth_ratio": "Truth r."}
 NAMES = {
     "none": "no attack",
@@ -44,9 +44,14 @@ WORDS = {
 }
 LEGEND = (
     "before→after the attack, on the forget questions that it asks (n); Δ: after, less the retrained model after the "
-    "same attack. Comes back: the answers are more than twice as probable as in the attacked retrained model, below: "
-    "less than half, both on enough questions to rule out chance (one-sided Wilcoxon signed-rank test, p at most 0.01; "
-    "sampled answers: by that test of their ROUGE-L recall alone). Truth r.: mean of min(R, 1/R)."
+    "same attack. Comes back (or still known, where no attack is needed): the answers are more than twice as probable "
+    "as in the attacked retrained model, below: less than half, both on enough questions to rule out chance (one-sided "
+    "Wilcoxon signed-rank test, p at most 0.01; sampled answers: by that test of their ROUGE-L recall alone). Truth "
+    "r.: mean of min(R, 1/R)."
+)
+MEMBERSHIP_LEGEND = (
+    "Membership inference: 0.5 is chance, [ ] a 95 % bootstrap interval. The goal is the retrained model's value; p: "
+    "DeLong's test of the difference."
 )
 NO_ORACLE = "No verdicts: they compare with the retrained model. Add the stage retrain to `stages`."
 LEAST_LABEL, MOST_LABEL = 18, 44
@@ -59,7 +64,7 @@ def latest(run: RunDirectory) -> list[dict[str, Any]]:
         results = _read(path)
         if results is not None and results["round"] >= found.get(results["stage"], {"round": -1})["round"]:
             found[results["stage"]] = results
-    return list(found.values())
+    return [found[stage] for stage in MODELS if stage in found]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -99,7 +104,7 @@ def _tables(results: Mapping[str, Any], width: int) -> Group:
             table.add_section()
         cells = [c for m in shown for c in _cells(row, m, results)]
         style = "red" if row.get("verdict") == "still known" else ""
-        words = [_word(row)] if oracle else []
+        words = [_word(row, results)] if oracle else []
         table.add_row(Text(_label(row, label)), str(row["questions"]), *cells, *words, style=style)
         previous = row["attack"]
     parts: list[Any] = [Text(title, style="bold"), table]
@@ -111,14 +116,19 @@ def _model(results: Mapping[str, Any]) -> str:
     return MODELS.get(stage, stage)
 
 
-def _word(row: Mapping[str, Any]) -> str:
+def _word(row: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     word = row.get("verdict")
     if word is None:
         return "–"
-    return word if (row["attack"], word) == ("none", "still known") else WORDS[word]
+    return word if word == "still known" and _known(results) else WORDS[word]
 
 
-def _label(row: Mapping[str, Any], width: int) -> str:
+def _known(results: Mapping[str, Any]) -> bool:
+    """Whether the answers are still known without any attack."""
+    return any(row["attack"] == "none" and row.get("verdict") == "still known" for row in results["rows"])
+
+
+def _label(row: Mapping[str, Any], width: int = 1000) -> str:
     kind, variant = NAMES[row["attack"]], row["variant"]
     text = f"{kind}{': ' if row['attack'] in WORDED else ' '}{variant}".strip()
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
@@ -179,6 +189,7 @@ def _membership_rows(results: Mapping[str, Any]) -> list[list[str]]:
 def _words(results: Mapping[str, Any]) -> list[str]:
     """What stands below the tables."""
     lines = [_outcome(results), LEGEND] if results["oracle"] else [LEGEND, NO_ORACLE]
+    lines += [MEMBERSHIP_LEGEND] if results["membership"] else []
     for row in results["rows"]:
         sampled = row["models"][results["stage"]]["after"]
         if "m_bin" in sampled:
@@ -196,12 +207,14 @@ def _outcome(results: Mapping[str, Any]) -> str:
     """Which attacks bring back more than the retrained model gives away under them."""
     attacks = [row for row in results["rows"] if row["attack"] != "none" and "verdict" in row]
     back = [row for row in attacks if row["verdict"] == "still known"]
-    known = any(r["attack"] == "none" and r.get("verdict") == "still known" for r in results["rows"])
-    head = "Without any attack the answers are still known. " if known else ""
+    head = "Without any attack the answers are still known. " if _known(results) else ""
+    more = "more than the retrained model gives away"
     if not back:
-        return f"{head}None of {len(attacks)} attacks is shown to bring back more than the retrained model gives away."
+        undecided = sum(row["verdict"] == "undecided" for row in attacks)
+        tail = f" ({undecided} undecided)" if undecided else ""
+        return f"{head}None of {len(attacks)} attacks is shown to bring back {more}{tail}."
     named = "; ".join(_label(row, MOST_LABEL) for row in back)
-    return f"{head}{len(back)} of {len(attacks)} attacks bring back more than the retrained model gives away: {named}."
+    return f"{head}{len(back)} of {len(attacks)} attacks bring back {more}: {named}."
 
 
 def _beside(ours: Mapping[str, float], theirs: Mapping[str, float], name: str) -> str:
@@ -212,27 +225,31 @@ def section(run: RunDirectory) -> list[str]:
     """The part of `report.html`; nothing where the run was not attacked."""
     parts = []
     for results in latest(run):
-        name, oracle = _model(results), results["oracle"]
-        heads = [h for m in MEASURES.values() for h in (f"{m}, {name}", *(["retrained", "Δ"] if oracle else []))]
-        rows, previous = [], ""
-        for row in results["rows"]:
-            cells = [c for m in MEASURES for c in _cells(row, m, results, whole=True)]
-            if oracle:
-                cells += [_word(row), f"{row['p_above']:.2g}" if "p_above" in row else "–"]
-            if row.get("verdict") == "still known":
-                cells[-2] = f"<b class=mark>{cells[-2]}</b>"
-            kind = NAMES[row["attack"]] if row["attack"] != previous else ""
-            rows.append([kind, html.escape(row["variant"]), str(row["questions"]), *cells])
-            previous = row["attack"]
-        head = ["attack", "", "n", *heads, *(["verdict", "p"] if oracle else [])]
-        classes = ["who", "", "n", *["n"] * len(heads), *(["who", "n"] if oracle else [])]
-        parts += [
-            f"<h3>{html.escape(name)}, round {results['round']}</h3>",
-            html_table(head, classes, rows),
-        ]
+        parts += [f"<h3>{html.escape(_model(results))}, round {results['round']}</h3>", _html_rows(results)]
         if results["membership"]:
             head, rows = _membership_head(results), _membership_rows(results)
             parts.append("<p>Membership inference: AUC of forget against holdout records.</p>")
             parts.append(html_table(head, ["who", *["n"] * (len(head) - 1)], [[*map(html.escape, r)] for r in rows]))
         parts += [f"<p>{html.escape(line)}</p>" for line in _words(results)]
     return [section_heading("attacks", "Attacks"), *parts] if parts else []
+
+
+def _html_rows(results: Mapping[str, Any]) -> str:
+    """The table; below each value of the attacked model, smaller, that of the retrained one."""
+    oracle = results["oracle"]
+    below = "<br><small>retrained</small>" if oracle else ""
+    heads = [h for m in MEASURES.values() for h in (f"{m}{below}", *(["Δ"] if oracle else []))]
+    rows = []
+    for row in results["rows"]:
+        cells = []
+        for measure in MEASURES:
+            mine, *others = _cells(row, measure, results, whole=True)
+            cells += [f"{mine}<br><small>{others[0]}</small>", others[1]] if others else [mine]
+        if oracle:
+            word = _word(row, results)
+            cells.append(f"<b class=mark>{word}</b>" if row.get("verdict") == "still known" else word)
+            cells.append(f"{row['p_above']:.2g}" if "p_above" in row else "–")
+        label = f'<div style="min-width: 13rem">{html.escape(_label(row))}</div>'
+        rows.append([label, str(row["questions"]), *cells])
+    tail = (["verdict", "p above"], ["who", "n"]) if oracle else ([], [])
+    return html_table(["attack", "n", *heads, *tail[0]], ["", "n", *["n"] * len(heads), *tail[1]], rows)
