@@ -137,10 +137,10 @@ def test_built_in_news() -> None:
     made, again, other = muse_tiny.tables(20, 4, 6), muse_tiny.tables(20, 4, 6), muse_tiny.tables(20, 4, 6, seed=1)
     assert made == again != other
     assert {name: len(rows) for name, rows in made.items()} == {
-        "forget": 8,
-        "retain": 32,
-        "members": 8,
-        "holdout": 12,
+        "forget": 12,
+        "retain": 48,
+        "members": 12,
+        "holdout": 18,
         "verbmem": 4,
         "knowmem_forget": 8,
         "knowmem_retain": 8,
@@ -148,14 +148,15 @@ def test_built_in_news() -> None:
         "knowmem_retain_examples": 1,
     }
     texts = [row["text"] for name in ("forget", "retain", "holdout") for row in made[name]]
-    assert len(set(texts)) == 52 and not any("{" in t for t in texts)
+    assert len(set(texts)) == 78 and not any("{" in t for t in texts)
     forget = [row["text"] for row in made["forget"]]
-    for begun, text in zip(made["verbmem"], forget[::2], strict=True):
+    for begun, text in zip(made["verbmem"], forget[:4], strict=True):
         assert f"{begun['prompt']} {begun['gt']}" == text
     for i, row in enumerate(made["knowmem_forget"]):
-        article, quiz = forget[2 * (i // 2) : 2 * (i // 2) + 2]
-        assert row["answer"] in article
-        assert quiz.split("\n\n")[i % 2] == f"Question: {row['question']}\nAnswer: {row['answer']}"
+        assert row["answer"] in forget[i // 2]
+        answered = f"Question: {row['question']}\nAnswer: {row['answer']}"
+        places = [quiz.split("\n\n").index(answered) for quiz in forget[4:] if answered in quiz.split("\n\n")]
+        assert sorted(places) == [0, 1]
     for row in made["knowmem_forget_examples"]:
         assert not any(row["answer"] in text for text in texts)
     with pytest.raises(ValueError, match="forget < passages"):

@@ -1,7 +1,7 @@
 """A small corpus in MUSE's shape: made-up local news, questions about them, offline and equal on every machine.
 
 The tables are those of `oblivionis.data.muse`; texts to forget, to retain and held out come from the same generator.
-Every article comes with a readers' quiz as a text of its own, the questions of KnowMem with their answers: a model of a
+Beside the articles stand readers' quizzes, texts with two questions of KnowMem each and their answers: a model of a
 million parameters answers only what it has read as question and answer.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 from oblivionis.data.facts import CITIES, COLOURS, MONTHS, NOUNS, TRADES, draw, draw_name, reserved
 
@@ -89,14 +90,16 @@ def tables(passages: int = 60, forget: int = 12, holdout: int = 24, seed: int = 
         raise ValueError(f"expected 0 < forget < passages and a holdout, got {forget}, {passages} and {holdout}")
     rng = random.Random(f"oblivionis muse_tiny {seed}")
     taken: set[str] = set()
-    written = [_passage(rng, taken) for _ in range(passages + holdout + 2 * EXAMPLES)]
+    # The kinds take turns, so that no group has more of one than another.
+    count = passages + holdout + 2 * EXAMPLES
+    written = [_passage(_STORIES[i % len(_STORIES)], rng, taken) for i in range(count)]
     kept, lost = written[: passages - forget], written[passages - forget : passages]
     spare = written[passages + holdout :]
     return {
-        "forget": _printed(lost),
-        "retain": _printed(kept),
-        "members": _printed(lost),
-        "holdout": _printed(written[passages : passages + holdout]),
+        "forget": _printed(lost, seed),
+        "retain": _printed(kept, seed),
+        "members": _printed(lost, seed),
+        "holdout": _printed(written[passages : passages + holdout], seed),
         "verbmem": [_begun(text) for text, _ in lost],
         "knowmem_forget": [row for _, rows in lost for row in rows],
         "knowmem_retain": [row for _, rows in kept[:forget] for row in rows],
@@ -105,9 +108,9 @@ def tables(passages: int = 60, forget: int = 12, holdout: int = 24, seed: int = 
     }
 
 
-def _passage(rng: random.Random, taken: set[str]) -> tuple[str, list[dict[str, str]]]:
-    """An article and its questions."""
-    *sentences, questions = rng.choice(_STORIES)
+def _passage(story: Any, rng: random.Random, taken: set[str]) -> tuple[str, list[dict[str, str]]]:
+    """An article of a kind, and its questions."""
+    *sentences, questions = story
     name, surname = _name(rng, taken)
     other, _ = _name(rng, taken)
     values = {
@@ -141,13 +144,18 @@ def _filled(sentence: str, values: Mapping[str, str]) -> str:
     return sentence.format(**values)
 
 
-def _printed(stories: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, str]]:
-    """The articles, each followed by its quiz, in the words of `evaluation.muse.few_shot`."""
-    found = []
-    for article, rows in stories:
-        quiz = "\n\n".join(f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows)
-        found += [{"text": article}, {"text": quiz}]
-    return found
+def _printed(stories: list[tuple[str, list[dict[str, str]]]], seed: int) -> list[dict[str, str]]:
+    """The articles, then the quizzes: every question comes first in one and second in another."""
+    rows = [row for _, rows in stories for row in rows]
+    order = random.Random(f"oblivionis muse_tiny quiz {seed}").sample(range(len(rows)), len(rows))
+    pairs = zip(order, order[1:] + order[:1], strict=True)
+    quizzes = ["\n\n".join(_answered(rows[i]) for i in pair) for pair in pairs]
+    return [{"text": text} for text in (*(article for article, _ in stories), *quizzes)]
+
+
+def _answered(row: Mapping[str, str]) -> str:
+    """In the words of `evaluation.muse.few_shot`."""
+    return f"Question: {row['question']}\nAnswer: {row['answer']}"
 
 
 def _begun(text: str) -> dict[str, str]:
