@@ -311,7 +311,7 @@ def test_a_narrow_terminal_keeps_probabilities_and_verdicts(attacked):
         row = next(line for line in lines if "8 bits" in line or "quantise: 8" in line)
         prob = results["rows"][1]["models"]["retrain"]["after"]["prob"]
         assert f"{prob:.2f}" in row and " 8 " in row
-        assert any("Truth r." in line and "ROUGE" in line for line in lines) == wanted
+        assert any("Truth r." in line and "ROUGE" in line for line in lines[:4]) == wanted
 
 
 def test_verdicts_in_words():
