@@ -17,6 +17,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from benchmarks.federated import runner as federated
+from benchmarks.federated import settings as federated_settings
+from benchmarks.federated.runner import Options
 from benchmarks.tabular import runner as tabular
 from benchmarks.tabular import settings as tabular_settings
 from oblivionis.config import instance, tree_of
@@ -37,45 +40,72 @@ class Kind:
     settings: a dataclass whose fields have the metadata of `oblivionis.limits.about`; problems: what is wrong beyond
     types and ranges, given the settings and where each dotted path stands; plan: lines that say what would be run;
     run: runs what the folder lacks and writes results there; extendable: top-level keys that may differ when a folder
-    is resumed, because they change no finished part of its results.
+    is resumed, because they change no finished part of its results; parallel: whether it can do several runs at once.
     """
 
     settings: type
     problems: Callable[[Any, Mapping[str, str]], list[Problem]]
-    plan: Callable[[Any], list[str]]
-    run: Callable[[Any, Path, Console], None]
+    plan: Callable[[Any, Options], list[str]]
+    run: Callable[[Any, Path, Console, Options], None]
     extendable: frozenset[str] = frozenset()
+    parallel: bool = False
 
 
 KINDS = {
+    "federated": Kind(
+        federated_settings.Settings,
+        federated_settings.problems,
+        federated.announce,
+        federated.run,
+        frozenset(field.name for field in dataclasses.fields(federated_settings.Settings)),
+        parallel=True,
+    ),
     "ruler_tabular": Kind(
-        tabular_settings.Settings, tabular_settings.problems, tabular.plan, tabular.run, tabular_settings.EXTENDABLE
+        tabular_settings.Settings,
+        tabular_settings.problems,
+        lambda settings, _: tabular.plan(settings),
+        lambda settings, folder, console, _: tabular.run(settings, folder, console),
+        tabular_settings.EXTENDABLE,
     ),
 }
 
 
 def bench(
-    name: str, overrides: Sequence[str], output: Path | None, *, resume: bool, dry_run: bool, console: Console
+    name: str,
+    overrides: Sequence[str],
+    output: Path | None,
+    *,
+    resume: bool,
+    dry_run: bool,
+    console: Console,
+    jobs: int = 1,
+    store: Path | None = None,
 ) -> None:
     """Run a suite, a file or a name in `benchmarks/`; the results are in `output` (default: runs/bench/NAME).
 
-    resume: continue what was interrupted in that folder; dry_run: only say what would be run. Raises ConfigError with
-    every problem of the suite, RunError for a folder that does not fit, RunInterrupted after Ctrl-C.
+    resume: continue what was interrupted in that folder; dry_run: only say what would be run; jobs: runs at once;
+    store: where the runs of federated suites lie (default: `stages` beside `output`). Raises ConfigError with every
+    problem of the suite, RunError for a folder that does not fit, RunInterrupted after Ctrl-C.
     """
     file = find(name)
     kind_name, settings = load(file, overrides)
     kind = KINDS[kind_name]
+    if jobs > 1 and not kind.parallel:
+        raise RunError(f"a suite of the kind {kind_name} does one thing at a time; leave --jobs out")
     folder = output or Path("runs") / "bench" / file.stem
+    options = Options(jobs, store or folder.parent / "stages")
     if dry_run:
-        for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings), f"results: {folder}"]:
+        for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings, options), f"results: {folder}"]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
     _claim(folder, kind_name, settings, resume=resume)
     console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
     try:
-        kind.run(settings, folder, console)
+        kind.run(settings, folder, console, options)
     except KeyboardInterrupt:
-        command = shlex.join(["oblivionis", "bench", name, *overrides, "--output", str(folder), "--resume"])
+        more = ["--jobs", str(jobs)] if jobs > 1 else []
+        more += ["--store", str(store)] if store else []
+        command = shlex.join(["oblivionis", "bench", name, *overrides, "--output", str(folder), *more, "--resume"])
         raise RunInterrupted(f"stopped; continue with: {command}") from None
 
 
@@ -92,10 +122,10 @@ def find(name: str) -> Path:
 
 def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
     """The kind of a suite and its settings, with `key=value` overrides on top. Raises ConfigError with all problems."""
-    content, places, problems = read_yaml(file)
+    values, places, problems = _read(file)
     layer, more = parse_overrides(overrides)
     problems += more
-    values = {path: (value, places.get(path, display(file))) for path, value in flatten(content)} | layer.values
+    values |= layer.values
     name, where = values.pop("kind", (None, display(file)))
     if problems:
         raise ConfigError(problems)
@@ -104,6 +134,24 @@ def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
         hint = did_you_mean(str(name), KINDS)
         raise ConfigError([Problem("kind", message, f"one of {', '.join(KINDS)}", hint, where)])
     return name, _settings(KINDS[name], values, places | {"": display(file)})
+
+
+def _read(file: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, tuple[Any, str]], dict[str, str], list[Problem]]:
+    """The values of a suite on top of those of the suite that it `extends`: by dotted path, each with its place."""
+    content, places, problems = read_yaml(file)
+    parent = content.pop("extends", None)
+    own = {path: (value, places.get(path, display(file))) for path, value in flatten(content)}
+    if parent is None:
+        return own, places, problems
+    base = next((f for f in (file.parent / str(parent), file.parent / f"{parent}.yaml") if f.is_file()), None)
+    where = places.get("extends", "")
+    if base is None:
+        return own, places, [*problems, Problem("extends", f"there is no {parent!r}", "a suite's file", "", where)]
+    if base.resolve() in (*seen, file.resolve()):
+        return own, places, [*problems, Problem("extends", f"{display(file)} extends itself", "", "", where)]
+    inherited, more_places, more = _read(base.resolve(), (*seen, file.resolve()))
+    kept = {p: v for p, v in inherited.items() if not any(p.startswith(f"{path}.") for path, (v, _) in own.items())}
+    return {**kept, **own}, {**more_places, **places}, [*more, *problems]
 
 
 def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str]) -> Any:

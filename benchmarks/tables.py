@@ -1,9 +1,12 @@
-"""Tables of results, for the terminal and as Markdown."""
+"""Tables of results: for the terminal, and as Markdown, LaTeX, CSV and HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -11,10 +14,26 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from oblivionis.html_parts import explained, glossary, html_page, html_table
+
+
+class Marked(str):
+    """A cell that stands out: `style` is `bold` or `underline`."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str) -> Marked:
+        marked = super().__new__(cls, text)
+        marked.style = style
+        return marked
+
 
 @dataclass(frozen=True)
 class Table:
-    """`texts` columns of words, then numbers. A row that is None ends a group of rows; `note` says what is what."""
+    """`texts` columns of words, then numbers. A row that is None ends a group of rows; `note` says what is what.
+
+    A heading `above\\nbelow` belongs to the columns beside it with the same `above`. A cell may be `Marked`.
+    """
 
     title: str
     columns: Sequence[str]
@@ -36,16 +55,103 @@ class Table:
                 table.add_row()
                 above = None
             else:
-                table.add_row(*map(Text, ["" if row[0] == above else row[0], *row[1:]]))
+                first = "" if row[0] == above else row[0]
+                table.add_row(*(Text(cell, style=getattr(cell, "style", "")) for cell in [first, *row[1:]]))
                 above = row[0]
         return Group(title, table, note)
 
     def markdown(self) -> str:
         """A section of a document."""
         marks = ["---" if number < self.texts else "---:" for number in range(len(self.columns))]
-        lines = [self.columns, marks, *(row for row in self.rows if row is not None)]
+        heads = [column.replace("\n", " ") for column in self.columns]
+        lines = [heads, marks, *([_styled(c, "**{}**", "<u>{}</u>") for c in row] for row in self._filled())]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n\n".join(part for part in (f"## {self.title}", table, self.note) if part) + "\n"
+
+    def latex(self) -> str:
+        """A `tabular` in a `table`, for booktabs; headings that several columns share span them."""
+        layout = "l" * self.texts + "r" * (len(self.columns) - self.texts)
+        body = []
+        for row in self.rows:
+            if row is None:
+                body.append(r"\midrule")
+            else:
+                body.append(_latex_row(_styled(_latex(c), r"\textbf{{{}}}", r"\underline{{{}}}", c) for c in row))
+        if body and body[-1] == r"\midrule":
+            body.pop()
+        caption = f"\\caption{{{_latex(self.title)}{'. ' if self.note else ''}{_latex(self.note)}}}"
+        lines = [r"\begin{table}", r"\centering", caption, f"\\begin{{tabular}}{{{layout}}}", r"\toprule"]
+        end = [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+        return "\n".join([*lines, *self._latex_head(), r"\midrule", *body, *end]) + "\n"
+
+    def csv(self) -> str:
+        """Comma-separated values with one line of headings, no marks and no note."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(column.replace("\n", " ") for column in self.columns)
+        writer.writerows(self._filled())
+        return buffer.getvalue()
+
+    def html(self) -> str:
+        """A section of a page: the title, the table, the note. Words that the glossary explains are linked to it."""
+        parts = [f"<h3>{escape(self.title)}</h3>"]
+        if self.rows:
+            classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
+            rows: list[list[str]] = []
+            above = None
+            for row in self.rows:
+                if row is None:
+                    above = None
+                    continue
+                rows.append(["" if row[0] == above else _html(row[0]), *map(_html, row[1:])])
+                above = row[0]
+            parts.append(html_table([explained(column.replace("\n", " ")) for column in self.columns], classes, rows))
+        return "".join([*parts, f'<p class="legend">{escape(self.note)}</p>' if self.note else ""])
+
+    def page(self) -> str:
+        """A page of its own, with the glossary of its words."""
+        body = self.html()
+        return html_page(self.title, [body, glossary(body)])
+
+    def _filled(self) -> list[Sequence[str]]:
+        return [row for row in self.rows if row is not None]
+
+    def _latex_head(self) -> list[str]:
+        heads = [column.partition("\n") for column in self.columns]
+        if not any(below for _, _, below in heads):
+            return [_latex_row(_latex(above) for above, _, _ in heads)]
+        spans: list[tuple[str, int]] = []
+        for above, _, below in heads:
+            if below and spans and spans[-1][0] == above:
+                spans[-1] = (above, spans[-1][1] + 1)
+            else:
+                spans.append((above if below else "", 1))
+        upper = (f"\\multicolumn{{{n}}}{{c}}{{{_latex(text)}}}" if text else "" for text, n in spans)
+        return [_latex_row(upper), _latex_row(_latex(below or above) for above, _, below in heads)]
+
+
+def _styled(text: str, bold: str, underline: str, cell: str | None = None) -> str:
+    style = getattr(text if cell is None else cell, "style", "")
+    return {"bold": bold, "underline": underline}.get(style, "{}").format(text)
+
+
+def _html(cell: str) -> str:
+    return _styled(escape(cell), "<b>{}</b>", "<u>{}</u>", cell)
+
+
+_LATEX = str.maketrans(
+    {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "–": "--", "↑": r"$\uparrow$"}
+    | {"↓": r"$\downarrow$", "α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "×": r"$\times$"}
+)
+
+
+def _latex(text: str) -> str:
+    return text.translate(_LATEX)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
 
 
 def number(value: float, digits: int = 3) -> str:

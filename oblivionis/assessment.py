@@ -35,13 +35,8 @@ from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.muse import Muse, recited
 from oblivionis.progress import Events
-from oblivionis.runs import Checkpoint, RunDirectory, read_checkpoint
+from oblivionis.runs import Checkpoint, RunDirectory, named_metrics, read_checkpoint
 from oblivionis.wikimem import People
-
-
-def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics by names that no two evaluators share: those of TOFU by their own, others behind the evaluator's name."""
-    return dict(metrics) if evaluator == "tofu" else {f"{evaluator}_{name}": v for name, v in metrics.items()}
 
 
 @dataclass(frozen=True, slots=True)

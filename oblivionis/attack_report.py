@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from oblivionis.html_parts import html_table
+from oblivionis.html_parts import html_table, section_heading
 from oblivionis.runs import RunDirectory
 
 MODELS = {"unlearn": "unlearned", "finetune": "finetuned", "retrain": "retrained"}
@@ -231,7 +231,7 @@ def section(run: RunDirectory) -> list[str]:
             parts.append("<p>Membership inference: AUC of forget against holdout records.</p>")
             parts.append(html_table(head, ["who", *["n"] * (len(head) - 1)], [[*map(html.escape, r)] for r in rows]))
         parts += [f"<p>{html.escape(line)}</p>" for line in _words(results)]
-    return ["<h2>Attacks</h2>", *parts] if parts else []
+    return [section_heading("attacks", "Attacks"), *parts] if parts else []
 
 
 def _html_rows(results: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from oblivionis import __version__
 from oblivionis import config as configuration
 from oblivionis.attack_cli import attack
+from oblivionis.bench_cli import bench_cli
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
 from oblivionis.leakage_cli import audit_leakage
 from oblivionis.person_cli import audit_person, request_cli
@@ -42,6 +43,7 @@ cli.add_typer(model_cli, name="model")
 cli.add_typer(audit_cli, name="audit")
 cli.add_typer(request_cli, name="request")
 cli.add_typer(runs_cli, name="runs")
+cli.add_typer(bench_cli, name="bench")
 cli.add_typer(wikimem_cli, name="wikimem")
 cli.command("attack")(attack)
 audit_cli.command("leakage")(audit_leakage)
@@ -244,33 +246,6 @@ def chat(
         ask(talk, text, console)
     if not question:
         converse(talk, console, stdin_is_terminal=sys.stdin.isatty())
-
-
-@cli.command()
-def bench(
-    suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="A suite's YAML file, or a name in `benchmarks/`: ruler_tabular.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Any key of the suite, e.g. `datasets=[breast_cancer]` `methods.scrub.epochs=5`; a method that is "
-            "null is left out.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the results (default: runs/bench/SUITE).", show_default=False),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted in that folder.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
-) -> None:
-    """Run a benchmark suite and print its tables; results, tables and figures are written into a folder."""
-    from benchmarks import suites
-
-    suites.bench(suite, overrides or [], output, resume=resume, dry_run=dry_run, console=Console())
 
 
 @config_cli.command("show")

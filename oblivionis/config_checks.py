@@ -242,7 +242,7 @@ def _muse(config: Config) -> Iterator[Problem]:
 def _forget_passages(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.name == "muse_tiny" and data.forget_passages >= data.passages:
-        message = f"{data.forget_passages} of {data.passages} texts leave nothing to retain"
+        message = f"{data.forget_passages} of {data.passages} articles leave nothing to retain"
         yield Problem("data.forget_passages", message, f"1 <= value <= {data.passages - 1}")
 
 

@@ -15,7 +15,7 @@ from oblivionis.errors import OblivionisError
 from oblivionis.schema import MUSE, Data, Model
 
 TINY_HOLDOUT = 2
-"""Texts of `muse_tiny` that are held out, for each one to forget."""
+"""Articles of `muse_tiny` that are held out, for each one to forget."""
 
 
 def load_corpus(data: Data, model: Model | None = None) -> Corpus:

@@ -18,7 +18,8 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis import seeds
-from oblivionis.assessment import Measured, named_metrics
+from oblivionis.assessment import Measured
+from oblivionis.runs import named_metrics
 from strategies import protocol
 from strategies.replies import answers, judge
 

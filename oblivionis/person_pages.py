@@ -47,7 +47,7 @@ def section(run: RunDirectory) -> list[str]:
         rows.append([link, html.escape(person.cohort or ""), str(len(person.facts)), *shares, states])
     heads = ["person", "cohort", "facts", *(report.MODELS[stage] for stage in stages), "requests"]
     return [
-        "<h2>People</h2>",
+        '<h2 id="people">People</h2>',
         "<p>Share of phrasings in which the facts about a person are memorised (WikiMem).</p>",
         html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows),
     ]
@@ -187,5 +187,5 @@ def _phrasings(person: Person, number: int) -> str:
         for p in fact.phrasings
     ]
     title = html.escape(f"{fact.label}: {' / '.join(fact.values)} ({in_words(fact.outcome)})")
-    table = html_table(["phrasing", "true value", "z*", "ranked first"], ["", "who", "n", ""], rows)
+    table = html_table(["phrasing", "true value", "z*", "ranked first"], ["text", "who", "n", ""], rows)
     return f"<details><summary>{title}</summary>{table}</details>"

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import html
-import io
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from evaluation.rebound import LEAST_FORGOTTEN, Curve, mean_shares, rebound_metrics
+from oblivionis.html_parts import FIGURE_STYLE, section_heading, svg_figure
 from oblivionis.rebound import MEASURES, rebound_curves
 from oblivionis.report import number
 from oblivionis.runs import RunDirectory
 
 STAGE = "unlearn"
-_RC: Any = {"svg.fonttype": "none", "svg.hashsalt": "oblivionis", "font.family": "sans-serif", "font.size": 9}
 
 
 def sentences(run: RunDirectory) -> list[str]:
@@ -59,7 +55,7 @@ def section(run: RunDirectory) -> list[str]:
     drawing = _drawing(curves)
     figure = f"<figure>{drawing}<figcaption>{html.escape(caption)}</figcaption></figure>" if drawing else ""
     return [
-        "<h2>What comes back</h2>",
+        section_heading("rebound", "What comes back"),
         *(f"<p>{html.escape(line)}</p>" for line in sentences(run)),
         figure,
     ]
@@ -70,7 +66,7 @@ def _drawing(curves: Sequence[Curve]) -> str:
     mean = mean_shares(curves)
     if not mean.size:
         return ""
-    with matplotlib.rc_context(_RC):
+    with matplotlib.rc_context(FIGURE_STYLE):
         figure, axis = plt.subplots(figsize=(6.4, 3.1), layout="constrained")
         for curve in curves:
             shares = curve.shares
@@ -84,8 +80,4 @@ def _drawing(curves: Sequence[Curve]) -> str:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        plt.close(figure)
-    svg = buffer.getvalue()
-    return svg[svg.index("<svg") :]
+        return svg_figure(figure, "rebound", "Share of what each request forgot that is back, by rounds since served")

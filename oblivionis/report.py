@@ -219,7 +219,7 @@ def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[di
             found.append(
                 {
                     "set": SETS[key],
-                    "question": questions.get(identifier) or _question(prompt, config.model.template),
+                    "question": questions.get(identifier) or question_of(prompt, config.model.template),
                     "truth": truth,
                     "answers": {MODELS[stage]: text[1] for stage, text in said.items() if text is not None},
                 }
@@ -249,7 +249,7 @@ def _spread(total: int, count: int) -> list[int]:
     return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
 
 
-def _question(prompt: str, template: Template) -> str:
+def question_of(prompt: str, template: Template) -> str:
     """The question that a prompt of a log asks; a chat prompt is given back whole."""
     if template.kind != "qa":
         return prompt.strip()

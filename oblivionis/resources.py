@@ -11,6 +11,7 @@ import psutil
 from oblivionis.config import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.models.loading import require_bitsandbytes
+from oblivionis.tracking import check_tracking
 
 
 class ResourceError(OblivionisError):
@@ -33,7 +34,14 @@ class Machine:
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         free = torch.cuda.mem_get_info(0)[0] if gpus else 0
-        return cls(os.cpu_count() or 1, gpus, psutil.virtual_memory().available, free)
+        return cls(usable_cpus(), gpus, psutil.virtual_memory().available, free)
+
+
+def usable_cpus() -> int:
+    """CPU cores that this process may run on: fewer than the machine's under `taskset` or in a container."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def participants(config: Config) -> int:
@@ -59,6 +67,7 @@ def client_processes(config: Config, machine: Machine) -> int:
 def check(config: Config, machine: Machine) -> list[str]:
     """Hints on what is allowed but seldom meant. Raises ResourceError, or ModelError for a missing package."""
     model, federation = config.model, config.federation
+    check_tracking(config.tracking)
     if model.quantization != "none":
         require_bitsandbytes(f"model.quantization={model.quantization}")
     on_gpu = uses_gpu(config, machine)

@@ -30,21 +30,27 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
         differences.append("the base model's fingerprint")
     if differences:
         raise RunError(f"start_from: {source.path} was made with other settings: {', '.join(differences)}")
-    _import_updates(config, run, source)
+    import_updates(config, run, source)
     for stage in REUSABLE:
         if run.stage_summary(stage) is not None or source.stage_summary(stage) is None:
             continue
         if getattr(config.federation.rounds, stage) != getattr(theirs.federation.rounds, stage):
             raise RunError(f"start_from: {source.path} ran {stage} for another number of rounds")
-        run.save_checkpoint(source.load_checkpoint(stage), keep=1)
-        run.append_metrics([r for r in source.metrics() if r["stage"] == stage])
-        summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
-        copy_states(source, run, stage)
-        run.finish_stage(stage, summary, source.evaluation_log(stage))
+        take_over(run, source, stage)
         events.note(f"{stage}: taken from {source.path}")
 
 
-def _import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> None:
+def take_over(run: RunDirectory, source: RunDirectory, stage: str) -> None:
+    """Copy the final checkpoint, metrics, log and summary of a finished stage of `source` that fits `run`."""
+    run.save_checkpoint(source.load_checkpoint(stage), keep=1)
+    run.forget_metrics_after(stage, -1)
+    run.append_metrics([r for r in source.metrics() if r["stage"] == stage])
+    summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
+    copy_states(source, run, stage)
+    run.finish_stage(stage, summary, source.evaluation_log(stage))
+
+
+def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> None:
     """Take over the clients' updates of a finetune stage that is to be reused. RunError when some are missing."""
     ours, theirs = (open_updates(config, path, "finetune") for path in (run.path, source.path))
     if ours is None or theirs is None or run.stage_summary("finetune") or not source.stage_summary("finetune"):

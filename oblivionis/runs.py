@@ -11,7 +11,8 @@ Layout of `runs/<name>/`:
 - `evaluations/<stage>.states.safetensors`: representations of the questions, for RULER (finetune and retrain)
 - `verdicts.json`: is the unlearned model over- or under-unlearned beside the retrained one?
 - `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again; `left.json`: it left
-- `report.html`
+- `report.html`, `requests/<id>.html`: a page per deletion request
+- `tensorboard/`, `wandb/`, `tracking.json`, `tracking.jsonl`: with `tracking`
 
 Only JSON, YAML and safetensors: nothing is unpickled.
 """
@@ -25,7 +26,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -60,6 +61,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._listeners: list[Callable[[Sequence[Mapping[str, Any]]], None]] = []
 
     @classmethod
     def create(cls, output: Path, name: str | None) -> RunDirectory:
@@ -88,15 +90,20 @@ class RunDirectory:
     def lock(self):
         """Hold the run for this process: a second process on the same directory is refused while this one lives."""
         path = self.path / "running.json"
-        holder = _read_json(path)
-        if holder and holder.get("host") == socket.gethostname() and _alive(holder):
-            raise RunError(f"{self.path} is in use by process {holder['pid']}; wait for it or stop it")
+        if (pid := self.held_by()) is not None:
+            raise RunError(f"{self.path} is in use by process {pid}; wait for it or stop it")
         me = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
         write_json(path, me)
         try:
             yield self
         finally:
             path.unlink(missing_ok=True)
+
+    def held_by(self) -> int | None:
+        """The id of the other process of this machine that holds the run with `lock`; None where none does."""
+        holder = _read_json(self.path / "running.json")
+        held = holder and holder.get("host") == socket.gethostname() and _alive(holder)
+        return holder["pid"] if held and holder else None
 
     @property
     def name(self) -> str:
@@ -140,6 +147,12 @@ class RunDirectory:
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append metric rows; each has at least `stage`, `round`, `moment`, `evaluator`, `metrics`."""
         append_lines(self.path / "metrics.jsonl", rows)
+        for listener in self._listeners:
+            listener(rows)
+
+    def on_metrics(self, listener: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        """Call `listener` with all rows that are appended from now on, once they are on disk."""
+        self._listeners.append(listener)
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_lines(self.path / "metrics.jsonl")
@@ -199,6 +212,11 @@ class RunDirectory:
 
     def evaluation_log(self, stage: str) -> dict[str, Any] | None:
         return _read_json(self.path / "evaluations" / f"{stage}.json")
+
+
+def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics by names that no two evaluators share: those of TOFU by their own, others behind the evaluator's name."""
+    return dict(metrics) if evaluator == "tofu" else {f"{evaluator}_{name}": v for name, v in metrics.items()}
 
 
 def package_versions() -> dict[str, str | None]:

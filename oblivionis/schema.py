@@ -203,10 +203,10 @@ class Data:
         default=None, metadata=about("`jsonl`: file of records for the holdout set; null: none.")
     )
     passages: int = field(
-        default=60, metadata=about("Texts of `muse_tiny` that clients hold.", unit="texts", at_least=2, at_most=5000)
+        default=60, metadata=about("Articles of `muse_tiny` that clients hold.", unit="texts", at_least=2, at_most=5000)
     )
     forget_passages: int = field(
-        default=12, metadata=about("Texts of `muse_tiny` that are to be forgotten.", unit="texts", at_least=1)
+        default=12, metadata=about("Articles of `muse_tiny` to forget.", unit="texts", at_least=1)
     )
     muse_forget: str = field(
         default="raw",
@@ -829,6 +829,13 @@ class Config:
     start_from: str | None = field(
         default=None,
         metadata=about("A finished run directory whose `finetune` and `retrain` stages are reused."),
+    )
+    tracking: list[str] = field(
+        default_factory=list,
+        metadata=about(
+            "Where metrics also go as they come, beside `metrics.jsonl`: [report.md](report.md#tracking).",
+            choices=("tensorboard", "wandb", "trackio"),
+        ),
     )
     strict: bool = field(
         default=False,

@@ -22,6 +22,7 @@ from oblivionis.grid import StoppableGrid
 from oblivionis.progress import Events, LogEvents
 from oblivionis.runs import RunDirectory
 from oblivionis.stages import Server
+from oblivionis.tracking import check_tracking
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -44,6 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     except configuration.ConfigError as error:
         log.error("%s", configuration.render_problems(error))
         raise
+    check_tracking(config.tracking)
     _check_nodes(grid, config.federation.clients)
     output = Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd())) / config.output
     run = RunDirectory.create(output, config.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from oblivionis.reuse import import_stages
 from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
 from oblivionis.runs import Checkpoint, RunDirectory
 from oblivionis.schedule import policy_of
+from oblivionis.tracking import follow
 from oblivionis.updates import open_updates
 from oblivionis.verdicts import write_verdicts
 from strategies import factory, protocol
@@ -109,6 +111,13 @@ class Server:
 
     def execute(self) -> None:
         """Run every stage that is not finished yet."""
+        tracking = follow(self.run, self.config.tracking, asdict(self.config), self.events.warning)
+        try:
+            self._execute()
+        finally:
+            tracking.close()
+
+    def _execute(self) -> None:
         if self.config.start_from:
             import_stages(self.config, self.run, self.fingerprint, self.events)
         self._tell_of_data()
@@ -343,10 +352,12 @@ class _Recorder(Listener):
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
+        self._kind, self._clients = "", dict[str, list[int]]()
 
     def round_started(self, round: int, total: int) -> None:
         self._stage.server.check_stop()
         self._round, self._replies, self._failures, self._trained = round, 0, 0, False
+        self._clients = {}
         self._stage.events.round_started(round)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
@@ -355,11 +366,13 @@ class _Recorder(Listener):
             asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
             self._stage.events.requests(in_words(asking))
         self._trained |= kind == "train"
+        self._kind = kind
         self._stage.events.exchange_started(kind, nodes)
 
     def reply(self, node: int, ok: bool, reason: str) -> None:
         self._replies += ok
         self._failures += not ok
+        self._clients.setdefault(self._kind if ok else "failed", []).append(node)
         self._stage.events.reply(node, ok, reason)
         if not ok and self._stage.config.strict:
             raise RunError(f"strict: client {node} failed in round {self._round}: {reason}")
@@ -396,7 +409,7 @@ class _Recorder(Listener):
         values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
         values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
         row = {"stage": stage.name, "round": round, "moment": "round", "evaluator": "federation", "metrics": values}
-        stage.run.append_metrics([row])
+        stage.run.append_metrics([{**row, "clients": self._clients, "time": time.time()}])
         stage.events.round_finished(round, seconds)
 
 

@@ -300,7 +300,7 @@ def test_the_loop_from_audit_to_audit(trained, monkeypatch):
     assert f"Of 2 facts that it had memorised, {gone} are no longer" in again.out
     page = (trained / "one-forgets" / "people" / f"{person_slug_of(after)}.html").read_text()
     assert line["id"] in page and "finetuned" in page and "unlearned" in page
-    assert "<h2>People</h2>" in (trained / "one-forgets" / "report.html").read_text()
+    assert ">People</h2>" in (trained / "one-forgets" / "report.html").read_text()
 
 
 def person_slug_of(found):

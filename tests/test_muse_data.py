@@ -137,23 +137,25 @@ def test_built_in_news() -> None:
     made, again, other = muse_tiny.tables(20, 4, 6), muse_tiny.tables(20, 4, 6), muse_tiny.tables(20, 4, 6, seed=1)
     assert made == again != other
     assert {name: len(rows) for name, rows in made.items()} == {
-        "forget": 4,
-        "retain": 16,
-        "members": 4,
-        "holdout": 6,
+        "forget": 8,
+        "retain": 32,
+        "members": 8,
+        "holdout": 12,
         "verbmem": 4,
         "knowmem_forget": 8,
         "knowmem_retain": 8,
-        "knowmem_forget_examples": 2,
-        "knowmem_retain_examples": 2,
+        "knowmem_forget_examples": 1,
+        "knowmem_retain_examples": 1,
     }
     texts = [row["text"] for name in ("forget", "retain", "holdout") for row in made[name]]
-    assert len(set(texts)) == 26 and not any("{" in t for t in texts)
+    assert len(set(texts)) == 52 and not any("{" in t for t in texts)
     forget = [row["text"] for row in made["forget"]]
-    for begun, text in zip(made["verbmem"], forget, strict=True):
+    for begun, text in zip(made["verbmem"], forget[::2], strict=True):
         assert f"{begun['prompt']} {begun['gt']}" == text
     for i, row in enumerate(made["knowmem_forget"]):
-        assert row["answer"] in forget[i // 2]
+        article, quiz = forget[2 * (i // 2) : 2 * (i // 2) + 2]
+        assert row["answer"] in article
+        assert quiz.split("\n\n")[i % 2] == f"Question: {row['question']}\nAnswer: {row['answer']}"
     for row in made["knowmem_forget_examples"]:
         assert not any(row["answer"] in text for text in texts)
     with pytest.raises(ValueError, match="forget < passages"):

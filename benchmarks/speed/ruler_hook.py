@@ -37,7 +37,10 @@ def assessors(run: RunDirectory | None) -> tuple[Assembled, dict[bool, Assessor]
     """The model, and what measures it with RULER and without."""
     experiment: str | Path = "default" if run is None else run.path / "config.yaml"
     config = configuration.compose(experiment, [])
-    assembled, corpus = assemble(config.model, seeds.derive(config.seed, "adapter")), load_corpus(config.data, config.model)
+    assembled, corpus = (
+        assemble(config.model, seeds.derive(config.seed, "adapter")),
+        load_corpus(config.data, config.model),
+    )
     found = {}
     for enabled in (False, True):
         settings = configuration.compose(experiment, [f"evaluation.ruler.enabled={str(enabled).lower()}"])

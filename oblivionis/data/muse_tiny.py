@@ -1,6 +1,8 @@
 """A small corpus in MUSE's shape: made-up local news, questions about them, offline and equal on every machine.
 
 The tables are those of `oblivionis.data.muse`; texts to forget, to retain and held out come from the same generator.
+Every article comes with a readers' quiz as a text of its own, the questions of KnowMem with their answers: a model of a
+million parameters answers only what it has read as question and answer.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Mapping
 
 from oblivionis.data.facts import CITIES, COLOURS, MONTHS, NOUNS, TRADES, draw, draw_name, reserved
 
-EXAMPLES = 2
+EXAMPLES = 1
 _BEGINNING = 0.5
 
 _STORIES = (
@@ -78,9 +80,10 @@ _STORIES = (
 
 
 def tables(passages: int = 60, forget: int = 12, holdout: int = 24, seed: int = 0) -> dict[str, list[dict[str, str]]]:
-    """`passages` texts that are trained on, the last `forget` of them to be forgotten, and `holdout` further ones.
+    """`passages` articles that are trained on, the last `forget` of them to be forgotten, and `holdout` further ones.
 
-    VerbMem begins each text to forget with its first half. Raises ValueError for sizes out of range.
+    VerbMem begins each article to forget with its first half, and expects the second. Raises ValueError for sizes out
+    of range.
     """
     if not 0 < forget < passages or holdout < 1:
         raise ValueError(f"expected 0 < forget < passages and a holdout, got {forget}, {passages} and {holdout}")
@@ -90,10 +93,10 @@ def tables(passages: int = 60, forget: int = 12, holdout: int = 24, seed: int = 
     kept, lost = written[: passages - forget], written[passages - forget : passages]
     spare = written[passages + holdout :]
     return {
-        "forget": [{"text": text} for text, _ in lost],
-        "retain": [{"text": text} for text, _ in kept],
-        "members": [{"text": text} for text, _ in lost],
-        "holdout": [{"text": text} for text, _ in written[passages : passages + holdout]],
+        "forget": _printed(lost),
+        "retain": _printed(kept),
+        "members": _printed(lost),
+        "holdout": _printed(written[passages : passages + holdout]),
         "verbmem": [_begun(text) for text, _ in lost],
         "knowmem_forget": [row for _, rows in lost for row in rows],
         "knowmem_retain": [row for _, rows in kept[:forget] for row in rows],
@@ -103,7 +106,7 @@ def tables(passages: int = 60, forget: int = 12, holdout: int = 24, seed: int = 
 
 
 def _passage(rng: random.Random, taken: set[str]) -> tuple[str, list[dict[str, str]]]:
-    """A text and its questions."""
+    """An article and its questions."""
     *sentences, questions = rng.choice(_STORIES)
     name, surname = _name(rng, taken)
     other, _ = _name(rng, taken)
@@ -136,6 +139,15 @@ def _name(rng: random.Random, taken: set[str]) -> tuple[str, str]:
 
 def _filled(sentence: str, values: Mapping[str, str]) -> str:
     return sentence.format(**values)
+
+
+def _printed(stories: list[tuple[str, list[dict[str, str]]]]) -> list[dict[str, str]]:
+    """The articles, each followed by its quiz, in the words of `evaluation.muse.few_shot`."""
+    found = []
+    for article, rows in stories:
+        quiz = "\n\n".join(f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows)
+        found += [{"text": article}, {"text": quiz}]
+    return found
 
 
 def _begun(text: str) -> dict[str, str]:

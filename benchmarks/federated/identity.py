@@ -1,0 +1,135 @@
+"""What a stage's result depends on, as one hash: stages with the same hash have the same result and run once.
+
+Into it go the stage's part of the configuration, the contents of the data files and the base model (not where they
+lie), the versions of the packages that compute, and the program itself. Comments, docstrings and formatting of the
+program do not enter, nor do the modules that only show results.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oblivionis.config import Config
+from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.runs import package_versions
+from oblivionis.schema import Federation, Strategy, Unlearning
+from oblivionis.updates import kept_rounds
+
+UNLEARN = "unlearn"
+BASE = ("finetune", "retrain")
+"""Stages that unlearn takes over."""
+ALONE = (*BASE, "local")
+"""Stages that start from a fresh adapter, so that cells can share them."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
+_SHOWING = (
+    *("cli", "*_cli", "chat", "chat_loop", "audit", "audit_requests", "person_*", "attack*", "wikimem_build"),
+    *("report", "*_report", "html_*", "*_pages", "*_figures", "progress", "tracking", "preflight", "config_docs"),
+)
+_IGNORED = ("name", "output", "start_from", "stages", "tracking", "attack")
+
+
+def stage_config(config: Config, stage: str) -> Config:
+    """The configuration of a run that does `stage` alone, for all cells that share it.
+
+    What cannot change its result has its default there: for finetune and retrain the unlearning method, unless it keeps
+    the clients' updates of finetune; for local the aggregator.
+    """
+    rounds = dataclasses.replace(Federation().rounds, **{stage: getattr(config.federation.rounds, stage)})
+    federation = dataclasses.replace(config.federation, rounds=rounds)
+    changed: dict[str, Any] = {"strategy": Strategy()}
+    if stage != "local":
+        federation = dataclasses.replace(federation, local_clients=Federation().local_clients)
+        free = Strategy().server_state_on_unlearn
+        changed = {"strategy": dataclasses.replace(config.strategy, server_state_on_unlearn=free)}
+        if stage == "retrain" or kept_rounds(config) == 0:
+            changed["unlearning"] = Unlearning()
+    return dataclasses.replace(config, federation=federation, stages=[stage], **changed)
+
+
+def identity(config: Config) -> str:
+    """SHA-256 (hexadecimal) of everything that the results of a run with `config` depend on."""
+    tree = {key: value for key, value in dataclasses.asdict(config).items() if key not in _IGNORED}
+    source, revision = tree["model"].pop("source"), tree["model"].pop("revision", None)
+    files = [(tree["data"], key) for key in sorted(tree["data"]) if key == "path" or key.endswith("_file")]
+    files += [(tree["evaluation"]["wikimem"], key) for key in ("subjects", "counterfactuals_folder")]
+    paths = [section.pop(key) for section, key in files]
+    parts = {
+        "stages": config.stages,
+        "configuration": tree,
+        "model": fingerprint_source(source, revision),
+        "data": [_contents(Path(path).expanduser().resolve()) if path else None for path in paths],
+        "packages": package_versions(),
+        "program": program(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _contents(path: Path) -> str:
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    state = tuple((str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := _stat(file)))
+    return _hash_files(path, state)
+
+
+def _stat(path: Path) -> Any:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _hash_files(path: Path, state: tuple[tuple[str, int, int], ...]) -> str:
+    """Names below `path` and contents; `state` is what makes a remembered value void."""
+    digest = hashlib.sha256()
+    for name, _, _ in state:
+        file = Path(name)
+        digest.update(f"{file.relative_to(path) if file != path else ''}\0".encode())
+        with file.open("rb") as handle:
+            while block := handle.read(2**20):
+                digest.update(block)
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def program() -> str:
+    """SHA-256 over the syntax trees of the modules that compute, without docstrings."""
+    return program_of(_ROOT)
+
+
+def program_of(root: Path) -> str:
+    """As `program`, of the packages below `root`."""
+    digest = hashlib.sha256()
+    for file in _modules(root):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                _drop_docstring(node)
+        digest.update(f"{file.relative_to(root).as_posix()}\0{ast.dump(tree)}\0".encode())
+    for package in _PACKAGES:
+        for file in sorted((root / package).rglob("*.json")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    for package in _PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            shown = package == "oblivionis" and any(Path(file.stem).match(pattern) for pattern in _SHOWING)
+            if not shown:
+                yield file
+
+
+def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    first = node.body[0] if node.body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        node.body[0] = ast.Pass()

@@ -1,0 +1,100 @@
+"""Runs as processes of their own: started on a share of the cores, stopped in an orderly way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOG = "suite.log"
+_GRACE_S = 60.0
+
+
+@dataclass
+class Slot:
+    """A share of the machine for one run at a time: CPU cores, and GPUs where there are enough."""
+
+    cpus: tuple[int, ...]
+    gpus: str | None = None
+
+
+@dataclass
+class Job:
+    """A run under way."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def failure(self) -> str:
+        """What the run said last before it ended with an error."""
+        lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        told = [line for line in lines if line.startswith("error:")] or [
+            line for line in lines if line and not line.startswith(("continue with:", "This is a fault of"))
+        ]
+        status = self.process.returncode
+        text = told[-1].removeprefix("error:").strip() if told else "it said nothing"
+        return f"killed by signal {-status}" if status < 0 else f"{text} (exit code {status})"
+
+
+def slots(jobs: int) -> list[Slot]:
+    """The cores of this process dealt out to `jobs` runs at once, and the GPUs if each gets one at least."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    shares = [tuple(cores[n::jobs]) or tuple(cores) for n in range(jobs)]
+    devices = _gpus() if jobs > 1 else []
+    if len(devices) < jobs:
+        return [Slot(share) for share in shares]
+    return [Slot(share, ",".join(devices[n::jobs])) for n, share in enumerate(shares)]
+
+
+def _gpus() -> list[str]:
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [device for device in given.split(",") if device]
+    import torch
+
+    return [str(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def start(run: Path, slot: Slot) -> Job:
+    """Continue the run directory `run` as `oblivionis simulate --resume` does; what it prints goes to its suite.log."""
+    environment = dict(os.environ)
+    if slot.gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = slot.gpus
+    command = [sys.executable, "-m", "oblivionis.cli", "simulate", "--resume", str(run)]
+    before = os.sched_getaffinity(0) if slot.cpus else set()
+    log = run / LOG
+    try:
+        if slot.cpus:
+            os.sched_setaffinity(0, slot.cpus)
+        with log.open("wb") as handle:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=handle, stderr=handle, env=environment, start_new_session=True
+            )
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
+    return Job(process, log)
+
+
+def stop(jobs: list[Job]) -> None:
+    """End runs as Ctrl-C does, and whatever is left of one that takes more than a minute."""
+    for job in jobs:
+        with suppress(ProcessLookupError):
+            job.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_S
+    for job in jobs:
+        try:
+            job.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(job.process.pid, signal.SIGKILL)
+            job.process.wait()

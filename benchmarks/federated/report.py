@@ -1,0 +1,79 @@
+"""What a finished suite leaves for its readers: printed tables, files of them, and `suite.html`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+
+from benchmarks.federated import papers, results
+from benchmarks.federated.settings import Settings
+from benchmarks.federated.tables import FORMATS, SUFFIXES, build
+from benchmarks.suite_report import SuiteView, write_suite_html
+from oblivionis import __version__
+from oblivionis.files import write_atomic
+from oblivionis.runs import RunDirectory
+
+NODES = "nodes.json"
+TABLES = "tables"
+
+
+def write_report(settings: Settings, folder: Path, console: Console) -> None:
+    """Print the tables of the results in `folder`; write each into `tables/` in every format, and `suite.html`."""
+    frame, axes = results.read(folder)
+    tables = []
+    for layout in settings.layouts():
+        table = build(frame, axes, layout)
+        for name, render in FORMATS.items():
+            write_atomic(folder / TABLES / f"{layout.name}.{SUFFIXES[name]}", render(table))
+        console.print()
+        console.print(table.rich())
+        tables.append(table)
+    view = SuiteView(
+        title=settings.title or folder.name,
+        description=settings.description,
+        folder=folder,
+        cells=frame,
+        axes=axes,
+        tables=tables,
+        paper=_published(settings, frame),
+        facts=dict(_facts(settings, folder, frame)),
+    )
+    page = write_suite_html(folder, view)
+    console.print(f"report: {page}; tables as Markdown, LaTeX, CSV and HTML: {folder / TABLES}", soft_wrap=True)
+
+
+def _published(settings: Settings, frame: pd.DataFrame) -> pd.DataFrame | None:
+    """The papers' numbers behind the tables, by our names of the metrics and, where these say so, for our labels."""
+    found = []
+    for layout in settings.layouts():
+        if layout.paper is None:
+            continue
+        table = papers.read(layout.paper)
+        for axis, label in layout.paper_axes.items():
+            table = table.loc[table[axis] == label].drop(columns=axis)
+        named = {measure.name: measure.metric for measure in layout.measures}
+        table = table.loc[table["metric"].isin(list(named))]
+        found.append(table.assign(metric=[named[name] for name in table["metric"]]))
+    if not found:
+        return None
+    joined = pd.concat(found, ignore_index=True)
+    return joined.drop_duplicates([column for column in joined.columns if column != "value"])
+
+
+def _facts(settings: Settings, folder: Path, frame: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    yield "Experiment", settings.experiment
+    yield "Stages", ", ".join(settings.stages)
+    runs = [run for run in dict.fromkeys(frame["run"]) if run]
+    if runs:
+        environment = RunDirectory(folder / runs[0]).environment()
+        yield "Program", f"oblivionis {environment.get('oblivionis', __version__)}"
+        yield "Machine", f"{environment.get('platform', '')}, {environment.get('cpus', '')} CPU cores"
+    nodes = json.loads((folder / NODES).read_text(encoding="utf-8"))
+    done = [node for node in nodes["nodes"] if not node["error"]]
+    shared = [node for node in done if node["shared"]]
+    yield "Runs", f"{len(done)}, of which {len(shared)} were there before this suite was started or resumed"
+    yield "Last start took", f"{nodes['seconds']:.0f} s"
