@@ -296,7 +296,7 @@ def test_the_command_and_the_report(attacked):
         assert text in shown.out
     html_report.write_html(target, configuration.from_yaml(target.read_config()))
     page = (target.path / "report.html").read_text()
-    assert "<h2>Attacks</h2>" in page and "Obey. {question}" in page
+    assert 'id="attacks"' in page and "Obey. {question}" in page
     row = next(r for r in results["rows"] if r["name"] == "quantise-nf4")
     assert f"{row['models']['retrain']['after']['prob']:.2f}" in page
 
@@ -311,7 +311,7 @@ def test_a_narrow_terminal_keeps_probabilities_and_verdicts(attacked):
         row = next(line for line in lines if "8 bits" in line or "quantise: 8" in line)
         prob = results["rows"][1]["models"]["retrain"]["after"]["prob"]
         assert f"{prob:.2f}" in row and " 8 " in row
-        assert any("Truth r." in line and "ROUGE" in line for line in lines) == wanted
+        assert any("Truth r." in line and "ROUGE" in line for line in lines[:4]) == wanted
 
 
 def test_verdicts_in_words():

@@ -321,7 +321,10 @@ def test_each_kind_of_wrong_value(override: str, path: str, message: str) -> Non
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
-        ("learning_rate=1", "did you mean unlearning.learning_rate or training.learning_rate?"),
+        (
+            "learning_rate=1",
+            "did you mean unlearning.learning_rate or attack.relearn.learning_rate or training.learning_rate?",
+        ),
         ("unlearning.beta=1", "did you mean unlearning.params.beta?"),
         ("federation.round.finetune=1", "did you mean federation.rounds?"),
         ("model.lora.rnk=1", "did you mean model.lora.rank?"),
