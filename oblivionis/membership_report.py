@@ -96,10 +96,11 @@ def sentences(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     """
     found = metrics.get("unlearn", {})
     oracle = metrics.get("retrain", {})
-    known = [name for name in ATTACKS if f"membership_auc_{name}_p" in found]
+    names = {name: f"membership_auc_{name}" for name in ATTACKS}
+    known = [name for name, key in names.items() if f"{key}_p" in found and key in oracle]
     if not known:
         return []
-    key = min((f"membership_auc_{name}" for name in known), key=lambda k: found[f"{k}_p"])
+    key = min((names[name] for name in known), key=lambda k: found[f"{k}_p"])
     p, level, difference = found[f"{key}_p"], 0.05 / len(known), found[f"{key}_difference"]
     words = "not to be told from the retrained model"
     if p <= level:

@@ -147,7 +147,10 @@ def test_it_is_measured_at_every_moment_lens_1_in_unlearn_alone(finished):
 
 
 def test_no_sequence_is_scored_twice(tmp_path, monkeypatch):
-    """All evaluators of one moment share one pass, in which each distinct sequence occurs once."""
+    """All evaluators of one moment share one pass, in which each distinct sequence occurs once.
+
+    Only the membership inference by reference has another: of the base model.
+    """
     calls = []
     score = hook.score
 
@@ -156,7 +159,7 @@ def test_no_sequence_is_scored_twice(tmp_path, monkeypatch):
         return score(model, sequences, **options)
 
     monkeypatch.setattr(hook, "score", watched)
-    _, run, _, _ = start(tmp_path, "counted", "stages=[finetune]")
+    _, run, _, _ = start(tmp_path, "counted", "stages=[finetune]", "evaluation.membership.attacks=[loss, min_k_40]")
     assert len(calls) == len(rows(run, "finetune")) == 2
     for sequences, wanted in calls:
         assert len(sequences) == len(set(sequences)) > len(wanted) > 0
