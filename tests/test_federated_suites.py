@@ -180,6 +180,11 @@ def test_what_cannot_change_finetune_does_not_change_its_identity():
     assert base() != base("evaluation.every=0") and base() != base(stage="retrain")
 
 
+def test_a_suite_can_be_planned_without_its_model():
+    result = call("bench", "tofu_split99", "matrix.strategy=[fedavg]", "--dry-run")
+    assert result.code == 0 and "12 cells in 18 runs" in result.out
+
+
 def test_data_count_by_what_they_contain_not_by_where_they_lie(tmp_path):
     line = '{"id": "%s", "question": "Q?", "answer": "A.", "client": 0}\n'
     for folder in ("a", "b"):
@@ -189,6 +194,8 @@ def test_data_count_by_what_they_contain_not_by_where_they_lie(tmp_path):
     assert of("a") == of("b")
     (tmp_path / "b" / "records.jsonl").write_text(line % 1 + line % 3)
     assert of("a") != of("b")
+    gone, lost = (base(f"evaluation.wikimem.subjects={tmp_path / name}.jsonl") for name in ("gone", "lost"))
+    assert gone != lost, "files that are not there are not alike"
 
 
 def test_the_program_counts_but_not_its_comments(tmp_path):
@@ -253,6 +260,15 @@ def test_a_suite_prints_its_tables_and_keeps_its_results(finished):
     assert "NPO" in page and "report.html" in page
     table = call("bench", "table", folder, "--format", "csv")
     assert table.out == (folder / "tables" / "small.csv").read_text()
+
+
+@pytest.mark.slow
+def test_quick_runs_and_has_numbers_everywhere(tmp_path):
+    result = call("bench", "quick", "--output", tmp_path / "quick", "--jobs", "2")
+    assert result.code == 0, result.err
+    frame, _ = results.read(tmp_path / "quick")
+    assert frame["cell"].nunique() == 4 and set(frame["status"]) == {"done"}
+    assert "–" not in (tmp_path / "quick" / "tables" / "quick.md").read_text()
 
 
 @pytest.mark.slow

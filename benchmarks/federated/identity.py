@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.config import Config
+from oblivionis.models.errors import ModelError
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.runs import package_versions
 from oblivionis.schema import Federation, Strategy, Unlearning
@@ -65,7 +66,7 @@ def identity(config: Config) -> str:
     parts = {
         "stages": config.stages,
         "configuration": tree,
-        "model": fingerprint_source(source, revision),
+        "model": _model(source, revision),
         "data": [_contents(Path(path).expanduser().resolve()) if path else None for path in paths],
         "packages": package_versions(),
         "program": program(),
@@ -73,17 +74,21 @@ def identity(config: Config) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
+@functools.cache
+def _model(source: str, revision: str | None) -> str:
+    """The base model's fingerprint; its name where it is not at hand, so that a suite can be planned without it."""
+    try:
+        return fingerprint_source(source, revision)
+    except ModelError:
+        return f"{source}@{revision}"
+
+
 def _contents(path: Path) -> str:
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    state = tuple((str(file), stat.st_size, stat.st_mtime_ns) for file in files if (stat := _stat(file)))
-    return _hash_files(path, state)
-
-
-def _stat(path: Path) -> Any:
-    try:
-        return path.stat()
-    except OSError:
-        return None
+    if not all(file.is_file() for file in files):
+        return f"missing: {path}"
+    stats = [(str(file), file.stat()) for file in files]
+    return _hash_files(path, tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
 
 
 @functools.lru_cache(maxsize=256)
