@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -42,23 +42,51 @@ class Table:
     texts: int = 2
 
     def rich(self) -> RenderableType:
-        """For a terminal: a first cell that repeats the one above is blank."""
-        title, note = Text(self.title, style="bold"), Padding(Text(self.note, style="dim"), (1, 0))
-        if not self.rows:
-            return Group(title, note)
+        """For a terminal: a first cell that repeats the one above is blank, columns that do not fit come below."""
+        return _Fitting(self)
+
+    def part(self, numbers: Sequence[int]) -> RichTable:
+        """The columns of words and these columns of numbers, for a terminal."""
         table = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(Text(column), justify="left" if number < self.texts else "right")
+        chosen = [*range(self.texts), *numbers]
+        for place in chosen:
+            table.add_column(Text(self.columns[place]), justify="left" if place < self.texts else "right", no_wrap=True)
         above = None
         for row in self.rows:
             if row is None:
                 table.add_row()
                 above = None
             else:
-                first = "" if row[0] == above else row[0]
-                table.add_row(*(Text(cell, style=getattr(cell, "style", "")) for cell in [first, *row[1:]]))
+                cells = ["" if row[0] == above else row[0], *row[1:]]
+                table.add_row(*(Text(cells[n], style=getattr(cells[n], "style", "")) for n in chosen))
                 above = row[0]
-        return Group(title, table, note)
+        return table
+
+    def parts(self, width: int) -> list[list[int]]:
+        """The columns of numbers in parts that fit into `width` beside those of words; columns of a heading together.
+
+        A heading whose columns do not fit by themselves is divided.
+        """
+        widths = [
+            max(map(len, [*column.split("\n"), *(row[n] for row in self._filled())])) + 1
+            for n, column in enumerate(self.columns)
+        ]
+        room = width - sum(widths[: self.texts])
+        groups: list[list[int]] = []
+        for n in range(self.texts, len(self.columns)):
+            above, divided, _ = self.columns[n].partition("\n")
+            same = groups and divided and self.columns[groups[-1][-1]].partition("\n")[0] == above
+            if same and sum(widths[m] for m in (*groups[-1], n)) <= room:
+                groups[-1].append(n)
+            else:
+                groups.append([n])
+        found: list[list[int]] = []
+        for group in groups:
+            if found and sum(widths[m] for m in (*found[-1], *group)) <= room:
+                found[-1] += group
+            else:
+                found.append(group)
+        return found or [[]]
 
     def markdown(self) -> str:
         """A section of a document."""
@@ -128,6 +156,21 @@ class Table:
                 spans.append((above if below else "", 1))
         upper = (f"\\multicolumn{{{n}}}{{c}}{{{_latex(text)}}}" if text else "" for text, n in spans)
         return [_latex_row(upper), _latex_row(_latex(below or above) for above, _, below in heads)]
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A table in as many parts, one below the other, as the width of the terminal asks for."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.table.title, style="bold")
+        if self.table.rows:
+            for number, columns in enumerate(self.table.parts(options.max_width)):
+                yield from [""] * (number > 0)
+                yield self.table.part(columns)
+        yield Padding(Text(self.table.note, style="dim"), (1, 0))
 
 
 def _styled(text: str, bold: str, underline: str, cell: str | None = None) -> str:

@@ -226,6 +226,18 @@ def test_a_terminal_sees_the_headings_and_the_note():
     assert "Forget & retain" in shown and "A note." in shown and "0.1 ± 0.2" in shown
 
 
+def test_columns_that_do_not_fit_come_below_with_their_heading():
+    table = build(grid(GRID), AXES, LAYOUT)
+    assert table.parts(200) == [[1, 2, 3, 4]]
+    assert table.parts(30) == [[1, 2], [3, 4]], "columns of a heading stay together"
+    assert table.parts(12) == [[1], [2], [3], [4]]
+    for width in (20, 32, 60):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(table.rich())
+        shown = console.export_text()
+        assert "…" not in shown and all(cell in shown for row in table.rows for cell in row)
+
+
 # -- bench table ---------------------------------------------------------------------------------------------------
 
 
