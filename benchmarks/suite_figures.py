@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,12 +113,14 @@ def _labels(rows: Any, axes: Sequence[str]) -> list[str]:
 
 def _panel(axis: Any, here: Any, within: Sequence[str], labels: Sequence[str]) -> None:
     unlearned = here[here.stage == "unlearn"]
-    groups = unlearned.value.groupby(_labels(unlearned, within))
-    known = [(i, groups.get_group(label)) for i, label in enumerate(labels) if label in groups.groups]
+    groups: dict[str, list[float]] = {}
+    for label, value in zip(_labels(unlearned, within), unlearned.value, strict=True):
+        groups.setdefault(label, []).append(value)
+    known = [(i, groups[label]) for i, label in enumerate(labels) if label in groups]
     if known:
         places, values = zip(*known, strict=True)
-        bars = [value.std(ddof=1) if len(value) > 1 else 0.0 for value in values]
-        means = [value.mean() for value in values]
+        bars = [statistics.stdev(value) if len(value) > 1 else 0.0 for value in values]
+        means = [statistics.fmean(value) for value in values]
         axis.errorbar(places, means, bars, fmt="o", markersize=5, capsize=3, color="tab:blue", label="unlearned")
     for stage, (color, line, label) in _LINES.items():
         reference = here[here.stage == stage].drop_duplicates("run").value

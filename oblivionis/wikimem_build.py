@@ -157,7 +157,7 @@ def _saved(job: _Build) -> dict[str, Any] | None:
     The dump may be longer than it was, where it was cut off before.
     """
     path = job.out / CHECKPOINT
-    for torn in job.out.glob(f".{CHECKPOINT}.*.tmp"):  # left behind where a process was killed while it saved
+    for torn in job.out.glob(".*.json*.tmp"):  # left behind where a process was killed while it wrote
         torn.unlink()
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))

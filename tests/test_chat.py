@@ -429,7 +429,6 @@ def test_the_real_command_on_a_terminal(finished):
         stdout=theirs,
         stderr=theirs,
         env=environment(),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job of a shell ignores it
     )
     os.close(theirs)
     seen = ""

@@ -322,7 +322,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(finished, tmp_path):
     folder, _ = finished
     store = tmp_path / "stages"
     shutil.copytree(folder.parent / "stages", store)
-    wrong = "matrix.unlearning=[npo, {label: too deep, unlearning: rmu, unlearning.params.layer: 90}]"
+    wrong = "matrix.unlearning=[npo, {label: too deep, unlearning: npo, evaluation.ruler: {enabled: true, layer: 90}}]"
     result = call("bench", suite(tmp_path), wrong, "--output", tmp_path / "out", "--store", store)
     assert result.code == 1 and "1 of 2 cells failed: fedavg/too deep/seed=0" in result.err
     frame, _ = results.read(tmp_path / "out")

@@ -90,7 +90,7 @@ def test_a_run_on_texts_measures_muse_and_nothing_about_questions(texts) -> None
     assert metrics["retrain"]["muse_privleak"] == 0
     assert sum("plain text" in note for note in events.notes) == 1
     assert not any("RULER" in w or "forget quality" in w for w in events.warnings)
-    assert {r["evaluator"] for r in directory.metrics()} == {"muse", "membership", "federation"}
+    assert {r["evaluator"] for r in directory.metrics()} == {"muse", "membership", "federation", "rebound"}
 
 
 @pytest.mark.slow
@@ -219,6 +219,7 @@ def test_sentences_by_the_attack_that_tells_most() -> None:
         "over-unlearned" in membership_report.sentences({"unlearn": unlearned, "retrain": values("zlib", 0.3, 0, 1)})[0]
     )
     unlearned = values("loss", 0.5, 0.2, 0.03) | values("zlib", 0.7, 0.4, 0.04)
-    (line,) = membership_report.sentences({"unlearn": unlearned, "retrain": values("loss", 0.3, 0, 1)})
+    retrained = values("loss", 0.3, 0, 1) | values("zlib", 0.3, 0, 1)
+    (line,) = membership_report.sentences({"unlearn": unlearned, "retrain": retrained})
     assert "not to be told" in line, "0.03 is more than half of 5 %"
     assert membership_report.sentences({"unlearn": {}}) == []
