@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from oblivionis.config import Config
 from oblivionis.data.partition import Partition
@@ -25,7 +25,6 @@ class Holdings:
     records: Mapping[int, tuple[str, ...]]
     forget: Mapping[int, tuple[str, ...]]
     subjects: Subjects
-    remote: ClassVar[bool] = False
 
     @classmethod
     def of(cls, corpus: Corpus, partition: Partition) -> Holdings:

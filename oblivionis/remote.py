@@ -21,7 +21,6 @@ def query_config(config: Config) -> dict[str, object]:
 class RemoteHoldings:
     """Stands where `Holdings` stands when the server has the records: it counts, and knows no id and no subject."""
 
-    remote = True
     subjects = Subjects(())
 
     def __init__(self, clients: int, nodes: NodeMap | None = None) -> None:

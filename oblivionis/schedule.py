@@ -140,7 +140,7 @@ def _read_line(
     faults = [*_names(row), *_rounds(row, last_round), *_texts(row)]
     scope, wrong = _scope(row)
     faults += wrong
-    if holdings.remote and scope not in (None, SCOPE_RECORDS):
+    if isinstance(holdings, RemoteHoldings) and scope not in (None, SCOPE_RECORDS):
         return [*faults, f"the records stay with the clients (data=node), and the scope is {scope}; {REMOTE_KIND}"], []
     if scope == SCOPE_SUBJECT:
         subject = holdings.subjects.find(row["subject"]) if isinstance(row["subject"], str) else None

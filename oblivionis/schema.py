@@ -612,7 +612,7 @@ class Muse:
 
 @dataclass
 class Audit:
-    """What a client measures of its own records for a deletion request (`data=node`): [client-audit.md](client-audit.md)."""
+    """What a client measures of its own records for a request (`data=node`): [client-audit.md](client-audit.md)."""
 
     profile: str = field(
         default="full",

@@ -29,7 +29,7 @@ from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.node_data import DATA_NODES, NODES_DIR
 from oblivionis.progress import Events
 from oblivionis.rebound import ReboundTracker, rebound_summary
-from oblivionis.remote import query_config
+from oblivionis.remote import RemoteHoldings, query_config
 from oblivionis.requests import in_words
 from oblivionis.reuse import import_stages
 from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
@@ -105,7 +105,7 @@ class Server:
         self.holdings = holdings_of(config, corpus, self.nodes)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
         self.policy = policy_of(config, self.holdings) if asked else None
-        self.remote = self.holdings.remote
+        self.remote = isinstance(self.holdings, RemoteHoldings)
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config, self.assembled.flat.manifest)
