@@ -30,11 +30,12 @@ class Wire:
 
 
 def texts_of(rows: Iterable[dict[str, Any]]) -> set[str]:
-    """The questions, answers and names of subjects, and every longer word of answers and names."""
+    """The questions, answers (also without the name) and subjects, and every longer proper name in them."""
     rows = list(rows)
     whole = {row[key] for row in rows for key in ("question", "answer", "subject")}
-    words = {word for row in rows for word in re.findall(r"\w+", f"{row['answer']} {row['subject']}") if len(word) > 3}
-    return whole | words
+    said = {row["answer"].removeprefix(row["subject"]).strip(" .") for row in rows}
+    names = {name for row in rows for name in re.findall(r"\b[A-Z]\w{3,}", f"{row['answer']} {row['subject']}")}
+    return whole | said | names
 
 
 def found_texts(data: bytes, texts: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ BASE = (
     "data=node",
     f"federation.clients={CLIENTS}",
     "federation.fraction_train=1.0",
-    "evaluation.full.questions_per_set=1",
+    "evaluation.full.questions_per_set=3",
     "unlearning.requests.policy=file",
 )
 DEMANDS = [
@@ -165,9 +165,7 @@ def test_nothing_that_a_client_sends_says_what_its_records_say(finished, sequenc
             assert not content.array_records
         else:
             (arrays,) = content.array_records.values()
-            assert [(n, a.dtype, tuple(a.shape)) for n, a in arrays.items()] == [
-                (protocol.ADAPTER, "float32", (size,))
-            ]
+            assert [(n, a.dtype, tuple(a.shape)) for n, a in arrays.items()] == [(protocol.ADAPTER, "float32", (size,))]
 
 
 def test_no_file_of_the_servers_run_says_what_the_records_say(finished):
@@ -239,7 +237,7 @@ def test_answers_that_are_not_entirely_well_are_set_aside(tmp_path):
             reply.content["metrics"]["Mara Voss"] = 1.0
         return None if client == 2 and seen.count(2) == 1 else reply
 
-    _, run, events, _ = start(tmp_path, "odd", "stages=[finetune, unlearn]", tamper=change)
+    _, run, events, _ = start(tmp_path, "odd", "stages=[finetune, unlearn]", "federation.timeout=1", tamper=change)
     states = {r.client: (r.state, r.rouge) for r in Ledger(run.ledger_path)}
     assert states[0] == ("served", 0.9) and states[1] == ("served", None) and states[2][0] == "verified"
     assert seen.count(2) == 4, "asked again for the lost answer"
