@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from oblivionis.demands import accept, read_demands
 from oblivionis.errors import OblivionisError
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.node import NodeFolder
+from oblivionis.node_requests import answer_query
 from oblivionis.worker import ClientError, Worker, resident
 from strategies import protocol
 
@@ -47,9 +48,16 @@ def _answer(handler: Callable[[Message, Context], Message]) -> Callable[[Message
 @app.query()
 @_answer
 def query(message: Message, context: Context) -> Message:
-    """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run."""
-    answer = MetricRecord({protocol.PARTITION_ID: _partition(context)})
-    return Message(RecordDict({protocol.METRICS: answer}), reply_to=message)
+    """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run.
+
+    A server that keeps a ledger of requests is also told of those that were made here.
+    """
+    client = _partition(context)
+    content = RecordDict({protocol.METRICS: MetricRecord({protocol.PARTITION_ID: client})})
+    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
+    if (requests := answer_query(config, client, _node_path(context, config, client))) is not None:
+        content[protocol.REQUESTS] = requests
+    return Message(content, reply_to=message)
 
 
 @app.train()
@@ -148,14 +156,10 @@ class _Task:
         self.worker: Worker = resident(self.config)
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
-        self.node = NodeFolder(self._node_path(context))
+        self.node = NodeFolder(_node_path(context, self.message_config, self.client))
         self.seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
-
-    def _node_path(self, context: Context) -> Path:
-        own = context.node_config.get("node-dir")
-        return Path(str(own)) if own else Path(self.text("nodes-dir")) / str(self.client)
 
     @property
     def vector(self) -> np.ndarray:
@@ -191,6 +195,11 @@ def _partition(context: Context) -> int:
     if "partition-id" not in context.node_config:
         raise ClientError('this node has no partition-id; start it with --node-config "partition-id=…"')
     return int(context.node_config["partition-id"])
+
+
+def _node_path(context: Context, config: Mapping[str, object], client: int) -> Path:
+    own = context.node_config.get("node-dir")
+    return Path(str(own)) if own else Path(str(config.get("nodes-dir", ""))) / str(client)
 
 
 @functools.lru_cache(maxsize=4)
