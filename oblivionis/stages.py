@@ -27,13 +27,14 @@ from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.node_data import DATA_NODES, NODES_DIR
+from oblivionis.node_requests import NodeRequests
 from oblivionis.progress import Events
 from oblivionis.rebound import ReboundTracker, rebound_summary
 from oblivionis.remote import RemoteHoldings, query_config
-from oblivionis.requests import in_words
+from oblivionis.requests import Ledger, in_words
 from oblivionis.reuse import import_stages
 from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
-from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.runs import Checkpoint, RunDirectory, vector_hash
 from oblivionis.schedule import holdings_of, policy_of
 from oblivionis.tracking import follow
 from oblivionis.updates import open_updates
@@ -139,6 +140,8 @@ class Server:
                 self.events.note(f"{stage}: finished earlier")
                 rounds = planned_rounds(self.config)[stage]
                 self.events.stage_started(stage, rounds, rounds)
+                if stage == "unlearn" and self.config.unlearning.requests.policy == "nodes":
+                    self.node_requests().tell_again(rounds)
                 continue
             if stage == "local":
                 from oblivionis.local import run_local
@@ -179,6 +182,19 @@ class Server:
             }
         )
 
+    def node_requests(self) -> NodeRequests:
+        """The requests that are made on the clients' machines, by the run's ledger."""
+        return NodeRequests(
+            Ledger(self.run.ledger_path),
+            self.config.unlearning.requests.verify_max_rouge,
+            run=self.run.name,
+            nodes=self.nodes,
+            grid=self.grid,
+            settings={NODES_DIR: str(self.run.nodes_path)},
+            warn=self.events.warning,
+            holdings=self.holdings if self.remote else None,
+        )
+
     def check_stop(self) -> None:
         if self.stop.is_set():
             raise RunInterrupted("stopped by Ctrl-C")
@@ -203,8 +219,7 @@ class Stage:
         self.config, self.run, self.events = server.config, server.run, server.events
         self.rounds: int = getattr(self.config.federation.rounds, name)
         self.inner = aggregator(self.config, server.mean)
-        policy = server.policy if name == "unlearn" else None
-        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, policy)
+        self.requests = self._requests()
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.references: References | None = None
         self.before: ruler.Before | None = None
@@ -214,6 +229,14 @@ class Stage:
         tracked = name == "unlearn" and wanted.enabled and not server.remote
         self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and server.remote else None
         self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if tracked else None
+
+    def _requests(self) -> SimulatedRequests | NodeRequests:
+        """Where this stage's requests come from: the nodes, a policy that plays them, or nowhere."""
+        server = self.server
+        if self.name == "unlearn" and self.config.unlearning.requests.policy == "nodes":
+            return server.node_requests()
+        policy = server.policy if self.name == "unlearn" else None
+        return SimulatedRequests.of(self.config, self.run, server.holdings, policy)
 
     def execute(self) -> None:
         started = time.perf_counter()
@@ -323,6 +346,7 @@ class Stage:
         rounds = self.done
         measured = self.evaluate(rounds, "end", self.vector)
         outcome = self._verify(rounds, measured)
+        self.requests.close(rounds)
         ruler.keep_states(self.run, self.name, measured, self.config, self.server.fingerprint)
         waiting = self.requests.waiting(rounds)
         if waiting:
@@ -408,6 +432,7 @@ class _Recorder(Listener):
         stage, vector = self._stage, _vector(arrays)
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
+            stage.requests.applied(round, vector_hash(stage.vector), vector_hash(vector))
             if stage.rebound is not None:
                 stage.rebound.unlearned(stage.requests.served_so_far(), round, stage.vector, vector)
             if stage.audits is not None:
