@@ -99,7 +99,11 @@ class Server:
         self.start_vector = self.assembled.flat.numpy()
         self.assessor = Assessor(self.assembled, corpus, config)
         self.oracles: list[Oracle] = []
-        self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0)
+        self.nodes = NodeMap(
+            expected=config.federation.clients,
+            min_nodes=config.federation.min_clients,
+            wait_s=config.federation.wait_for_clients,
+        )
         self.settings = configuration.to_yaml(config)
         run.write_environment(
             seed=config.seed,
