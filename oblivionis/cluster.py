@@ -18,7 +18,7 @@ _REACH_S, _ANSWER_S = 10.0, 120.0
 
 @contextmanager
 def cluster(address: str, run: Path) -> Iterator[None]:
-    """Join the Ray cluster at `address` for a run whose directory is `run`. In the end the clients go, the cluster stays.
+    """Join the Ray cluster at `address` for a run in the directory `run`. In the end the clients go, the cluster stays.
 
     Raises RunError when there is no cluster, or when one of its machines cannot simulate clients of this run.
     """
