@@ -18,7 +18,8 @@ from oblivionis.attack_cli import attack
 from oblivionis.bench_cli import bench_cli
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
 from oblivionis.leakage_cli import audit_leakage
-from oblivionis.person_cli import audit_person, request_cli
+from oblivionis.person_cli import audit_person, request_from_audit
+from oblivionis.request_cli import request_cli
 from oblivionis.wikimem_cli import wikimem_cli
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ cli.add_typer(wikimem_cli, name="wikimem")
 cli.command("attack")(attack)
 audit_cli.command("leakage")(audit_leakage)
 audit_cli.command("person")(audit_person)
+request_cli.command("from-audit")(request_from_audit)
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 
