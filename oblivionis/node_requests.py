@@ -64,6 +64,11 @@ class NodeRequests(LedgerRequests):
         """Tell the nodes the last outcomes. What they ask for now waits for another run: no round is left."""
         self._ask(round)
 
+    def tell_again(self, round: int) -> None:
+        """Tell the nodes of a stage that ended after `round` earlier what they have not confirmed, if anything."""
+        if self._ledger.has_unacknowledged:
+            self._ask(round)
+
     def _ask(self, round: int) -> dict[int, Answer]:
         if self._ledger.head == GENESIS:
             self._ledger.note("opened", run=self._run)
