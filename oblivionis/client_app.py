@@ -75,12 +75,12 @@ def query(message: Message, context: Context) -> Message:
     that keeps a ledger of requests is told of those that were made here.
     """
     client = _partition(context)
-    answer = MetricRecord({protocol.PARTITION_ID: client})
-    content = RecordDict({protocol.METRICS: answer})
     config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
     node = node_folder(context.node_config, config, client)
+    answer = MetricRecord({protocol.PARTITION_ID: client})
     if config.get("data") == "node":
         answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = counts(node)
+    content = RecordDict({protocol.METRICS: answer})
     if (requests := answer_query(config, client, node.path)) is not None:
         content[protocol.REQUESTS] = requests
     return Message(content, reply_to=message)

@@ -91,11 +91,6 @@ class LedgerRequests:
         """Whether `client` has asked to leave."""
         return any(r.scope == SCOPE_CLIENT for r in self._ledger.of_client(client) if r.state != REJECTED)
 
-    def remaining(self, client: int, holdings: Holdings | RemoteHoldings) -> int:
-        """Records of a client that stays which nobody asked to forget, in this run or, as it told, before."""
-        asked = {i for r in self._ledger.of_client(client) if r.state != REJECTED for i in r.record_ids}
-        return min(holdings.count(client) - len(asked), holdings.live(client, without_forget_split=False))
-
     def roll_back(self, round: int) -> None:
         self._ledger.roll_back(round)
 
@@ -168,4 +163,6 @@ class SimulatedRequests(LedgerRequests):
         """
         if self.leaves(client):
             return 0
-        return self.remaining(client, self._holdings)
+        asked = {i for r in self._ledger.of_client(client) if r.state != REJECTED for i in r.record_ids}
+        left = self._holdings.count(client) - len(asked)
+        return min(left, self._holdings.live(client, without_forget_split=False))

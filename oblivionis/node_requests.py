@@ -10,9 +10,8 @@ from flwr.serverapp import Grid
 
 from oblivionis.chain import GENESIS, HASH
 from oblivionis.errors import OblivionisError
-from oblivionis.holdings import Holdings, LedgerRequests
+from oblivionis.holdings import LedgerRequests
 from oblivionis.node_ledger import NodeLedger
-from oblivionis.remote import RemoteHoldings
 from oblivionis.requests import REJECTED, Ledger, Request
 from oblivionis.wire import Answer, Question, Told, outcome_of, read_answer, read_question, write_answer, write_question
 from strategies import protocol
@@ -31,7 +30,7 @@ class NodeRequests(LedgerRequests):
     the other, so that neither can be cut or written anew without the other showing it.
 
     `settings` also go into each query: where the folders of nodes lie that were started without one, in a simulation.
-    `holdings`: how many records each client holds.
+    `live`: how many records a client can be trained on.
     """
 
     def __init__(
@@ -43,25 +42,28 @@ class NodeRequests(LedgerRequests):
         nodes: NodeMap,
         grid: Grid,
         settings: Mapping[str, object],
+        live: Callable[[int], int],
         warn: Warn,
-        holdings: Holdings | RemoteHoldings | None = None,
     ) -> None:
         super().__init__(ledger, max_rouge)
-        self._holdings = holdings
-        self._run, self._nodes, self._grid, self._settings, self._warn = run, nodes, grid, dict(settings), warn
+        self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
+        self._live, self._warn, self._round = live, warn, 0
 
     def pending(self, round: int) -> Sequence[UnlearnRequest]:
         """Ask the nodes, enter what is new, then list what is pending."""
+        self._round = round
         for client, answer in self._ask(round).items():
             for told in answer.requests:
                 self._enter(client, told, round)
         return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(round)]
 
     def live(self, client: int) -> int:
-        """Records that nobody asked to forget; none of a client that leaves, 1 where the server knows no numbers."""
+        """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""
         if self.leaves(client):
             return 0
-        return 1 if self._holdings is None else self.remaining(client, self._holdings)
+        # What is asked for in this round was still counted when the client was asked at its beginning.
+        new = [r for r in self._ledger.of_client(client) if r.served_round in (None, self._round)]
+        return self._live(client) - len({i for r in new if r.state != REJECTED for i in r.record_ids})
 
     def close(self, round: int) -> None:
         """Tell the nodes the last outcomes. What they ask for now waits for another run: no round is left."""

@@ -102,7 +102,12 @@ class Server:
             torch.set_num_threads(config.federation.server_threads)
         torch.set_flush_denormal(True)
         corpus = load_corpus(config.data, config.model)
-        self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0, config=query_config(config))
+        self.nodes = NodeMap(
+            expected=config.federation.clients,
+            min_nodes=config.federation.min_clients,
+            wait_s=config.federation.wait_for_clients,
+            config=query_config(config),
+        )
         self.holdings = holdings_of(config, corpus, self.nodes)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
         self.policy = policy_of(config, self.holdings) if asked else None
@@ -191,8 +196,8 @@ class Server:
             nodes=self.nodes,
             grid=self.grid,
             settings={NODES_DIR: str(self.run.nodes_path)},
+            live=lambda client: self.holdings.live(client, without_forget_split=False),
             warn=self.events.warning,
-            holdings=self.holdings if self.remote else None,
         )
 
     def check_stop(self) -> None:
