@@ -286,10 +286,13 @@ def data_describe(
     """Sizes, records per client, and where the records to forget lie."""
     from oblivionis import report
     from oblivionis.corpora import load_corpus, load_partition
+    from oblivionis.node_report import print_nodes
     from oblivionis.subjects import Subjects
 
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
+    if config.data.name == "node":
+        return print_nodes(config, Console())
     corpus = load_corpus(config.data, config.model)
     partition = load_partition(corpus, config)
     if subject is not None:

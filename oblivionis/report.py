@@ -344,16 +344,19 @@ def summary(run: RunDirectory, config: Config) -> Group:
         f"{run.name}: {config.model.name} · {config.data.name} · {config.strategy.name} · {method(config)}"
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
-    from oblivionis import rebound_report, ruler_report, verdicts
+    from oblivionis import node_report, rebound_report, ruler_report, verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
-    parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found))]
+    measured = any(metrics.values())  # by the server: not where only the clients have records
+    parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found)) if measured else Text(title)]
+    parts += [table] if (table := node_report.audit_table(run)) is not None else []
     parts += [
         Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
     ]
     parts += [Text(line) for line in (*ruler_report.sentences(run), *rebound_report.sentences(run))]
     parts += [Text(line) for line in membership_report.sentences(metrics)]
-    parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
+    if measured:
+        parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
     if has_ruler(metrics):
         parts.append(Text(RULER_LEGEND, style="dim"))
     if has_wikimem(metrics):

@@ -15,9 +15,11 @@ from typing import Any
 
 from evaluation.tofu import SECTIONS
 from oblivionis import report
+from oblivionis.audit_numbers import read_audit
 from oblivionis.config import Config
 from oblivionis.files import read_lines, write_atomic
 from oblivionis.html_parts import explained, facts_list, glossary, html_page, html_table
+from oblivionis.node_report import SHOWN, audit_rows
 from oblivionis.person_outcomes import PersonAudit, audits_of, person_slug
 from oblivionis.requests import PENDING, SERVED, VERIFIED, Ledger, Request
 from oblivionis.runs import RunDirectory
@@ -250,8 +252,18 @@ def _has_text(log: Mapping[str, Mapping[str, Any]], record_id: str) -> bool:
 
 
 def _audits(request: Request, known: _Known) -> list[str]:
-    parts = [*_leakage_rows(request, known), *_people(request, known)]
+    parts = [*_by_the_client(request, known), *_leakage_rows(request, known), *_people(request, known)]
     return parts or ["<p>No audit of this run asked about its records.</p>"]
+
+
+def _by_the_client(request: Request, known: _Known) -> list[str]:
+    """What the client measured of its own records."""
+    rows = audit_rows(read_audit(known.run.path, request.id) or {})
+    if not rows:
+        return []
+    heads = ["moment", *SHOWN.values()]
+    table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows)
+    return [f"<p>Measured by client {request.client} on its own records, which the server does not have:</p>", table]
 
 
 def _leakage_rows(request: Request, known: _Known) -> list[str]:

@@ -1,5 +1,6 @@
 """Whole runs in which the clients keep their records: what the server learns, what it measures, what never leaves."""
 
+import io
 import json
 import logging
 import threading
@@ -10,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from inprocess import InProcessGrid
 from nodes import records, write_lines, write_nodes
 from privacy import Wire, found_texts, found_tokens, leaks, texts_of
+from rich.console import Console
 from test_stages import Recorded
 
 from oblivionis import config as configuration
@@ -20,6 +22,10 @@ from oblivionis.client_app import _answer, app
 from oblivionis.data.jsonl import load
 from oblivionis.data.tokenize import encode_all
 from oblivionis.models.assembly import assemble
+from oblivionis.node import NodeFolder
+from oblivionis.node_ledger import NodeLedger
+from oblivionis.node_report import audit_table, print_nodes
+from oblivionis.report import print_summary
 from oblivionis.requests import Ledger
 from oblivionis.runs import RunDirectory
 from oblivionis.server_app import serve
@@ -178,6 +184,30 @@ def test_no_file_of_the_servers_run_says_what_the_records_say(finished):
     assert not run.nodes_path.exists(), "tombstones lie with the clients"
 
 
+def test_nor_does_what_travels_with_requests_of_the_nodes(tmp_path, sequences):
+    """Subjects and reasons stay in the node's ledger."""
+    folder = write_nodes(tmp_path / "nodes")
+    reason = "the family asked for it by letter"
+    ids = [row["id"] for row in records(1) if row["subject"] == "Ivo Lind"]
+    NodeLedger(folder / "node1").submit(ids, scope="subject", subject="Ivo Lind", reason=reason, id="gone")
+    everything = [row["id"] for row in records(2)]
+    NodeLedger(folder / "node2").submit(everything, scope="client", reason=reason, id="bye")
+    wire = Wire()
+    _, run, _, _ = start(
+        tmp_path, "asked", "stages=[finetune, unlearn]", "unlearning.requests.policy=nodes", tamper=wire
+    )
+    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {"gone": "verified", "bye": "verified"}
+    held = {"gone": (2.0, 4.0), "bye": (6.0, 0.0)}
+    for request, counts in held.items():
+        audit = read_audit(run.path, request)
+        for moment in ("before", "after", "final"):
+            assert (audit[moment]["forget_records"], audit[moment]["retain_records"]) == counts
+    texts = texts_of(row for client in range(CLIENTS) for row in records(client)) | {reason}
+    assert [leaks(reply, texts, sequences) for _, _, reply in wire.replies] == [[]] * len(wire.replies)
+    files = [path for path in run.path.rglob("*") if path.is_file()]
+    assert [path for path in files if found_texts(path.read_bytes(), texts)] == []
+
+
 @pytest.mark.parametrize("leak", ["text", "name", "tokens", "adapter"])
 def test_a_client_that_leaked_would_be_caught(sequences, leak):
     texts = texts_of(records(0))
@@ -305,3 +335,31 @@ def test_without_questions_of_its_own_the_server_says_once_that_it_measures_noth
     assert sum("nothing is measured here" in note for note in events.notes) == 1
     assert run.stage_summary("finetune")["metrics"] == {}
     assert {row["evaluator"] for row in run.metrics()} == {"federation", "client_audit"}
+
+
+def test_the_summary_shows_what_the_clients_measured(finished):
+    config, run, _, _, _ = finished
+    shown = Console(file=io.StringIO(), width=160)
+    print_summary(run, config, shown)
+    text = shown.file.getvalue()
+    assert "Measured by the clients on their own records" in text and "Forget quality" not in text
+    final = read_audit(run.path, "of-client-2")["final"]["request_prob"]
+    assert f"{final:.3f}" in text and len(audit_table(run).rows) == 9
+    page = (run.path / "requests").glob("of-client-2*.html")
+    assert f"{final:.3f}" in next(page).read_text()
+
+
+def test_folders_can_be_looked_at_before_a_run(tmp_path):
+    nodes = write_nodes(tmp_path)
+    NodeFolder(nodes / "node1").bury(["p1-home"], "r")
+    shown = Console(file=io.StringIO(), width=160)
+    config = configuration.compose(
+        "smoke", ["data=node", "federation.clients=3", f"data.nodes={nodes}", "stages=[finetune]"]
+    )
+    print_nodes(config, shown)
+    rows = [line.split() for line in shown.file.getvalue().splitlines() if "node" in line]
+    assert [[cell for cell in row if cell.isdigit()] for row in rows] == [
+        ["0", "6", "3", "0", "6"],
+        ["1", "6", "3", "0", "5"],
+        ["2", "6", "3", "0", "6"],
+    ]
