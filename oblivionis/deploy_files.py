@@ -70,7 +70,7 @@ while :; do
     started=$(date +%s)
     flower-supernode "$@" &
     child=$!
-    trap 'kill "$child" 2>/dev/null; wait "$child"; exit 0' INT TERM
+    trap 'kill "$child" 2>/dev/null; wait "$child" || true; exit 0' INT TERM
     wait "$child" && status=0 || status=$?
     trap - INT TERM
     [ $(($(date +%s) - started)) -lt 60 ] || wait=1
@@ -101,8 +101,11 @@ http {
         client_body_buffer_size 8m;
         proxy_max_temp_file_size 0;
 
-        location /v1/fleet/ {
-            proxy_pass https://127.0.0.1:@SUPERLINK_PORT@;
+        location ~ ^/v1/fleet/[a-z-]+$ {
+            limit_except POST {
+                deny all;
+            }
+            proxy_pass https://127.0.0.1:@SUPERLINK_PORT@$uri;
             proxy_ssl_verify on;
             proxy_ssl_trusted_certificate ca.crt;
             proxy_ssl_name localhost;

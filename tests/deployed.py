@@ -11,6 +11,8 @@ Names of processes: "superlink", "nginx", "node0", "node1", … Leaving the bloc
 """
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -50,7 +52,7 @@ class Deployed:
     def environment(self, **more):
         """What a person in the deployment's environment has: commands on the PATH, Flower's settings of the server."""
         home = {"FLWR_HOME": self.server / "flwr-home", "PYTHONPATH": PROJECT, "OMP_NUM_THREADS": 1}
-        return environment(**home, **{MARK: self.folder}, **more)
+        return environment(**{**home, MARK: self.folder, **more})
 
     # -- processes -----------------------------------------------------------------------------------------------
 
@@ -81,7 +83,9 @@ class Deployed:
 
     def kill(self, name):
         """SIGKILL to the process and all that it started: a power cut."""
-        for process in self._family(name):
+        family = self._family(name)
+        os.killpg(self.processes[name].pid, signal.SIGKILL)
+        for process in family:
             process.kill()
         self.processes.pop(name).wait()
 
@@ -107,13 +111,19 @@ class Deployed:
 
     def down(self):
         """End everything, also what a SuperLink or SuperNode left behind."""
+        for process in self.processes.values():  # nginx overwrites the environment in which its mark stood
+            process.terminate()
         for process in marked(self.folder):
             process.terminate()
         until(lambda: not marked(self.folder), 10, every=0.1)
         for process in marked(self.folder):
             process.kill()
         for process in self.processes.values():
-            process.wait()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         self.processes.clear()
 
     def log(self, name):
