@@ -33,7 +33,7 @@ def run_local(server: Server) -> None:
     """Train, measure, unlearn and measure one client after another; clients done earlier are not repeated."""
     config, run = server.config, server.run
     started = time.perf_counter()
-    clients = sorted(server.holdings.records)
+    clients = list(range(server.holdings.clients))
     if config.federation.local_clients is not None and config.federation.local_clients < len(clients):
         chosen = random.Random(seeds.derive(config.seed, "local clients"))
         clients = sorted(chosen.sample(clients, config.federation.local_clients))

@@ -154,16 +154,25 @@ class Data:
     name: str = field(
         default="fictitious",
         metadata=about(
-            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records; "
-            "`muse_news`, `muse_books`: the texts of the MUSE benchmark; `muse_tiny`: built-in made-up news.",
-            choices=("fictitious", "tofu", "jsonl", *MUSE),
+            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records; `node`: "
+            "each client's own records, which stay on its machine; `muse_news`, `muse_books`: the texts of the MUSE "
+            "benchmark; `muse_tiny`: built-in made-up news.",
+            choices=("fictitious", "tofu", "jsonl", "node", *MUSE),
         ),
     )
     path: str | None = field(
         default=None,
         metadata=about(
             "`tofu`, `muse_news`, `muse_books`: folder with the benchmark's files, null for the hub; `jsonl`: the file "
-            "of records."
+            "of records; `node`: the server's own questions (a file: those to retain; a folder: question sets by the "
+            "file names of `jsonl`), null: the server evaluates nothing."
+        ),
+    )
+    nodes: str | None = field(
+        default=None,
+        metadata=about(
+            "`node`, where no client says `node-dir` itself: folder of the clients' folders `node0`, `node1`, …, whose "
+            "`data/*.jsonl` hold their records."
         ),
     )
     forget_split: str = field(
@@ -602,6 +611,19 @@ class Muse:
 
 
 @dataclass
+class Audit:
+    """What a client measures of its own records for a request (`data=node`): [client-audit.md](client-audit.md)."""
+
+    profile: str = field(
+        default="full",
+        metadata=about(
+            "Before and after the exchange and at the stage's end: as much as `evaluation.full` or `evaluation.light`.",
+            choices=("full", "light"),
+        ),
+    )
+
+
+@dataclass
 class Evaluation:
     """What is measured after a round and at a stage's end."""
 
@@ -630,6 +652,7 @@ class Evaluation:
     rebound: Rebound = field(default_factory=Rebound)
     membership: Membership = field(default_factory=Membership)
     muse: Muse = field(default_factory=Muse)
+    audit: Audit = field(default_factory=Audit)
     truth_ratio: str = field(
         default="geometric",
         metadata=about(
