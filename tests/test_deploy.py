@@ -319,18 +319,24 @@ def test_supernodes_without_the_right_key_or_authority_are_refused(lab, tmp_path
     ours, theirs = lab.node(0), tmp_path / "other" / "node0"
     trusted = ["--root-certificates", ours / "ca.crt"]
 
-    online, said = supernode(lab, *address, *trusted, "--auth-supernode-private-key", theirs / "node.key")
-    assert not online, f"a key that nobody registered: {said}"
-    online, said = supernode(lab, *address, *trusted)
-    assert not online, f"no key at all: {said}"
-    online, said = supernode(lab, *address, *trusted, "--auth-supernode-private-key", ours / "node.key")
-    assert not online, f"one of ours before it is registered: {said}"
-
+    refused = {
+        "a key that nobody registered": ([*trusted, *key(theirs)], "Failed to activate"),
+        "no key at all": (trusted, "must be registered"),
+        "one of ours before it is registered": ([*trusted, *key(ours)], "Failed to activate"),
+        "no TLS": (["--insecure"], "Exit Code: 305"),
+        "another authority than the server's": (
+            ["--root-certificates", theirs / "ca.crt", *key(ours)],
+            "CERTIFICATE_VERIFY_FAILED",
+        ),
+    }
+    for case, (arguments, reason) in refused.items():
+        online, said = supernode(lab, *address, *arguments)
+        assert not online, f"{case}: {said}"
+        assert reason in said, f"{case}: {said}"
     lab.register()
-    online, said = supernode(lab, *address, "--insecure", "--auth-supernode-private-key", ours / "node.key")
-    assert not online, f"no TLS: {said}"
-    strange = ["--root-certificates", theirs / "ca.crt"]
-    online, said = supernode(lab, *address, *strange, "--auth-supernode-private-key", ours / "node.key")
-    assert not online, f"another authority than the server's: {said}"
-    online, said = supernode(lab, *address, *trusted, "--auth-supernode-private-key", ours / "node.key")
+    online, said = supernode(lab, *address, *trusted, *key(ours))
     assert online, said
+
+
+def key(node):
+    return ["--auth-supernode-private-key", node / "node.key"]
