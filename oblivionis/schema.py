@@ -772,6 +772,22 @@ class Federation:
         default=3600.0,
         metadata=about("Longest wait for the replies of an exchange.", unit="seconds", above=0),
     )
+    wait_for_clients: float = field(
+        default=300.0,
+        metadata=about(
+            "Longest wait at the start for all clients; then those go on that are there, if they are `min_clients`.",
+            unit="seconds",
+            above=0,
+        ),
+    )
+    churn: float = field(
+        default=0.0,
+        metadata=about(
+            "Share of the clients that vanish in each round and return in the next, to see what a simulation survives.",
+            at_least=0,
+            below=1,
+        ),
+    )
     keep_checkpoints: int = field(
         default=3, metadata=about("Newest checkpoints that are kept in each stage.", at_least=1)
     )
@@ -786,6 +802,12 @@ class Federation:
     client_gpus: float = field(
         default=0.0,
         metadata=about("GPUs (or a share of one) that it reserves for a client.", unit="GPUs", at_least=0),
+    )
+    ray_address: str | None = field(
+        default=None,
+        metadata=about(
+            "Running Ray cluster whose machines simulate the clients: `host:port`, or `auto`; null: this machine alone."
+        ),
     )
     local_clients: int | None = field(
         default=None,

@@ -101,7 +101,12 @@ class Server:
             torch.set_num_threads(config.federation.server_threads)
         torch.set_flush_denormal(True)
         corpus = load_corpus(config.data, config.model)
-        self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0, config=query_config(config))
+        self.nodes = NodeMap(
+            expected=config.federation.clients,
+            min_nodes=config.federation.min_clients,
+            wait_s=config.federation.wait_for_clients,
+            config=query_config(config),
+        )
         self.holdings = holdings_of(config, corpus, self.nodes)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
         self.policy = policy_of(config, self.holdings) if asked else None
