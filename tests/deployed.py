@@ -12,6 +12,7 @@ Names of processes: "superlink", "nginx", "node0", "node1", … Leaving the bloc
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -57,9 +58,10 @@ class Deployed:
     # -- processes -----------------------------------------------------------------------------------------------
 
     def up(self):
-        """Everything; returns once all SuperNodes are online."""
+        """Everything; returns once all SuperNodes are online. Without nginx on the machine they go to the SuperLink."""
         self.start_superlink()
-        self.start_nginx()
+        if shutil.which("nginx"):
+            self.start_nginx()
         self.register()
         for partition in range(self.clients):
             self.start_supernode(partition)
@@ -78,7 +80,9 @@ class Deployed:
 
     def start_supernode(self, partition, **more):
         """Returns at once. It is not started again when it ends (`RESTART=never`), unless `more` says otherwise."""
-        settings = {"RESTART": "never", "RUNTIME_PORT": self.node_ports[partition], **more}
+        port = self.port if "nginx" in self.processes else self.superlink_port
+        settings = {"RESTART": "never", "RUNTIME_PORT": self.node_ports[partition], "SUPERLINK": f"127.0.0.1:{port}"}
+        settings |= more
         self._start(f"node{partition}", self.node(partition) / "start-supernode.sh", **settings)
 
     def kill(self, name):
