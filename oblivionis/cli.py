@@ -19,7 +19,8 @@ from oblivionis.bench_cli import bench_cli
 from oblivionis.deploy_cli import deploy_cli
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
 from oblivionis.leakage_cli import audit_leakage
-from oblivionis.person_cli import audit_person, request_cli
+from oblivionis.person_cli import audit_person, request_from_audit
+from oblivionis.request_cli import request_cli
 from oblivionis.wikimem_cli import wikimem_cli
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ cli.add_typer(deploy_cli, name="deploy")
 cli.command("attack")(attack)
 audit_cli.command("leakage")(audit_leakage)
 audit_cli.command("person")(audit_person)
+request_cli.command("from-audit")(request_from_audit)
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 

@@ -19,6 +19,7 @@ from oblivionis.demands import DemandError, accept, forget_set, read_demands
 from oblivionis.errors import OblivionisError
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.node_data import DATA_NODES, NODE_DIR, counts, node_folder, read_node
+from oblivionis.node_requests import answer_query
 from oblivionis.worker import ClientError, Worker, resident
 from strategies import protocol
 
@@ -70,15 +71,19 @@ def _without_content(error: Exception) -> str:
 def query(message: Message, context: Context) -> Message:
     """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run.
 
-    Where the records are the clients' own, also how many it holds, and how many of them it may be trained on.
+    Where the records are the clients' own, also how many it holds, and how many of them it may be trained on. A server
+    that keeps a ledger of requests is told of those that were made here.
     """
     client = _partition(context)
-    answer = MetricRecord({protocol.PARTITION_ID: client})
     config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
+    node = node_folder(context.node_config, config, client)
+    answer = MetricRecord({protocol.PARTITION_ID: client})
     if config.get("data") == "node":
-        held, live = counts(node_folder(context.node_config, config, client))
-        answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = held, live
-    return Message(RecordDict({protocol.METRICS: answer}), reply_to=message)
+        answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = counts(node)
+    content = RecordDict({protocol.METRICS: answer})
+    if (requests := answer_query(config, client, node.path)) is not None:
+        content[protocol.REQUESTS] = requests
+    return Message(content, reply_to=message)
 
 
 @app.train()

@@ -61,7 +61,64 @@ Recalls = Callable[[Sequence[str]], Mapping[str, float]]
 """Record ids → ROUGE-L recall of the final model's greedy answer to each."""
 
 
-class SimulatedRequests:
+class LedgerRequests:
+    """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
+
+    def __init__(self, ledger: Ledger, max_rouge: float) -> None:
+        self._ledger, self._max_rouge = ledger, max_rouge
+
+    def served(self, request: UnlearnRequest, round: int, info: Mapping[str, float]) -> None:
+        numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
+        self._ledger.served(request.request_id, round, count=len(request.record_ids), **numbers)
+
+    def failed(self, request: UnlearnRequest, round: int, reason: str) -> None:
+        self._ledger.failed(request.request_id, round, reason)
+
+    def applied(self, round: int, before: str, after: str) -> None:
+        """The exchange of `round` changed the global model: note its SHA-256 before and after with what it served."""
+        for request in [r for r in self._ledger if r.served_round == round and r.state == SERVED]:
+            self._ledger.applied(request.id, round, before, after)
+
+    def waiting(self, round: int) -> list[Request]:
+        """The requests that are pending in `round`."""
+        return self._ledger.pending(round)
+
+    def served_so_far(self) -> list[Request]:
+        """The requests that were served, also those verified since, in the order in which they were made."""
+        return [r for r in self._ledger if r.served_round is not None]
+
+    def leaves(self, client: int) -> bool:
+        """Whether `client` has asked to leave."""
+        return any(r.scope == SCOPE_CLIENT for r in self._ledger.of_client(client) if r.state != REJECTED)
+
+    def roll_back(self, round: int) -> None:
+        self._ledger.roll_back(round)
+
+    def verify(self, round: int, measured: PerRecord, recalls: Recalls) -> dict[str, int]:
+        """Check each served request: is the mean ROUGE-L recall on its records at most the configured limit?
+
+        `recalls` is called once, for those records that were not among the forget questions asked, if any. A request
+        that fails stays served. Returns how many requests are in each state.
+        """
+        served = [r for r in self._ledger if r.state == SERVED]
+        rouge = dict(measured.forget_rouge())
+        missing = [i for r in served for i in r.record_ids if i not in rouge]
+        if missing:
+            rouge.update(recalls(missing))
+        return self.verify_means(round, {r.id: sum(rouge[i] for i in r.record_ids) / len(r.record_ids) for r in served})
+
+    def verify_means(self, round: int, means: Mapping[str, float]) -> dict[str, int]:
+        """The same from the mean ROUGE-L recall by request; a request without one stays as it is."""
+        for request in [r for r in self._ledger if r.state == SERVED and r.id in means]:
+            mean = means[request.id]
+            self._ledger.verified(request.id, round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
+        return dict(Counter(request.state for request in self._ledger))
+
+    def close(self, round: int) -> None:
+        """The stage has ended after `round`."""
+
+
+class SimulatedRequests(LedgerRequests):
     """FedTU's source of requests in a simulation: a policy plays the clients, the ledger remembers.
 
     It stands in for the clients' own requests, and so knows their records; the messages carry ids only.
@@ -70,8 +127,8 @@ class SimulatedRequests:
     def __init__(
         self, policy: Policy, ledger: Ledger, holdings: Holdings | RemoteHoldings, max_rouge: float, last_round: int
     ) -> None:
-        self._policy, self._ledger, self._holdings = policy, ledger, holdings
-        self._max_rouge, self._last_round = max_rouge, last_round
+        super().__init__(ledger, max_rouge)
+        self._policy, self._holdings, self._last_round = policy, holdings, last_round
 
     @classmethod
     def of(
@@ -99,52 +156,13 @@ class SimulatedRequests:
             self._ledger.submit(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
         return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(round)]
 
-    def served(self, request: UnlearnRequest, round: int, info: Mapping[str, float]) -> None:
-        numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
-        self._ledger.served(request.request_id, round, count=len(request.record_ids), **numbers)
-
-    def failed(self, request: UnlearnRequest, round: int, reason: str) -> None:
-        self._ledger.failed(request.request_id, round, reason)
-
-    def waiting(self, round: int) -> list[Request]:
-        """The requests that are pending in `round`."""
-        return self._ledger.pending(round)
-
-    def served_so_far(self) -> list[Request]:
-        """The requests that were served, also those verified since, in the order in which they were made."""
-        return [r for r in self._ledger if r.served_round is not None]
-
     def live(self, client: int) -> int:
         """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.
 
         That holds for rounds that a resumed run repeats, too: the records lie buried, and who has left stays away.
         """
-        requests = [r for r in self._ledger.of_client(client) if r.state != REJECTED]
-        if any(r.scope == SCOPE_CLIENT for r in requests):
+        if self.leaves(client):
             return 0
-        left = self._holdings.count(client) - len({i for r in requests for i in r.record_ids})
+        asked = {i for r in self._ledger.of_client(client) if r.state != REJECTED for i in r.record_ids}
+        left = self._holdings.count(client) - len(asked)
         return min(left, self._holdings.live(client, without_forget_split=False))
-
-    def roll_back(self, round: int) -> None:
-        self._ledger.roll_back(round)
-
-    def verify(self, round: int, measured: PerRecord, recalls: Recalls) -> dict[str, int]:
-        """Check each served request: is the mean ROUGE-L recall on its records at most the configured limit?
-
-        `recalls` is called once, for those records that were not among the forget questions asked, if any. A request
-        that fails stays served. Returns how many requests are in each state.
-        """
-        served = [r for r in self._ledger if r.state == SERVED]
-        rouge = dict(measured.forget_rouge())
-        missing = [i for r in served for i in r.record_ids if i not in rouge]
-        if missing:
-            rouge.update(recalls(missing))
-        means = {r.id: sum(rouge[i] for i in r.record_ids) / len(r.record_ids) for r in served}
-        return self.verify_means(round, means)
-
-    def verify_means(self, round: int, means: Mapping[str, float]) -> dict[str, int]:
-        """The same from the mean recall of each request, by its id; one whose mean is not known stays served."""
-        for request in [r for r in self._ledger if r.state == SERVED and r.id in means]:
-            mean = means[request.id]
-            self._ledger.verified(request.id, round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
-        return dict(Counter(request.state for request in self._ledger))

@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis import seeds
 from oblivionis.assessment import Measured
+from oblivionis.node_data import NODES_DIR
 from oblivionis.runs import named_metrics
 from strategies import protocol
 from strategies.replies import answers, judge
@@ -84,7 +85,7 @@ def _exchange(
     messages = []
     for client, vector in vectors.items():
         config = server.message_config("local")
-        config["nodes-dir"] = str(_nodes_path(server))
+        config[NODES_DIR] = str(_nodes_path(server))
         config["epochs"] = federation.rounds.local * federation.local_epochs
         config[protocol.STAGE] = "local"
         config[protocol.SERVER_ROUND] = 1

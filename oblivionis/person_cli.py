@@ -11,8 +11,6 @@ from rich.console import Console
 from oblivionis import config as configuration
 from oblivionis.errors import OblivionisError
 
-request_cli = typer.Typer(help="Ask for deletion.", no_args_is_help=True)
-
 People = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this person; repeatable.")]
 
 
@@ -118,7 +116,6 @@ def audit_person(
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-@request_cli.command("from-audit")
 def request_from_audit(
     source: Annotated[
         Path,

@@ -328,7 +328,7 @@ def request_kind(request: Request) -> str:
     """What a request is about, for a table."""
     if request.scope == SCOPE_CLIENT:
         return "all: the client leaves"
-    return f"subject {request.subject}" if request.scope == SCOPE_SUBJECT else "records"
+    return f"subject {request.subject or 'known to the client'}" if request.scope == SCOPE_SUBJECT else "records"
 
 
 def _count(number: int, what: str) -> str:

@@ -27,6 +27,7 @@ FOLDER = "requests"
 EVENTS = {
     "submitted": "asked",
     "served": "served: unlearned and averaged in",
+    "applied": "the global model changed",
     "failed": "attempt failed",
     "rejected": "rejected",
     "verified": "verified",
@@ -74,7 +75,8 @@ def write_pages(run: RunDirectory, config: Config) -> None:
 def _load(run: RunDirectory, config: Config) -> _Known:
     events: dict[str, list[Mapping[str, Any]]] = {}
     for event in read_lines(run.ledger_path):
-        events.setdefault(event["id"], []).append(event)
+        if "id" in event:
+            events.setdefault(event["id"], []).append(event)
     stages = ("finetune", "unlearn", "retrain")
     logs = {s: answers for s in stages if (answers := _forget_answers(run.evaluation_log(s)))}
     leakage = {s: rows for s in stages if (rows := _leakage(run, s))}
@@ -137,7 +139,7 @@ def _in_short(request: Request, known: _Known) -> str:
 def _asked(request: Request, known: _Known) -> str:
     what = {
         SCOPE_CLIENT: "everything that the client holds: it leaves",
-        SCOPE_SUBJECT: f"all records about {request.subject}",
+        SCOPE_SUBJECT: f"all records about {request.subject or 'a person'}",
     }.get(request.scope, "single records")
     first = next(iter(known.events.get(request.id, ())), {})
     more = f", {request.already} more had been asked for before" if request.already else ""
@@ -176,6 +178,8 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> str:
         note = "" if event["event"] == "submitted" else str(event.get("reason") or "")
         if event["event"].startswith("verif") and event.get("rouge") is not None:
             note = f"ROUGE-L recall {report.number(event['rouge'])}, limit {event.get('limit', 0):g}"
+        if event["event"] == "applied":
+            note = f"SHA-256 {event['before'][:12]}… → {event['after'][:12]}…"
         what = EVENTS.get(event["event"], event["event"])
         rows.append([_when(event), str(event.get("round", "–")), html.escape(what), html.escape(note)])
     return html_table(["when", explained("Round", "round"), "what", "note"], ["", "n", "", ""], rows)

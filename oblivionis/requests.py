@@ -1,4 +1,4 @@
-"""Deletion requests: the append-only ledger and the policies that create requests in a simulation."""
+"""Deletion requests: the append-only, hash-chained ledger and the policies that create requests in a simulation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from oblivionis.chain import GENESIS, HASH, append_linked, head_of
 from oblivionis.errors import OblivionisError
-from oblivionis.files import append_lines, read_lines
+from oblivionis.files import read_lines
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 PENDING, SERVED, VERIFIED, REJECTED, COVERED = "pending", "served", "verified", "rejected", "covered"
+OUTCOMES = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back")
+"""Events that whoever made a request is told of; besides, that it is covered from the start."""
 
 
 class RequestError(OblivionisError):
@@ -28,7 +31,8 @@ class Request:
     `strategies.requests.SCOPES`: single records, all records of a client that leaves, or those about `subject`. The
     requests that come of one demand about a subject, one per client, share a `group`. `already` counts the records
     within the scope that earlier requests had asked for; they are not among `record_ids`. `attempts` counts exchanges
-    that failed, `failure` is the reason of the latest. `rouge`: what the latest verification measured.
+    that failed, `failure` is the reason of the latest. `rouge`: what the latest verification measured. `told`: the id
+    by which the client itself knows a request that it made, empty for one that the server's policy made.
     """
 
     id: str
@@ -45,6 +49,7 @@ class Request:
     already: int = 0
     failure: str = ""
     rouge: float | None = None
+    told: str = ""
 
 
 class Ledger:
@@ -53,15 +58,21 @@ class Ledger:
     States: pending → served → verified, or rejected with a reason; a request all of whose records were asked for before
     is `covered` from the start and never served. Every event carries a wall-clock time, the round, the client and the
     scope, with the subject if there is one. Submitting an id twice changes nothing. After a resume, `roll_back` returns
-    to `pending` what was served after the checkpoint that the run continues from. Ledgers written before there were
-    scopes can be read.
+    to `pending` what was served after the checkpoint that the run continues from. Each line names the hash of the line
+    before it (`oblivionis.chain`). Ledgers written before there were scopes or hashes can be read.
+
+    A client that made a request itself is told what becomes of it: `unacknowledged` has what it has not confirmed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._requests: dict[str, Request] = {}
         self._of_client: dict[int, list[str]] = {}
-        for event in read_lines(path):
+        self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
+        entries = read_lines(path)
+        self.head = head_of(entries)
+        self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
+        for event in entries:
             self._apply(event)
 
     def __iter__(self):
@@ -87,6 +98,7 @@ class Ledger:
             already=request.already,
             group=request.group,
             reason=request.reason,
+            **({"told": request.told} if request.told else {}),
         )
         return True
 
@@ -97,6 +109,10 @@ class Ledger:
 
     def served(self, request_id: str, round: int, **info: float | int | str) -> None:
         self._append("served", self._requests[request_id], round=round, **info)
+
+    def applied(self, request_id: str, round: int, before: str, after: str) -> None:
+        """The exchange that served the request changed the global model: its SHA-256 before and after."""
+        self._append("applied", self._requests[request_id], round=round, before=before, after=after)
 
     def failed(self, request_id: str, round: int, reason: str) -> None:
         self._append("failed", self._requests[request_id], round=round, reason=reason)
@@ -115,6 +131,20 @@ class Ledger:
             self._append("rolled_back", request, round=round, reason="the run resumed from an earlier checkpoint")
         return [r.id for r in late]
 
+    def note(self, event: str, **fields: object) -> None:
+        """Append a line that is about no request."""
+        self._write({"event": event, "time": time.time(), **fields})
+
+    def unacknowledged(self, client: int) -> list[Mapping[str, Any]]:
+        """The lines that `client` is to be told of and has not confirmed, in their order."""
+        return list(self._untold.get(client, {}).values())
+
+    def acknowledged(self, client: int, hashes: Iterable[str]) -> None:
+        """Note that `client` has entered these lines into its own ledger; others than it was told of are ignored."""
+        known = [h for h in hashes if h in self._untold.get(client, {})]
+        if known:
+            self.note("acknowledged", client=client, lines=known)
+
     def _append(self, event: str, request: Request, **fields: object) -> None:
         entry = {"event": event, "id": request.id, "client": request.client, "scope": request.scope}
         if request.subject:
@@ -122,10 +152,26 @@ class Ledger:
         entry |= {"time": time.time(), **fields}
         if event == "failed":
             entry["attempts"] = request.attempts + 1
-        append_lines(self.path, [entry])
-        self._apply(entry)
+        self._write(entry)
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        line = append_linked(self.path, entry, self.head)
+        self.head = line[HASH]
+        self.first = self.head if self.first == GENESIS else self.first
+        self._apply(line)
 
     def _apply(self, entry: Mapping) -> None:
+        if "id" not in entry:
+            if entry["event"] == "acknowledged":
+                for line in entry["lines"]:
+                    self._untold.get(int(entry["client"]), {}).pop(line, None)
+            return
+        self._apply_to_request(entry)
+        request = self._requests[entry["id"]]
+        if request.told and (entry["event"] in OUTCOMES or request.state == COVERED):
+            self._untold.setdefault(request.client, {})[entry[HASH]] = entry
+
+    def _apply_to_request(self, entry: Mapping) -> None:
         event, request_id = entry["event"], entry["id"]
         if event == "submitted":
             self._requests[request_id] = Request(
@@ -139,6 +185,7 @@ class Ledger:
                 subject=entry.get("subject", ""),
                 group=entry.get("group", ""),
                 already=int(entry.get("already", 0)),
+                told=entry.get("told", ""),
             )
             self._of_client.setdefault(int(entry["client"]), []).append(request_id)
             return
@@ -147,6 +194,7 @@ class Ledger:
             raise RequestError(f"{self.path}: event {event!r} names request {request_id!r}, which was never submitted")
         changes: dict[str, dict] = {
             "served": {"state": SERVED, "served_round": entry.get("round")},
+            "applied": {},
             "failed": {"attempts": known.attempts + 1, "failure": entry.get("reason", "")},
             "rejected": {"state": REJECTED},
             "verified": {"state": VERIFIED, "rouge": entry.get("rouge")},
@@ -238,7 +286,7 @@ def in_words(requests: Iterable[Request]) -> str:
     for group in dict.fromkeys(r.group for r in about):
         members = [r for r in about if r.group == group]
         subject = "".join(c if c.isprintable() else " " for c in members[0].subject)
-        parts.append(f"{_clients(members, 'forgets', 'forget')} {subject} ({_records(members)})")
+        parts.append(f"{_clients(members, 'forgets', 'forget')} {subject or 'a person'} ({_records(members)})")
     parts += [f"{_clients(plain, 'asks', 'ask')} to forget {_records(plain)}"] if plain else []
     return "; ".join(parts)
 

@@ -155,8 +155,7 @@ def _read_line(
         assert subject is not None
         return [], about_subject(subject, row["round"], row.get("id", f"file-{number:04d}"), reason)
     client = row["client"]
-    leaves = scope == SCOPE_CLIENT and isinstance(holdings, Holdings)
-    ids = holdings.records[client] if leaves else row["record_ids"]
+    ids = holdings.records[client] if scope == SCOPE_CLIENT and isinstance(holdings, Holdings) else row["record_ids"]
     identifier = row.get("id", f"file-{number:04d}-client-{client:04d}")
     return [], [Request(identifier, client, tuple(ids), row["round"], reason, scope=str(scope))]
 

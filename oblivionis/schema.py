@@ -264,8 +264,9 @@ class Requests:
         metadata=about(
             "`random_client_per_round`: each round one client asks to forget its share; `all_at_round`: the named "
             "clients at once; `subjects_at_round`: the records about the named subjects at once, whoever holds them; "
-            "`file`: a schedule; `none`: nobody.",
-            choices=("random_client_per_round", "all_at_round", "subjects_at_round", "file", "none"),
+            "`file`: a schedule; `nodes`: those made on the clients' machines, see [requests.md](requests.md); `none`: "
+            "nobody.",
+            choices=("random_client_per_round", "all_at_round", "subjects_at_round", "file", "nodes", "none"),
         ),
     )
     scope: str = field(

@@ -27,13 +27,14 @@ from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.node_data import DATA_NODES, NODES_DIR
+from oblivionis.node_requests import NodeRequests
 from oblivionis.progress import Events
 from oblivionis.rebound import ReboundTracker, rebound_summary
 from oblivionis.remote import RemoteHoldings, query_config
-from oblivionis.requests import in_words
+from oblivionis.requests import Ledger, in_words
 from oblivionis.reuse import import_stages
 from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
-from oblivionis.runs import Checkpoint, RunDirectory
+from oblivionis.runs import Checkpoint, RunDirectory, vector_hash
 from oblivionis.schedule import holdings_of, policy_of
 from oblivionis.tracking import follow
 from oblivionis.updates import open_updates
@@ -208,8 +209,7 @@ class Stage:
         self.config, self.run, self.events = server.config, server.run, server.events
         self.rounds: int = getattr(self.config.federation.rounds, name)
         self.inner = aggregator(self.config, server.mean)
-        policy = server.policy if name == "unlearn" else None
-        self.requests = SimulatedRequests.of(self.config, self.run, server.holdings, policy)
+        self.requests = self._requests()
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.references: References | None = None
         self.before: ruler.Before | None = None
@@ -219,6 +219,23 @@ class Stage:
         tracked = name == "unlearn" and wanted.enabled and not server.remote
         self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and server.remote else None
         self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if tracked else None
+
+    def _requests(self) -> SimulatedRequests | NodeRequests:
+        """Where this stage's requests come from: the nodes, a policy that plays them, or nowhere."""
+        server = self.server
+        if self.name != "unlearn" or self.config.unlearning.requests.policy != "nodes":
+            policy = server.policy if self.name == "unlearn" else None
+            return SimulatedRequests.of(self.config, self.run, server.holdings, policy)
+        return NodeRequests(
+            Ledger(self.run.ledger_path),
+            self.config.unlearning.requests.verify_max_rouge,
+            run=self.run.name,
+            nodes=server.nodes,
+            grid=server.grid,
+            settings={NODES_DIR: str(self.run.nodes_path)},
+            live=lambda client: server.holdings.live(client, without_forget_split=False),
+            warn=self.events.warning,
+        )
 
     def execute(self) -> None:
         started = time.perf_counter()
@@ -328,6 +345,7 @@ class Stage:
         rounds = self.done
         measured = self.evaluate(rounds, "end", self.vector)
         outcome = self._verify(rounds, measured)
+        self.requests.close(rounds)
         ruler.keep_states(self.run, self.name, measured, self.config, self.server.fingerprint)
         waiting = self.requests.waiting(rounds)
         if waiting:
@@ -413,6 +431,7 @@ class _Recorder(Listener):
         stage, vector = self._stage, _vector(arrays)
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
+            stage.requests.applied(round, vector_hash(stage.vector), vector_hash(vector))
             if stage.rebound is not None:
                 stage.rebound.unlearned(stage.requests.served_so_far(), round, stage.vector, vector)
             if stage.audits is not None:

@@ -60,6 +60,37 @@ class NodeMap:
                 connected[self._partition[node]] = node
         return dict(sorted(connected.items()))
 
+    def ask(self, grid: Grid, settings: Callable[[int], Mapping[str, object]]) -> dict[int, RecordDict]:
+        """Ask every connected node again, each with the settings of its partition on top of `config`.
+
+        Returns what those that answered said, which is then in `answers`, too. A node that does not answer, or claims
+        another partition than before, is left out with a warning. Raises as `refresh`.
+        """
+        connected = self.refresh(grid, retry=True)
+        configs = [ConfigRecord({**self._config, **settings(p)}) for p in connected]  # type: ignore[arg-type]
+        messages = [
+            Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node, message_type=protocol.QUERY)
+            for config, node in zip(configs, connected.values(), strict=True)
+        ]
+        answered: dict[int, RecordDict] = {}
+        received = answers(messages, grid.send_and_receive(messages, timeout=self._timeout_s)) if messages else []
+        for (partition, node), (_, answer) in zip(connected.items(), received, strict=True):
+            reason, claimed = self._judged(node, answer)
+            if answer is None or claimed != partition:
+                reason = reason or f"it now claims partition {claimed}, not {partition}"
+                log(WARNING, "client %d (node %d) was not heard: %s", partition, node, reason)
+                continue
+            answered[partition] = answer.content
+        self.answers.update(answered)
+        return answered
+
+    def _judged(self, node: int, answer: Message | None) -> tuple[str, int | None]:
+        """Why an answer to a query is none, or its partition. Raises ActorDied when a simulation worker crashed."""
+        reason, partition = _partition_in(answer, self._timeout_s)
+        if answer is not None and answer.has_error() and actor_died(answer):
+            raise ActorDied(f"the worker process of node {node} died: {error_text(answer)}")
+        return reason, partition
+
     def partition(self, node: int) -> int | None:
         """The partition of a node id, None if it is not known."""
         return self._partition.get(node)
@@ -86,10 +117,8 @@ class NodeMap:
         received = answers(messages, grid.send_and_receive(messages, timeout=self._timeout_s))
         for message, answer in received:
             node = message.metadata.dst_node_id
-            reason, partition = _partition_in(answer, self._timeout_s)
+            reason, partition = self._judged(node, answer)
             if partition is None:
-                if answer is not None and answer.has_error() and actor_died(answer):
-                    raise ActorDied(f"the worker process of node {node} died: {error_text(answer)}")
                 log(WARNING, "node %d is left out: %s", node, reason)
                 reasons.append(reason)
                 self._silent.add(node)
