@@ -57,7 +57,8 @@ _APP = {
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp
 
-        server, client = ServerApp(), ClientApp()
+        server = ServerApp()
+        client = ClientApp()
 
 
         @client.train()
