@@ -61,7 +61,7 @@ def create(folder: Path, deployment: Deployment) -> None:
     """Lay out `deployment` in `folder`, which must not exist or be empty: keys cannot be had back.
 
     Folders are 0700, private keys 0600. Raises OblivionisError for a folder that is in use, or lies in a Flower app,
-    whose bundle would carry the clients' records to every machine.
+    whose bundle might carry keys and records to every machine.
     """
     folder = folder.expanduser().resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -69,7 +69,7 @@ def create(folder: Path, deployment: Deployment) -> None:
     for parent in folder.parents:
         if _is_flower_app(parent / "pyproject.toml"):
             raise OblivionisError(
-                f"{folder} lies in the Flower app {parent}: `flwr run` would send what is in it to all machines; "
+                f"{folder} lies in the Flower app {parent}, of which `flwr run` makes a bundle for all machines; "
                 "choose a folder elsewhere"
             )
     if {'"', "\\", "\n"} & set(str(folder)):

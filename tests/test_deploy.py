@@ -149,7 +149,7 @@ def test_nothing_is_overwritten(folder):
 
 def test_no_deployment_where_flower_would_bundle_it(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.flwr.app]\npublisher = "me"\n')
-    with pytest.raises(OblivionisError, match="would send what is in it"):
+    with pytest.raises(OblivionisError, match="makes a bundle for all machines"):
         deploy.create(tmp_path / "a" / "lab", deploy.Deployment(clients=1))
     assert not (tmp_path / "a").exists()
 
