@@ -16,6 +16,7 @@ from oblivionis import __version__
 from oblivionis import config as configuration
 from oblivionis.attack_cli import attack
 from oblivionis.bench_cli import bench_cli
+from oblivionis.deploy_cli import deploy_cli
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
 from oblivionis.leakage_cli import audit_leakage
 from oblivionis.person_cli import audit_person, request_from_audit
@@ -46,6 +47,7 @@ cli.add_typer(request_cli, name="request")
 cli.add_typer(runs_cli, name="runs")
 cli.add_typer(bench_cli, name="bench")
 cli.add_typer(wikimem_cli, name="wikimem")
+cli.add_typer(deploy_cli, name="deploy")
 cli.command("attack")(attack)
 audit_cli.command("leakage")(audit_leakage)
 audit_cli.command("person")(audit_person)

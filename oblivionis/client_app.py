@@ -1,4 +1,8 @@
-"""The Flower ClientApp: the same in a simulation and on a real client machine."""
+"""The Flower ClientApp: the same in a simulation and on a real client machine.
+
+In a deployment every message starts a new process. What needs torch is therefore imported where it is used: a query, by
+which all clients are asked each round, is answered without it.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,24 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from oblivionis import config as configuration
-from oblivionis import node_audit, seeds
+from oblivionis import seeds
 from oblivionis.config import Config
 from oblivionis.data.errors import DataError
 from oblivionis.demands import DemandError, accept, forget_set, read_demands
-from oblivionis.errors import OblivionisError
-from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.node_data import DATA_NODES, NODE_DIR, counts, node_folder, read_node
 from oblivionis.node_requests import answer_query
-from oblivionis.worker import ClientError, Worker, resident
 from strategies import protocol
+
+if TYPE_CHECKING:
+    from oblivionis.worker import Worker
 
 app = ClientApp()
 log = logging.getLogger("flwr")
@@ -171,6 +177,8 @@ def audit(message: Message, context: Context) -> Message:
 
     The same before and after they are buried.
     """
+    from oblivionis import node_audit
+
     task = _Task(message, context)
     held = [record.id for record in task.worker.holding(task.client).records]
     forget = forget_set(read_demands(task.message_config), held, task.node.buried())
@@ -184,6 +192,9 @@ class _Task:
     """A message unpacked and checked, with the worker that serves it."""
 
     def __init__(self, message: Message, context: Context) -> None:
+        from oblivionis.models.fingerprint import fingerprint_source
+        from oblivionis.worker import resident
+
         self._message = message
         self.message_config: ConfigRecord = message.content.config_records[protocol.CONFIG]
         self.client = _partition(context)

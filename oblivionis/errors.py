@@ -17,3 +17,7 @@ class RunInterrupted(OblivionisError):
 
 class RunFailed(OblivionisError):
     """A run broke off through no mistake of the user's, because a client process died, say; it can be resumed."""
+
+
+class ClientError(OblivionisError):
+    """A client cannot do what it was asked; the reason reaches the server as the error of its reply."""

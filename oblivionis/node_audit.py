@@ -13,9 +13,9 @@ from oblivionis.assessment import Assessor
 from oblivionis.audit_numbers import NAMES, REQUEST_PROB, REQUEST_ROUGE
 from oblivionis.config import Config
 from oblivionis.data.records import Corpus, Record
-from oblivionis.errors import OblivionisError
+from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.node_data import FACTS_FILE
-from oblivionis.worker import ClientError, Worker
+from oblivionis.worker import Worker
 
 log = logging.getLogger("flwr")
 

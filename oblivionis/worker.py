@@ -22,17 +22,13 @@ from oblivionis.config import Config
 from oblivionis.corpora import load_corpus, load_partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all
-from oblivionis.errors import OblivionisError
+from oblivionis.errors import ClientError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.random_model import expected_distance
 from oblivionis.node_data import NodeRecords
 
 _RESIDENT_PARTITIONS = 64
-
-
-class ClientError(OblivionisError):
-    """A client cannot do what it was asked; the reason reaches the server as the error of its reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,17 @@ def logits(model) -> torch.Tensor:
         return model(torch.arange(12).reshape(2, 6)).logits
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_weights_of_the_stored_dtype_are_mapped_not_copied(folder: Path) -> None:
+    model, _ = loading.load_base(str(folder), dtype="float32")
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [line[0].split("-") for line in lines if line[-1] == str((folder / "model.safetensors").resolve())]
+    places = [(int(start, 16), int(end, 16)) for start, end in mapped]
+    assert places
+    for name, weight in model.named_parameters():
+        assert any(start <= weight.data_ptr() < end for start, end in places), name
+
+
 def test_load_base_from_a_folder(folder: Path) -> None:
     model, tokenizer = loading.load_base(str(folder))
     reference = LlamaForCausalLM.from_pretrained(folder)

@@ -15,9 +15,10 @@ from clients.losses.pga import pga
 from clients.optimisation import Ball, TrainSettings, Updater
 from clients.unlearning import unlearn
 from oblivionis import config as configuration
+from oblivionis.errors import ClientError
 from oblivionis.models.assembly import assemble
 from oblivionis.models.random_model import expected_distance
-from oblivionis.worker import ClientError, Worker
+from oblivionis.worker import Worker
 
 FORGET = tiny_llama.sequences(4)
 

@@ -4,19 +4,15 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 import uuid
-from pathlib import Path
 
-import psutil
 import pytest
+from processes import MARK, PROJECT, environment, free_ports, marked, until
 
 pytestmark = pytest.mark.slow
 
-PROJECT = Path(__file__).resolve().parents[1]
 SMALL = [
     "federation.clients=3",
     "federation.fraction_train=0.67",
@@ -32,7 +28,6 @@ SMALL = [
     "evaluation.full.max_new_tokens=4",
 ]
 RUN = ["smoke", "stages=[finetune, unlearn]", "strategy=fedadam", *SMALL]
-MARK = "OBLIVIONIS_TEST_MARK"
 TIMING = {"seconds", "time", "train-seconds", "unlearn-seconds"}
 START_S, STOP_S, RUN_S = 300, 120, 600
 
@@ -76,34 +71,6 @@ class Command:
         for process in self.descendants():
             process.kill()
         self.process.wait()
-
-
-def environment(**more):
-    """This environment, offline, with Flower's and our own commands on the PATH."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    offline = {"HF_HUB_OFFLINE": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    return {**os.environ, "PATH": path, **offline, **{k: str(v) for k, v in more.items()}}
-
-
-def marked(value, name=""):
-    """Live processes with the mark `value` and with `name` in their command, whoever their parent is by now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(value) and name in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def until(condition, seconds, *, every=0.02):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(every)
-    return value
 
 
 @pytest.fixture
@@ -311,14 +278,6 @@ class FlowerCommands:
         for process in marked(self.cwd):
             process.kill()
         return ended
-
-
-def free_ports(number):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,47 @@
+"""The command `deploy init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+deploy_cli = typer.Typer(help="Set up real server and client machines.", no_args_is_help=True)
+
+
+@deploy_cli.callback()
+def _group() -> None: ...
+
+
+@deploy_cli.command("init")
+def deploy_init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder of the deployment.")],
+    clients: Annotated[int, typer.Option(min=1, metavar="N", help="How many SuperNodes.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME_OR_IP",
+            help="How SuperNodes reach the server; repeatable, the first one is written into their start scripts "
+            "(default: 127.0.0.1, everything on this machine).",
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Of nginx, reached from outside.")] = 9443,
+    superlink_port: Annotated[int, typer.Option(min=1, max=65535, help="Of the SuperLink, on the server only.")] = 9444,
+    node_port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65535, help="Of SuperNode 0 for its own ClientApp, on its machine only; 1 more for each other."
+        ),
+    ] = 9500,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the server's certificate.")] = 825,
+) -> None:
+    """Create CA, certificates, node keys, nginx's configuration and the start scripts of a deployment.
+
+    One folder for the server and one for each client. Nothing is overwritten; private keys are readable by you alone.
+    """
+    from oblivionis import deploy
+
+    hosts = tuple(host or ("127.0.0.1",))
+    deploy.create(folder, deploy.Deployment(clients, hosts, port, superlink_port, node_port, days))
+    print(deploy.next_steps(folder, hosts))
