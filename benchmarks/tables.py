@@ -16,6 +16,9 @@ from rich.text import Text
 
 from oblivionis.html_parts import explained, glossary, html_page, html_table
 
+GAP = 2
+"""Between two columns on a terminal."""
+
 
 class Marked(str):
     """A cell that stands out: `style` is `bold` or `underline`."""
@@ -68,7 +71,7 @@ class Table:
         A heading whose columns do not fit by themselves is divided.
         """
         widths = [
-            max(map(len, [*column.split("\n"), *(row[n] for row in self._filled())])) + 1
+            max(map(len, [*column.split("\n"), *(row[n] for row in self._filled())])) + GAP
             for n, column in enumerate(self.columns)
         ]
         room = width - sum(widths[: self.texts])

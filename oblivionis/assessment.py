@@ -153,6 +153,11 @@ class Assessor:
         return self._corpus.is_text
 
     @property
+    def empty(self) -> bool:
+        """Whether there is nothing to ask."""
+        return not self._questions and self._muse is None and self._people is None
+
+    @property
     def withheld(self) -> int:
         """Records of the holdout set."""
         return len(self._corpus.evaluation.get("holdout", ()))

@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from oblivionis import config as configuration
-from oblivionis import seeds
+from oblivionis import node_audit, seeds
 from oblivionis.config import Config
-from oblivionis.demands import accept, read_demands
+from oblivionis.data.errors import DataError
+from oblivionis.demands import DemandError, accept, forget_set, read_demands
 from oblivionis.errors import OblivionisError
 from oblivionis.models.fingerprint import fingerprint_source
-from oblivionis.node import NodeFolder
+from oblivionis.node_data import DATA_NODES, NODE_DIR, counts, node_folder, read_node
 from oblivionis.node_requests import answer_query
 from oblivionis.worker import ClientError, Worker, resident
 from strategies import protocol
@@ -40,9 +40,30 @@ def _answer(handler: Callable[[Message, Context], Message]) -> Callable[[Message
             expected = isinstance(error, OblivionisError | ValueError | FloatingPointError)
             log.error("client %s: %s", context.node_config.get("partition-id"), error, exc_info=not expected)
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
+            if _confidential(message, context):
+                reason = _without_content(error)
             return Message(Error(code=CLIENT_ERROR_CODE, reason=reason[:2000]), reply_to=message)
 
     return wrapped
+
+
+def _confidential(message: Message, context: Context) -> bool:
+    """Whether this client's records are its own, so that no error message, which may quote them, may leave it."""
+    if context.node_config.get(NODE_DIR):
+        return True
+    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord()) if message.has_content() else {}
+    return bool(config.get(DATA_NODES))
+
+
+def _without_content(error: Exception) -> str:
+    """What the server may know of an error: what names ids and numbers only is told, of all else the kind."""
+    if isinstance(error, ClientError | DemandError):
+        return str(error)
+    if isinstance(error, DataError):
+        count = len(error.problems)
+        found = f" ({count} problem{'s' if count > 1 else ''})" if count else ""
+        return f"its records cannot be used{found}; the log of this node says which"
+    return f"{type(error).__name__}; the log of this node says more"
 
 
 @app.query()
@@ -50,12 +71,17 @@ def _answer(handler: Callable[[Message, Context], Message]) -> Callable[[Message
 def query(message: Message, context: Context) -> Message:
     """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run.
 
-    A server that keeps a ledger of requests is also told of those that were made here.
+    Where the records are the clients' own, also how many it holds, and how many of them it may be trained on. A server
+    that keeps a ledger of requests is told of those that were made here.
     """
     client = _partition(context)
-    content = RecordDict({protocol.METRICS: MetricRecord({protocol.PARTITION_ID: client})})
     config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
-    if (requests := answer_query(config, client, _node_path(context, config, client))) is not None:
+    node = node_folder(context.node_config, config, client)
+    answer = MetricRecord({protocol.PARTITION_ID: client})
+    if config.get("data") == "node":
+        answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = counts(node)
+    content = RecordDict({protocol.METRICS: answer})
+    if (requests := answer_query(config, client, node.path)) is not None:
         content[protocol.REQUESTS] = requests
     return Message(content, reply_to=message)
 
@@ -72,7 +98,7 @@ def train(message: Message, context: Context) -> Message:
         raise ClientError(f"client {task.client} has left the federation by request {request!r} and trains no more")
     excluded = set(task.node.tombstones())
     if task.text("exclude") == "forget-split":
-        excluded |= task.worker.corpus.forget_ids
+        excluded |= task.worker.holding(task.client).marked
     vector, report = task.worker.finetune(
         task.client,
         task.vector,
@@ -135,7 +161,23 @@ def bury(message: Message, context: Context) -> Message:
     task = _Task(message, context)
     record_ids = task.bury()
     live = len(task.worker.holding(task.client).select(task.node.tombstones()))
-    return task.reply(None, {protocol.NUM_EXAMPLES: len(record_ids), "live-records": live})
+    return task.reply(None, {protocol.NUM_EXAMPLES: len(record_ids), protocol.LIVE_RECORDS: live})
+
+
+@app.evaluate("audit")
+@_answer
+def audit(message: Message, context: Context) -> Message:
+    """Measure what the received model knows of the named records, all if the client leaves; numbers leave, no record.
+
+    The same before and after they are buried.
+    """
+    task = _Task(message, context)
+    held = [record.id for record in task.worker.holding(task.client).records]
+    forget = forget_set(read_demands(task.message_config), held, task.node.buried())
+    numbers = node_audit.audit(
+        task.worker, task.client, task.vector, forget, task.node.tombstones(), folder=task.node.path
+    )
+    return task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
 
 
 class _Task:
@@ -156,7 +198,9 @@ class _Task:
         self.worker: Worker = resident(self.config)
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
-        self.node = NodeFolder(_node_path(context, self.message_config, self.client))
+        self.node = node_folder(context.node_config, self.message_config, self.client)
+        if self.config.data.name == "node":
+            self.worker.hold(self.client, read_node(self.node.path))
         self.seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
@@ -195,11 +239,6 @@ def _partition(context: Context) -> int:
     if "partition-id" not in context.node_config:
         raise ClientError('this node has no partition-id; start it with --node-config "partition-id=…"')
     return int(context.node_config["partition-id"])
-
-
-def _node_path(context: Context, config: Mapping[str, object], client: int) -> Path:
-    own = context.node_config.get("node-dir")
-    return Path(str(own)) if own else Path(str(config.get("nodes-dir", ""))) / str(client)
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oblivionis.data.records import subject_key
+from oblivionis.node_data import DATA_FOLDER, simulated_folder
 from oblivionis.problems import Problem
 from oblivionis.schema import MUSE, STAGES, Config
 
@@ -14,6 +15,7 @@ EMBEDDED_CONTEXT = 512
 WITH_RETAIN_LOSS = ("grad_diff", "npo", "simnpo")
 WITHOUT_FORGET_LIKELIHOOD = ("fine_tune", "rmu")
 LEAST_ORACLES = 3
+WITHOUT_HOLDINGS = ("file", "none")
 NEEDS_RETAIN = ("fine_tune", "neg_grad", "scrub")
 
 Check = Callable[[Config], Iterator[Problem]]
@@ -192,6 +194,42 @@ def _data_path(config: Config) -> Iterator[Problem]:
         yield Problem("data.path", f"there is no file {_lines_file(path)}", expected)
 
 
+@_reads("data.name", "data.path")
+def _own_questions(config: Config) -> Iterator[Problem]:
+    path = config.data.path
+    if config.data.name == "node" and path is not None and not Path(path).expanduser().exists():
+        expected = "a file of questions as JSON lines, or a folder with retain_perturbed.jsonl, … (or null)"
+        yield Problem("data.path", f"there is no file {path}", expected)
+
+
+@_reads("data.name", "data.nodes", "federation.clients")
+def _nodes(config: Config) -> Iterator[Problem]:
+    nodes = config.data.nodes
+    if nodes is None:
+        return
+    if config.data.name != "node":
+        yield Problem("data.nodes", f"{config.data.name} data are not read from clients' folders", "null, or data=node")
+        return
+    folders = [simulated_folder(nodes, client) / DATA_FOLDER for client in range(config.federation.clients)]
+    missing = next((folder for folder in folders if not folder.is_dir()), None)
+    if missing is not None:
+        expected = f"node0/data to node{config.federation.clients - 1}/data (federation.clients), with *.jsonl in each"
+        yield Problem("data.nodes", f"there is no folder {missing}", expected)
+
+
+@_reads("data.name", "stages", "unlearning.requests")
+def _own_records(config: Config) -> Iterator[Problem]:
+    """What a server that knows no record cannot do."""
+    if config.data.name != "node":
+        return
+    if "local" in config.stages:
+        yield Problem("stages", "the stage local measures each client on the server", "stages without local")
+    requests = config.unlearning.requests
+    if "unlearn" in config.stages and requests.policy not in WITHOUT_HOLDINGS:
+        message = f"with data=node the server does not know who holds what, and `{requests.policy}` goes by that"
+        yield Problem("unlearning.requests.policy", message, f"one of {', '.join(WITHOUT_HOLDINGS)}")
+
+
 def _lines_file(path: str) -> Path:
     """The file of training records that `data.path` names for `jsonl`."""
     given = Path(path).expanduser()
@@ -291,7 +329,7 @@ def _size(config: Config) -> int | None:
         return TOFU_RECORDS - data.holdout_authors * (TOFU_RECORDS // TOFU_AUTHORS)
     if data.name in MUSE:
         return None
-    file = _lines_file(data.path) if data.path else None
+    file = _lines_file(data.path) if data.path and data.name == "jsonl" else None
     if file is None or not file.is_file():
         return None
     with file.open("rb") as lines:

@@ -23,8 +23,12 @@ def load_corpus(data: Data, model: Model | None = None) -> Corpus:
 
     model: whose tokenizer cuts texts into records of at most `max_length` tokens, the start token included; MUSE's data
     need it (OblivionisError).
+
+    Of `node` data it holds the server's own questions and no training record: those are the clients' own.
     """
     path = Path(data.path).expanduser() if data.path else None
+    if data.name == "node":
+        return Corpus("node", (), frozenset(), jsonl.read_questions(path) if path else {})
     if data.name == "fictitious":
         return fictitious.corpus(
             authors=data.authors,
@@ -67,7 +71,12 @@ def _tokenizer(source: str, revision: str | None) -> Any:
 
 
 def load_partition(corpus: Corpus, config: Config) -> Partition:
-    """Who holds what. The partition depends on the data and its own seed, not on the run seed."""
+    """Who holds what. The partition depends on the data and its own seed, not on the run seed.
+
+    Raises OblivionisError for `node` data.
+    """
+    if config.data.name == "node":
+        raise OblivionisError("data=node: which client holds which record is known on the clients' machines only")
     scheme = config.data.partition
     return partition(
         corpus,

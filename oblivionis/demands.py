@@ -75,11 +75,19 @@ def accept(demands: Sequence[Demand], held: Sequence[str], node: NodeFolder) -> 
     if not leaving:
         return named
     node.bury(held, leaving[0])
-    ours = {demand.request_id for demand in demands}
-    forget = named | {i for i in held if before.get(i) is None or before[i] in ours}
+    forget = forget_set(demands, held, before)
     if not forget:
         raise DemandError("this client leaves, and all its records are forgotten already")
     return forget
+
+
+def forget_set(demands: Sequence[Demand], held: Sequence[str], buried: Mapping[str, str]) -> set[str]:
+    """What `demands` ask for: the named records and, of a client that leaves, all `held` but what others `buried`."""
+    named = {i for demand in demands for i in demand.record_ids}
+    if all(demand.scope != protocol.SCOPE_CLIENT for demand in demands):
+        return named
+    ours = {demand.request_id for demand in demands}
+    return named | {i for i in held if buried.get(i) is None or buried[i] in ours}
 
 
 def _texts(config: Mapping[str, object], key: str) -> list[str]:

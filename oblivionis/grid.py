@@ -36,6 +36,8 @@ class StoppableGrid(Grid):
         return self._grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
+        if self._stop.is_set():
+            raise RunInterrupted("stopped by Ctrl-C")
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -10,6 +10,7 @@ from typing import Protocol
 from oblivionis.config import Config
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
+from oblivionis.remote import RemoteHoldings
 from oblivionis.requests import REJECTED, SERVED, Ledger, NoRequests, Policy, Request
 from oblivionis.runs import RunDirectory
 from oblivionis.subjects import Subjects
@@ -31,10 +32,23 @@ class Holdings:
         forget = {c: kept for c, ids in records.items() if (kept := tuple(i for i in ids if i in corpus.forget_ids))}
         return cls(records, forget, Subjects.of(corpus, partition))
 
+    @property
+    def clients(self) -> int:
+        return len(self.records)
+
+    def count(self, client: int) -> int:
+        """Records of `client`."""
+        return len(self.records[client])
+
+    def foreign(self, client: int, record_ids: Sequence[str]) -> list[str]:
+        """Those of `record_ids` that `client` does not hold."""
+        held = set(self.records[client])
+        return [i for i in record_ids if i not in held]
+
     def live(self, client: int, *, without_forget_split: bool) -> int:
         """How many records `client` can train on, tombstones aside."""
         excluded = len(self.forget.get(client, ())) if without_forget_split else 0
-        return len(self.records[client]) - excluded
+        return self.count(client) - excluded
 
 
 class PerRecord(Protocol):
@@ -110,12 +124,16 @@ class SimulatedRequests(LedgerRequests):
     It stands in for the clients' own requests, and so knows their records; the messages carry ids only.
     """
 
-    def __init__(self, policy: Policy, ledger: Ledger, holdings: Holdings, max_rouge: float, last_round: int) -> None:
+    def __init__(
+        self, policy: Policy, ledger: Ledger, holdings: Holdings | RemoteHoldings, max_rouge: float, last_round: int
+    ) -> None:
         super().__init__(ledger, max_rouge)
         self._policy, self._holdings, self._last_round = policy, holdings, last_round
 
     @classmethod
-    def of(cls, config: Config, run: RunDirectory, holdings: Holdings, policy: Policy | None) -> SimulatedRequests:
+    def of(
+        cls, config: Config, run: RunDirectory, holdings: Holdings | RemoteHoldings, policy: Policy | None
+    ) -> SimulatedRequests:
         """The requests of `policy`, kept in the run's ledger; None for stages in which nobody asks."""
         settings = config.unlearning.requests
         ledger = Ledger(run.path / "no-requests.jsonl" if policy is None else run.ledger_path)
@@ -146,4 +164,5 @@ class SimulatedRequests(LedgerRequests):
         if self.leaves(client):
             return 0
         asked = {i for r in self._ledger.of_client(client) if r.state != REJECTED for i in r.record_ids}
-        return len(self._holdings.records[client]) - len(asked)
+        left = self._holdings.count(client) - len(asked)
+        return min(left, self._holdings.live(client, without_forget_split=False))

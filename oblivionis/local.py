@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis import seeds
 from oblivionis.assessment import Measured
+from oblivionis.node_data import NODES_DIR
 from oblivionis.runs import named_metrics
 from strategies import protocol
 from strategies.replies import answers, judge
@@ -33,7 +34,7 @@ def run_local(server: Server) -> None:
     """Train, measure, unlearn and measure one client after another; clients done earlier are not repeated."""
     config, run = server.config, server.run
     started = time.perf_counter()
-    clients = sorted(server.holdings.records)
+    clients = list(range(server.holdings.clients))
     if config.federation.local_clients is not None and config.federation.local_clients < len(clients):
         chosen = random.Random(seeds.derive(config.seed, "local clients"))
         clients = sorted(chosen.sample(clients, config.federation.local_clients))
@@ -84,7 +85,7 @@ def _exchange(
     messages = []
     for client, vector in vectors.items():
         config = server.message_config("local")
-        config["nodes-dir"] = str(_nodes_path(server))
+        config[NODES_DIR] = str(_nodes_path(server))
         config["epochs"] = federation.rounds.local * federation.local_epochs
         config[protocol.STAGE] = "local"
         config[protocol.SERVER_ROUND] = 1

@@ -30,6 +30,7 @@ class NodeRequests(LedgerRequests):
     the other, so that neither can be cut or written anew without the other showing it.
 
     `settings` also go into each query: where the folders of nodes lie that were started without one, in a simulation.
+    `live`: how many records a client can be trained on.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class NodeRequests(LedgerRequests):
         nodes: NodeMap,
         grid: Grid,
         settings: Mapping[str, object],
+        live: Callable[[int], int],
         warn: Warn,
     ) -> None:
         super().__init__(ledger, max_rouge)
-        self._run, self._nodes, self._grid, self._settings, self._warn = run, nodes, grid, dict(settings), warn
+        self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
+        self._live, self._warn = live, warn
 
     def pending(self, round: int) -> Sequence[UnlearnRequest]:
         """Ask the nodes, enter what is new, then list what is pending."""
@@ -54,8 +57,8 @@ class NodeRequests(LedgerRequests):
         return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(round)]
 
     def live(self, client: int) -> int:
-        """At least 1 but for a client that leaves: how many records a client holds, the server does not know."""
-        return 0 if self.leaves(client) else 1
+        """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""
+        return 0 if self.leaves(client) else self._live(client)
 
     def close(self, round: int) -> None:
         """Tell the nodes the last outcomes. What they ask for now waits for another run: no round is left."""

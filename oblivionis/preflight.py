@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from oblivionis.config import Config
-from oblivionis.errors import OblivionisError
+from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import dry_run, loading
 from oblivionis.models.memory import Estimate, estimate
 from oblivionis.report import bytes_text
@@ -16,11 +16,16 @@ from oblivionis.resources import Machine, ResourceError, check
 def preflight(config: Config, console: Console) -> None:
     """Print hints and one line on memory.
 
-    Raises RunError for an `evaluation.ruler.layer` that the model lacks; ResourceError when the machine lacks a GPU
-    that is asked for, and in a strict configuration when the memory may not do; ModelError when a package or the model
-    is missing.
+    Raises RunError for an `evaluation.ruler.layer` that the model lacks and for clients' own data without their folder;
+    ResourceError when the machine lacks a GPU that is asked for, and in a strict configuration when the memory may not
+    do; ModelError when a package or the model is missing.
     """
     machine = Machine.here()
+    if config.data.name == "node" and config.data.nodes is None:
+        raise RunError(
+            "data.nodes: a simulation of data=node needs the folder of the clients' folders (node0/data/*.jsonl, "
+            "node1/data/*.jsonl, …); only SuperNodes of a deployment name their own (node-dir)"
+        )
     _check_layer(config)
     for hint in check(config, machine):
         console.print(f"hint: {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)

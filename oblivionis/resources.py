@@ -73,7 +73,7 @@ def check(config: Config, machine: Machine) -> list[str]:
     on_gpu = uses_gpu(config, machine)
     if model.device == "cuda" and machine.gpus == 0:
         raise ResourceError("model.device is cuda, but torch sees no GPU; use model.device=auto")
-    if federation.client_gpus > machine.gpus:
+    if federation.client_gpus > machine.gpus and federation.ray_address is None:
         found = "no GPU" if machine.gpus == 0 else f"{machine.gpus} GPU{'' if machine.gpus == 1 else 's'}"
         raise ResourceError(
             f"federation.client_gpus={federation.client_gpus:g} is more than this machine has, torch sees {found}; "

@@ -10,7 +10,9 @@ from typing import Any
 
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus, load_partition
+from oblivionis.data.records import Corpus
 from oblivionis.holdings import Holdings
+from oblivionis.remote import RemoteHoldings
 from oblivionis.requests import (
     AllAtRound,
     NoRequests,
@@ -21,17 +23,19 @@ from oblivionis.requests import (
     Schedule,
 )
 from oblivionis.subjects import Subject
+from strategies.nodes import NodeMap
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 from strategies.requests import SCOPES
 
 FIELDS = ("round", "client", "record_ids", "scope", "subject", "id", "reason")
+REMOTE_KIND = "expected client and record_ids"
 KINDS = 'expected one of: client and record_ids; client and "scope": "client"; subject'
 
 
-def policy_of(config: Config, holdings: Holdings) -> Policy:
+def policy_of(config: Config, holdings: Holdings | RemoteHoldings) -> Policy:
     """The policy of `unlearning.requests`. Raises RequestError for an unknown subject or a faulty schedule."""
     settings = config.unlearning.requests
-    everything = holdings.records if settings.scope == "client" else None
+    everything = holdings.records if settings.scope == "client" and isinstance(holdings, Holdings) else None
     if settings.policy == "random_client_per_round":
         return RandomClientPerRound(config.seed, everything)
     if settings.policy == "all_at_round":
@@ -48,11 +52,17 @@ def policy_of(config: Config, holdings: Holdings) -> Policy:
 def check_requests(config: Config) -> None:
     """Raise now what `policy_of` would raise in the run: only the data tell which subjects and records there are."""
     if "unlearn" in config.stages and config.unlearning.requests.policy in ("subjects_at_round", "file"):
-        corpus = load_corpus(config.data, config.model)
-        policy_of(config, Holdings.of(corpus, load_partition(corpus, config)))
+        policy_of(config, holdings_of(config, load_corpus(config.data, config.model)))
 
 
-def _subjects_at_round(round: int, names: list[str], holdings: Holdings) -> Schedule:
+def holdings_of(config: Config, corpus: Corpus, nodes: NodeMap | None = None) -> Holdings | RemoteHoldings:
+    """Who holds what; where the records are the clients' own, how many each holds as it tells when `nodes` asks it."""
+    if config.data.name == "node":
+        return RemoteHoldings(config.federation.clients, nodes)
+    return Holdings.of(corpus, load_partition(corpus, config))
+
+
+def _subjects_at_round(round: int, names: list[str], holdings: Holdings | RemoteHoldings) -> Schedule:
     found = [(name, holdings.subjects.find(name)) for name in names]
     problems = [
         f"unlearning.requests.subjects: {holdings.subjects.unknown(name)}" for name, subject in found if subject is None
@@ -85,7 +95,7 @@ def about_subject(subject: Subject, round: int, group: str, reason: str) -> list
     ]
 
 
-def read_schedule(path: Path, holdings: Holdings, *, last_round: int | None = None) -> Schedule:
+def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round: int | None = None) -> Schedule:
     """Read requests from JSON lines.
 
     A line has `round` (1 to `last_round`), optionally `id` and `reason`, and says one of three things: `client` and
@@ -117,7 +127,9 @@ def read_schedule(path: Path, holdings: Holdings, *, last_round: int | None = No
     return Schedule(tuple(requests.values()))
 
 
-def _read_line(line: str, number: int, holdings: Holdings, last_round: int | None) -> tuple[list[str], list[Request]]:
+def _read_line(
+    line: str, number: int, holdings: Holdings | RemoteHoldings, last_round: int | None
+) -> tuple[list[str], list[Request]]:
     """What is wrong with a line, and the requests that it makes if nothing is."""
     try:
         row = json.loads(line)
@@ -128,6 +140,8 @@ def _read_line(line: str, number: int, holdings: Holdings, last_round: int | Non
     faults = [*_names(row), *_rounds(row, last_round), *_texts(row)]
     scope, wrong = _scope(row)
     faults += wrong
+    if isinstance(holdings, RemoteHoldings) and scope not in (None, SCOPE_RECORDS):
+        return [*faults, f"the records stay with the clients (data=node), and the scope is {scope}; {REMOTE_KIND}"], []
     if scope == SCOPE_SUBJECT:
         subject = holdings.subjects.find(row["subject"]) if isinstance(row["subject"], str) else None
         if subject is None:
@@ -141,7 +155,7 @@ def _read_line(line: str, number: int, holdings: Holdings, last_round: int | Non
         assert subject is not None
         return [], about_subject(subject, row["round"], row.get("id", f"file-{number:04d}"), reason)
     client = row["client"]
-    ids = holdings.records[client] if scope == SCOPE_CLIENT else row["record_ids"]
+    ids = holdings.records[client] if scope == SCOPE_CLIENT and isinstance(holdings, Holdings) else row["record_ids"]
     identifier = row.get("id", f"file-{number:04d}-client-{client:04d}")
     return [], [Request(identifier, client, tuple(ids), row["round"], reason, scope=str(scope))]
 
@@ -189,20 +203,19 @@ def _scope(row: Mapping[str, Any]) -> tuple[str | None, list[str]]:
     return kind, []
 
 
-def _client(row: Mapping[str, Any], holdings: Holdings, scope: str) -> list[str]:
+def _client(row: Mapping[str, Any], holdings: Holdings | RemoteHoldings, scope: str) -> list[str]:
     """What is wrong with `client` and `record_ids`."""
     if "client" not in row:
         return ["missing client"]
     client = row["client"]
-    if not isinstance(client, int) or isinstance(client, bool) or client not in holdings.records:
-        return [f"client {client!r} does not exist; expected 0 to {len(holdings.records) - 1}"]
+    if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < holdings.clients:
+        return [f"client {client!r} does not exist; expected 0 to {holdings.clients - 1}"]
     if scope == SCOPE_CLIENT:
         return []
     ids = row["record_ids"]
     if not isinstance(ids, list) or not ids or not all(isinstance(i, str) for i in ids):
         return [f"no record ids; expected a list of texts, found {json.dumps(ids)}"]
     twice = sorted({i for i in ids if ids.count(i) > 1})
-    held = set(holdings.records[client])
-    foreign = [i for i in ids if i not in held]
+    foreign = holdings.foreign(client, ids)
     faults = [f"record {twice[0]!r} is named more than once"] if twice else []
     return faults + ([f"record {foreign[0]!r} is not held by client {client}"] if foreign else [])

@@ -155,16 +155,25 @@ class Data:
     name: str = field(
         default="fictitious",
         metadata=about(
-            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records; "
-            "`muse_news`, `muse_books`: the texts of the MUSE benchmark; `muse_tiny`: built-in made-up news.",
-            choices=("fictitious", "tofu", "jsonl", *MUSE),
+            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records; `node`: "
+            "each client's own records, which stay on its machine; `muse_news`, `muse_books`: the texts of the MUSE "
+            "benchmark; `muse_tiny`: built-in made-up news.",
+            choices=("fictitious", "tofu", "jsonl", "node", *MUSE),
         ),
     )
     path: str | None = field(
         default=None,
         metadata=about(
             "`tofu`, `muse_news`, `muse_books`: folder with the benchmark's files, null for the hub; `jsonl`: the file "
-            "of records."
+            "of records; `node`: the server's own questions (a file: those to retain; a folder: question sets by the "
+            "file names of `jsonl`), null: the server evaluates nothing."
+        ),
+    )
+    nodes: str | None = field(
+        default=None,
+        metadata=about(
+            "`node`, where no client says `node-dir` itself: folder of the clients' folders `node0`, `node1`, …, whose "
+            "`data/*.jsonl` hold their records."
         ),
     )
     forget_split: str = field(
@@ -604,6 +613,19 @@ class Muse:
 
 
 @dataclass
+class Audit:
+    """What a client measures of its own records for a request (`data=node`): [client-audit.md](client-audit.md)."""
+
+    profile: str = field(
+        default="full",
+        metadata=about(
+            "Before and after the exchange and at the stage's end: as much as `evaluation.full` or `evaluation.light`.",
+            choices=("full", "light"),
+        ),
+    )
+
+
+@dataclass
 class Evaluation:
     """What is measured after a round and at a stage's end."""
 
@@ -632,6 +654,7 @@ class Evaluation:
     rebound: Rebound = field(default_factory=Rebound)
     membership: Membership = field(default_factory=Membership)
     muse: Muse = field(default_factory=Muse)
+    audit: Audit = field(default_factory=Audit)
     truth_ratio: str = field(
         default="geometric",
         metadata=about(
@@ -787,6 +810,22 @@ class Federation:
         default=3600.0,
         metadata=about("Longest wait for the replies of an exchange.", unit="seconds", above=0),
     )
+    wait_for_clients: float = field(
+        default=300.0,
+        metadata=about(
+            "Longest wait at the start for all clients; then those go on that are there, if they are `min_clients`.",
+            unit="seconds",
+            above=0,
+        ),
+    )
+    churn: float = field(
+        default=0.0,
+        metadata=about(
+            "Share of the clients that vanish in each round and return in the next, to see what a simulation survives.",
+            at_least=0,
+            below=1,
+        ),
+    )
     keep_checkpoints: int = field(
         default=3, metadata=about("Newest checkpoints that are kept in each stage.", at_least=1)
     )
@@ -801,6 +840,12 @@ class Federation:
     client_gpus: float = field(
         default=0.0,
         metadata=about("GPUs (or a share of one) that it reserves for a client.", unit="GPUs", at_least=0),
+    )
+    ray_address: str | None = field(
+        default=None,
+        metadata=about(
+            "Running Ray cluster whose machines simulate the clients: `host:port`, or `auto`; null: this machine alone."
+        ),
     )
     local_clients: int | None = field(
         default=None,

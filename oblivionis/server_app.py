@@ -23,6 +23,7 @@ from oblivionis.progress import Events, LogEvents
 from oblivionis.runs import RunDirectory
 from oblivionis.stages import Server
 from oblivionis.tracking import check_tracking
+from strategies.churn import ChurningGrid
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -67,6 +68,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
     """Run all stages over `grid`."""
+    if config.federation.churn:
+        grid = ChurningGrid(grid, config.federation.churn, config.seed)
     Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop).execute()
 
 

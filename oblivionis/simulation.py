@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from oblivionis.cluster import cluster
 from oblivionis.config import Config
 from oblivionis.errors import RunFailed, RunInterrupted
 from oblivionis.progress import Events
@@ -71,7 +72,7 @@ def simulate(config: Config, run: RunDirectory, events: Events) -> None:
         os.environ.setdefault(key, value)
     stop = Stop()
     # Starting Ray replaces the handler of SIGTERM, hence the second `_ctrl_c`.
-    with _flower_log(run), _ctrl_c(stop, events), _ray(config), _ctrl_c(stop, events):
+    with _flower_log(run), _ctrl_c(stop, events), _ray(config, run), _ctrl_c(stop, events):
         if stop.is_set():
             raise RunInterrupted(_STOPPED)
         _run_flower(config, run, events, stop)
@@ -136,13 +137,17 @@ def _end_clients() -> None:
 
 
 @contextmanager
-def _ray(config: Config) -> Iterator[None]:
-    """A Ray of our own, which Flower finds running and uses.
+def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
+    """A Ray of our own, or the cluster that the configuration names, which Flower finds running and uses.
 
-    It gets as many client processes as cores and GPUs allow, and no more than clients take part in a round.
+    Our own gets as many client processes as cores and GPUs allow, and no more than clients take part in a round.
     """
     import ray
 
+    if config.federation.ray_address is not None:
+        with cluster(config.federation.ray_address, run.path):
+            yield
+        return
     machine = Machine.here()
     processes = max(1, client_processes(config, machine))
     try:

@@ -13,25 +13,29 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
+from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
 from oblivionis import config as configuration
 from oblivionis import muse, ruler, ruler_report, seeds
 from oblivionis.assessment import Assessor, Measured
+from oblivionis.client_audits import ClientAudits
 from oblivionis.config import Config
-from oblivionis.corpora import load_corpus, load_partition
+from oblivionis.corpora import load_corpus
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.holdings import Holdings, SimulatedRequests
+from oblivionis.holdings import SimulatedRequests
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.node_data import DATA_NODES, NODES_DIR
 from oblivionis.node_requests import NodeRequests
 from oblivionis.progress import Events
 from oblivionis.rebound import ReboundTracker, rebound_summary
+from oblivionis.remote import RemoteHoldings, query_config
 from oblivionis.requests import Ledger, in_words
 from oblivionis.reuse import import_stages
 from oblivionis.ruler_oracles import Oracle, find_oracles, noise_bands, states_of
 from oblivionis.runs import Checkpoint, RunDirectory, vector_hash
-from oblivionis.schedule import policy_of
+from oblivionis.schedule import holdings_of, policy_of
 from oblivionis.tracking import follow
 from oblivionis.updates import open_updates
 from oblivionis.verdicts import write_verdicts
@@ -44,6 +48,13 @@ from strategies.server_step import ServerStep
 
 SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
 """Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
+
+
+NO_QUESTIONS = (
+    "the clients keep their records (data=node), and data.path names no questions of the server's own: nothing is "
+    "measured here, only on the clients that ask to forget"
+)
+OWN_QUESTIONS = "the clients keep their records (data=node): what is measured here are the questions of data.path"
 
 
 def planned_rounds(config: Config) -> dict[str, int]:
@@ -91,16 +102,22 @@ class Server:
             torch.set_num_threads(config.federation.server_threads)
         torch.set_flush_denormal(True)
         corpus = load_corpus(config.data, config.model)
-        self.holdings = Holdings.of(corpus, load_partition(corpus, config))
+        self.nodes = NodeMap(
+            expected=config.federation.clients,
+            min_nodes=config.federation.min_clients,
+            wait_s=config.federation.wait_for_clients,
+            config=query_config(config),
+        )
+        self.holdings = holdings_of(config, corpus, self.nodes)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
         self.policy = policy_of(config, self.holdings) if asked else None
+        self.remote = isinstance(self.holdings, RemoteHoldings)
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
         self.assessor = Assessor(self.assembled, corpus, config)
         self.oracles: list[Oracle] = []
-        self.nodes = NodeMap(min_nodes=config.federation.clients, wait_s=300.0)
         self.settings = configuration.to_yaml(config)
         run.write_environment(
             seed=config.seed,
@@ -141,6 +158,8 @@ class Server:
 
     def _tell_of_data(self) -> None:
         """What a user should know of data that are no questions, or not trained on."""
+        if self.remote:
+            self.events.note(NO_QUESTIONS if self.assessor.empty else OWN_QUESTIONS)
         if self.assessor.is_text:
             self.events.note(muse.LEFT_OUT)
         if (withheld := self.assessor.withheld) and self.config.data.name == "tofu":
@@ -149,7 +168,7 @@ class Server:
 
     def _check_ruler(self) -> None:
         """Refuse, before anything runs, what RULER could not compare later; tell which profiles go without it."""
-        for lacking in self.assessor.ruler_lacks():
+        for lacking in () if self.remote else self.assessor.ruler_lacks():
             self.events.warning(f"RULER is left out where {lacking}: it takes 1 and 2 at least")
         if "unlearn" in self.config.stages and self.run.stage_summary("unlearn") is None:
             ruler.check_pair(self.run, self.config, self.fingerprint)
@@ -162,7 +181,8 @@ class Server:
                 "settings": self.settings,
                 "fingerprint": self.fingerprint,
                 "manifest-hash": self.assembled.manifest_hash,
-                "nodes-dir": str(self.run.nodes_path),
+                NODES_DIR: str(self.run.nodes_path),
+                **({DATA_NODES: self.config.data.nodes} if self.remote and self.config.data.nodes else {}),
                 "exclude": "forget-split" if stage == "retrain" else "",
             }
         )
@@ -175,7 +195,8 @@ class Server:
             run=self.run.name,
             nodes=self.nodes,
             grid=self.grid,
-            settings={"nodes-dir": str(self.run.nodes_path)},
+            settings={NODES_DIR: str(self.run.nodes_path)},
+            live=lambda client: self.holdings.live(client, without_forget_split=False),
             warn=self.events.warning,
         )
 
@@ -210,7 +231,8 @@ class Stage:
         self.label = SAMPLING[name]
         self.updates = open_updates(self.config, self.run.path, name)
         wanted = self.config.evaluation.rebound
-        tracked = name == "unlearn" and wanted.enabled
+        tracked = name == "unlearn" and wanted.enabled and not server.remote
+        self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and server.remote else None
         self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if tracked else None
 
     def _requests(self) -> SimulatedRequests | NodeRequests:
@@ -225,7 +247,7 @@ class Stage:
         started = time.perf_counter()
         done, vector = self._recover()
         self.events.stage_started(self.name, done, self.rounds)
-        if self.name == "unlearn" and self.oracle is None:
+        if self.name == "unlearn" and self.oracle is None and not self.server.remote:
             self.events.warning("no retrained model in this run: forget quality cannot be computed")
         if self.name == "unlearn":
             self._look_before()
@@ -315,6 +337,8 @@ class Stage:
 
     def evaluate(self, round: int, moment: str, vector: np.ndarray) -> Measured:
         """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
+        if self.server.assessor.empty:
+            return Measured(Report({}, {}, 0.0, {}), 0.0)
         self.events.evaluating(moment)
         measured = self.server.assessor.measure(
             vector, full=moment == "end", oracle=self.oracle, references=self.references
@@ -326,7 +350,7 @@ class Stage:
     def _finish(self, seconds: float) -> None:
         rounds = self.done
         measured = self.evaluate(rounds, "end", self.vector)
-        outcome = self.requests.verify(rounds, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
+        outcome = self._verify(rounds, measured)
         self.requests.close(rounds)
         ruler.keep_states(self.run, self.name, measured, self.config, self.server.fingerprint)
         waiting = self.requests.waiting(rounds)
@@ -350,6 +374,13 @@ class Stage:
             measured.log,
         )
         self.events.stage_finished(self.name, seconds)
+
+    def _verify(self, round: int, measured: Measured) -> dict[str, int]:
+        """Check the served requests; where the clients keep their records, by what they measured."""
+        if self.audits is None:
+            return self.requests.verify(round, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
+        found = self.audits.ask(self.requests.served_so_far(), round, "final", self.vector)
+        return self.requests.verify_means(round, self.audits.verified_means(found))
 
     def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
         """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""
@@ -387,6 +418,8 @@ class _Recorder(Listener):
         self._stage.server.check_stop()
         if kind == "unlearn":
             asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
+            if self._stage.audits is not None:
+                self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
             self._stage.events.requests(in_words(asking))
         self._trained |= kind == "train"
         self._kind = kind
@@ -407,6 +440,9 @@ class _Recorder(Listener):
             stage.requests.applied(round, vector_hash(stage.vector), vector_hash(vector))
             if stage.rebound is not None:
                 stage.rebound.unlearned(stage.requests.served_so_far(), round, stage.vector, vector)
+            if stage.audits is not None:
+                served = [r for r in stage.requests.served_so_far() if r.served_round == round]
+                stage.audits.ask(served, round, "after", vector)
             if evaluation.after_unlearn:
                 stage.evaluate(round, moment, vector)
             return

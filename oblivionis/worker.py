@@ -20,12 +20,13 @@ from evaluation.packing import Sequence as TokenSequence
 from oblivionis import seeds
 from oblivionis.config import Config
 from oblivionis.corpora import load_corpus, load_partition
-from oblivionis.data.records import Record
+from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
 from oblivionis.models.random_model import expected_distance
+from oblivionis.node_data import NodeRecords
 
 _RESIDENT_PARTITIONS = 64
 
@@ -36,18 +37,22 @@ class ClientError(OblivionisError):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One client's records in their order, with their token sequences."""
+    """One client's records in their order, with their token sequences; `marked`: ids of the forget split."""
 
     records: tuple[Record, ...]
     sequences: tuple[TokenSequence, ...]
     truncated: int
+    marked: frozenset[str] = frozenset()
 
     def select(self, excluded: Collection[str]) -> list[TokenSequence]:
         return [s for r, s in zip(self.records, self.sequences, strict=True) if r.id not in excluded]
 
 
 class Worker:
-    """A base model with its adapter slot, and the corpus. Built once per process and configuration."""
+    """A base model with its adapter slot, and the corpus. Built once per process and configuration.
+
+    Of `node` data there is no corpus: clients bring their own records with `hold`.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -55,8 +60,9 @@ class Worker:
         torch.set_flush_denormal(True)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.flat: FlatParameters = self.assembled.flat
-        self.corpus = load_corpus(config.data, config.model)
-        self.partition = load_partition(self.corpus, config)
+        own = config.data.name == "node"
+        self.corpus = Corpus("node", (), frozenset()) if own else load_corpus(config.data, config.model)
+        self.partition = None if own else load_partition(self.corpus, config)
         self._holdings: OrderedDict[int, Holding] = OrderedDict()
 
     def holding(self, client: int) -> Holding:
@@ -64,9 +70,21 @@ class Worker:
         if client in self._holdings:
             self._holdings.move_to_end(client)
             return self._holdings[client]
+        if self.partition is None:
+            raise ClientError(f"client {client} has not read its own records")
         if not 0 <= client < len(self.partition.clients):
             raise ClientError(f"partition {client} does not exist: the configuration has {len(self.partition.clients)}")
         records = tuple(self.corpus.train[i] for i in self.partition.clients[client])
+        return self._keep(client, records, self.corpus.forget_ids)
+
+    def hold(self, client: int, own: NodeRecords) -> Holding:
+        """Take `own` as the records of `client`; they are tokenised anew only if they have changed."""
+        known = self._holdings.get(client)
+        if known is not None and (known.records, known.marked) == (own.records, own.marked):
+            return self.holding(client)
+        return self._keep(client, own.records, own.marked)
+
+    def _keep(self, client: int, records: tuple[Record, ...], marked: frozenset[str]) -> Holding:
         encoded, truncated = encode_all(
             records,
             self.assembled.tokenizer,
@@ -75,7 +93,7 @@ class Worker:
             on_overflow=self.config.model.on_overflow,
         )
         sequences = tuple(TokenSequence(e.prompt, e.answer) for e in encoded)
-        self._holdings[client] = Holding(records, sequences, truncated)
+        self._holdings[client] = Holding(records, sequences, truncated, marked)
         while len(self._holdings) > _RESIDENT_PARTITIONS:
             self._holdings.popitem(last=False)
         return self._holdings[client]

@@ -23,19 +23,21 @@ class NodeMap:
     Node ids are random; partition ids are what requests, logs and seeds refer to. One `query` message per node finds
     the partition; only a node that did not answer is asked again. Share one map between all stages of a process.
 
-    `min_nodes`: `refresh` waits until so many nodes are connected, at most `wait_s` seconds. `timeout_s`: how long a
-    query may take. `config` goes into the query; what a node answered is kept in `answers`, by partition id.
+    The first `refresh` waits until `expected` nodes are connected, but no longer than `wait_s` seconds when there are
+    `min_nodes`; later ones wait for `min_nodes` only, since clients come and go. `timeout_s`: how long a query may
+    take. `config` goes into the query; what a node answered is kept in `answers`, by partition id.
     """
 
     def __init__(
         self,
         *,
+        expected: int = 1,
         min_nodes: int = 1,
         wait_s: float = 3600.0,
         timeout_s: float = 300.0,
         config: Mapping[str, object] | None = None,
     ) -> None:
-        self._min_nodes, self._wait_s, self._timeout_s = min_nodes, wait_s, timeout_s
+        self._expected, self._min_nodes, self._wait_s, self._timeout_s = expected, min_nodes, wait_s, timeout_s
         self._config = dict(config or {})
         self._partition: dict[int, int] = {}
         self._silent: set[int] = set()
@@ -95,10 +97,16 @@ class NodeMap:
 
     def _wait(self, grid: Grid) -> list[int]:
         deadline = time.monotonic() + self._wait_s
-        while len(nodes := list(grid.get_node_ids())) < self._min_nodes:
+        wanted = max(self._expected, self._min_nodes)
+        while len(nodes := list(grid.get_node_ids())) < wanted:
             if time.monotonic() >= deadline:
-                raise NodeMapError(f"{len(nodes)} of {self._min_nodes} clients connected within {self._wait_s:.0f} s")
+                told = f"{len(nodes)} of {wanted} clients connected within {self._wait_s:.0f} s"
+                if len(nodes) < self._min_nodes:
+                    raise NodeMapError(f"{told}; at least {self._min_nodes} are needed")
+                log(WARNING, "%s; the others can join later", told)
+                break
             time.sleep(min(1.0, self._wait_s))
+        self._expected = self._min_nodes
         return nodes
 
     def _ask(self, grid: Grid, nodes: list[int]) -> None:

@@ -155,6 +155,18 @@ def test_no_usable_node_is_an_error():
         NodeMap().refresh(grid)
 
 
+def test_all_are_waited_for_at_the_start_and_the_fewest_later(caplog):
+    grid, nodes = federation(3), NodeMap(expected=4, min_nodes=2, wait_s=0.05)
+    assert list(nodes.refresh(grid)) == [0, 1, 2]
+    assert "3 of 4 clients connected" in caplog.text and "join later" in caplog.text
+    caplog.clear()
+    del grid.nodes[0]
+    assert list(nodes.refresh(grid)) == [1, 2] and not caplog.text
+    del grid.nodes[1]
+    with pytest.raises(NodeMapError, match=r"1 of 2 clients .* at least 2 are needed"):
+        nodes.refresh(grid)
+
+
 def test_two_nodes_of_one_partition():
     grid = Silent({p: honest(p) for p in range(3)})
     grid.silent = {2}

@@ -13,7 +13,7 @@ from test_cli import call
 from benchmarks import suites
 from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Layout, Measure
-from benchmarks.federated.tables import build, text
+from benchmarks.federated.tables import build, text, unknown_metrics
 from benchmarks.tables import Marked, Table
 
 AXES = ["strategy", "unlearning", "seed"]
@@ -231,11 +231,20 @@ def test_columns_that_do_not_fit_come_below_with_their_heading():
     assert table.parts(200) == [[1, 2, 3, 4]]
     assert table.parts(30) == [[1, 2], [3, 4]], "columns of a heading stay together"
     assert table.parts(12) == [[1], [2], [3], [4]]
-    for width in (20, 32, 60):
+    for width in range(20, 70):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(table.rich())
         shown = console.export_text()
         assert "…" not in shown and all(cell in shown for row in table.rows for cell in row)
+
+
+def test_a_metric_that_no_model_has_is_named():
+    layout = Layout("t", "", (MU, Measure("FTR", "forget_truth_ration")), rows="unlearning", columns="strategy")
+    (problem,) = unknown_metrics(grid(GRID), layout)
+    assert problem == (
+        "tables.t.metrics.FTR: no model has the metric 'forget_truth_ration'; did you mean forget_truth_ratio?"
+    )
+    assert not list(unknown_metrics(grid(GRID), LAYOUT)) and not list(unknown_metrics(grid(GRID).head(0), layout))
 
 
 # -- bench table ---------------------------------------------------------------------------------------------------

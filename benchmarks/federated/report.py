@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Settings
-from benchmarks.federated.tables import FORMATS, SUFFIXES, build
+from benchmarks.federated.tables import FORMATS, SUFFIXES, build, unknown_metrics
 from benchmarks.suite_report import SuiteView, write_suite_html
 from oblivionis import __version__
 from oblivionis.files import write_atomic
@@ -31,6 +31,8 @@ def write_report(settings: Settings, folder: Path, console: Console) -> None:
             write_atomic(folder / TABLES / f"{layout.name}.{SUFFIXES[name]}", render(table))
         console.print()
         console.print(table.rich())
+        for problem in unknown_metrics(frame, layout):
+            console.print(f"warning: {problem}", style="yellow", markup=False, highlight=False, soft_wrap=True)
         tables.append(table)
     view = SuiteView(
         title=settings.title or folder.name,

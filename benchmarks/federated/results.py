@@ -12,6 +12,7 @@ import pandas as pd
 
 from benchmarks.federated.graph import Graph, Node
 from benchmarks.federated.matrix import Axis, Cell
+from oblivionis import report
 from oblivionis.errors import RunError
 from oblivionis.files import write_atomic
 from oblivionis.runs import RunDirectory, named_metrics
@@ -49,12 +50,14 @@ def collect(
 
 def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]:
     run = node.run(store)
+    evaluation = node.config.evaluation
+    known = report.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
     sources = {stage: need.run(store) for need in node.needs for stage in need.config.stages}
     for stage in (BASE_MODEL, *STAGES, "local_unlearned"):
         summary = run.stage_summary(stage)
         values = _at_start(run) if stage == BASE_MODEL else {}
         if summary is not None:
-            values = {SECONDS: summary["seconds"], **summary["metrics"]}
+            values = {SECONDS: summary["seconds"], **summary["metrics"], **known.get(stage, {})}
         place = Path(os.path.relpath(sources.get(stage, run).path, folder)).as_posix()
         for metric, value in values.items():
             yield {"stage": stage, "status": DONE, "error": "", "run": place, "metric": metric, "value": value}

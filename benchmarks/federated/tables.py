@@ -14,6 +14,7 @@ from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
 from benchmarks.tables import Marked, Table
+from oblivionis.problems import did_you_mean
 
 FORMATS = {"md": Table.markdown, "latex": Table.latex, "csv": Table.csv, "html": Table.page}
 SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
@@ -189,6 +190,16 @@ def _marks(
 
 def _printed(value: float, measure: Measure) -> float:
     return float(text(value, measure.digits)) if value == value else math.nan
+
+
+def unknown_metrics(frame: pd.DataFrame, layout: Layout) -> Iterator[str]:
+    """What is wrong with the metrics of `layout` that no model has; nothing while no cell is done."""
+    known = list(frame.loc[frame["status"] == results.DONE, "metric"].unique())
+    for measure in layout.measures:
+        if known and measure.metric not in known:
+            hint = did_you_mean(measure.metric, known)
+            place = f"tables.{layout.name}.metrics.{measure.name}"
+            yield f"{place}: no model has the metric {measure.metric!r}{f'; {hint}' if hint else ''}"
 
 
 def text(value: float, digits: int | None) -> str:

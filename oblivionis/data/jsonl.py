@@ -23,7 +23,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,10 +55,27 @@ def load(path: Path, *, forget_file: Path | None = None, holdout_file: Path | No
     """
     source = path / TRAIN_FILE if path.is_dir() else path
     problems: list[str] = []
+    train, marked = read_training([source], problems)
+    known = {record.id for record in train}
+    if not train and not problems:
+        problems.append(f"{source}: expected at least one record, found none")
+    forget_ids = frozenset(_forget_ids(forget_file, known, problems) if forget_file else marked)
+    evaluation = _evaluation(source.parent, train, forget_ids, problems)
+    if holdout_file is not None:
+        evaluation["holdout"] = _holdout(holdout_file, train, problems)
+    raise_if_any(path, problems)
+    return Corpus(name=path.stem, train=tuple(train), forget_ids=forget_ids, evaluation=evaluation)
+
+
+def read_training(paths: Iterable[Path], problems: list[str]) -> tuple[list[Record], list[str]]:
+    """The training records of `paths` in their order, and the ids of those marked `forget`.
+
+    Ids are unique over all of them. What is wrong goes to `problems`, with file and line.
+    """
     train: list[Record] = []
     marked: list[str] = []
     first: dict[str, str] = {}
-    for row in read_rows(source, problems):
+    for row in (row for path in paths for row in read_rows(path, problems)):
         record = to_record(row, problems)
         forget = row.values.get("forget", False)
         if not isinstance(forget, bool):
@@ -68,14 +85,32 @@ def load(path: Path, *, forget_file: Path | None = None, holdout_file: Path | No
         train.append(record)
         if forget is True:
             marked.append(record.id)
-    if not train and not problems:
-        problems.append(f"{source}: expected at least one record, found none")
-    forget_ids = frozenset(_forget_ids(forget_file, first, problems) if forget_file else marked)
-    evaluation = _evaluation(source.parent, train, forget_ids, problems)
-    if holdout_file is not None:
-        evaluation["holdout"] = _holdout(holdout_file, train, problems)
+    return train, marked
+
+
+def read_questions(path: Path) -> dict[str, tuple[Record, ...]]:
+    """Question sets that come without training records: of a folder its `EVALUATION_FILES`, of a file the set `retain`.
+
+    Raises DataError with every faulty line, and where there is no question at all.
+    """
+    problems: list[str] = []
+    files = {name: path / file for name, file in EVALUATION_FILES.items()} if path.is_dir() else {"retain": path}
+    sets: dict[str, tuple[Record, ...]] = {}
+    for name, file in files.items():
+        if path.is_dir() and not file.exists():
+            continue
+        records: list[Record] = []
+        first: dict[str, str] = {}
+        for row in read_rows(file, problems):
+            record = to_record(row, problems)
+            if record is not None and not _repeats(row, record, first, problems):
+                records.append(record)
+        if records:
+            sets[name] = tuple(records)
+    if not sets and not problems:
+        problems.append(f"{path}: expected at least one question, found none")
     raise_if_any(path, problems)
-    return Corpus(name=path.stem, train=tuple(train), forget_ids=forget_ids, evaluation=evaluation)
+    return sets
 
 
 def read_rows(path: Path, problems: list[str]) -> Iterator[Row]:
@@ -175,7 +210,7 @@ def _repeats(row: Row, record: Record, first: dict[str, str], problems: list[str
     return True
 
 
-def _forget_ids(path: Path, known: Mapping[str, str], problems: list[str]) -> Iterator[str]:
+def _forget_ids(path: Path, known: Collection[str], problems: list[str]) -> Iterator[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
