@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from evaluation.ruler.rank_significance import rank_test
 from oblivionis import ruler_report, verdicts
+from oblivionis.audit_numbers import read_audit
 from oblivionis.certificate_checks import leak_bounds
 from oblivionis.chain import HASH, check_chain
 from oblivionis.config import Config
@@ -52,16 +52,8 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
 
 def client_audit(run: Path, request_id: str) -> dict[str, Any] | None:
     """What the client measured for a request, with `rouge` and `prob` of its records; None where it did not."""
-    folder = run / "audits"
-    hashed = hashlib.sha256(request_id.encode()).hexdigest()[:16]
-    for name in (request_id, hashed):
-        try:
-            found = json.loads((folder / f"request-{name}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict) and found.get("request") == request_id:
-            break
-    else:
+    found = read_audit(run, request_id)
+    if found is None or found.get("request") != request_id:
         return None
     for moment in ("before", "after", "final"):
         numbers = found.get(moment)
