@@ -9,13 +9,14 @@ import stat
 import subprocess
 import threading
 import time
+import zipfile
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from deployed import Deployed
-from processes import environment, free_ports, until
+from processes import PROJECT, environment, free_ports, until
 
 from oblivionis import deploy
 from oblivionis.errors import OblivionisError
@@ -340,3 +341,19 @@ def test_supernodes_without_the_right_key_or_authority_are_refused(lab, tmp_path
 
 def key(node):
     return ["--auth-supernode-private-key", node / "node.key"]
+
+
+def test_the_bundle_holds_the_program_and_nothing_else(tmp_path):
+    subprocess.run(
+        ["flwr", "build", "--app", PROJECT], cwd=tmp_path, env=environment(), check=True, capture_output=True
+    )
+    (bundle,) = tmp_path.glob("*.fab")
+    names = set(zipfile.ZipFile(bundle).namelist())
+    folders = ("oblivionis", "strategies", "clients", "evaluation", "benchmarks", "conf")
+    wanted = {str(p.relative_to(PROJECT)) for f in folders for p in (PROJECT / f).rglob("*.py")}
+    wanted |= {str(p.relative_to(PROJECT)) for p in (PROJECT / "conf").rglob("*.yaml")}
+    assert wanted <= names
+    others = {name for name in names if name.split("/")[0] not in folders}
+    assert others == {"pyproject.toml", "LICENSE", ".info/CONTENT"}
+    data = {name for name in names - wanted - others if not name.endswith(".json")}
+    assert not data, "records and tables are no part of the program"
