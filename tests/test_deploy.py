@@ -110,6 +110,21 @@ def test_another_name_or_another_authority_is_refused(folder, tmp_path):
         handshake(folder, HOSTS[0], tmp_path / "other" / "node0" / "ca.crt")
 
 
+def test_a_renewed_server_is_trusted_by_the_old_clients(tmp_path):
+    lab = tmp_path / "lab"
+    deploy.create(lab, deploy.Deployment(clients=1, hosts=HOSTS, days=1))
+    before = {p: p.read_bytes() for p in lab.rglob("*") if p.is_file()}
+    deploy.renew(lab, ["new.example.org"], 30)
+    changed = {str(p.relative_to(lab)) for p in lab.rglob("*") if p.is_file() and p.read_bytes() != before.get(p)}
+    assert changed == {"server/server.crt", "server/server.key"}
+    assert mode(lab / "server" / "server.key") == 0o600
+    for name in (*HOSTS, "127.0.0.1", "localhost", "new.example.org"):
+        handshake(lab, name, lab / "node0" / "ca.crt")
+    shutil.rmtree(lab / "ca")
+    with pytest.raises(OblivionisError, match=r"ca\.key is missing"):
+        deploy.renew(lab, [], 30)
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_openssl_agrees(folder):
     def checked(*arguments):
