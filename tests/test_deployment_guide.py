@@ -52,7 +52,10 @@ class Reader:
             if command == "flwr supernode list lab":
                 assert until(self._online, START_S, every=2), self.log.read_text()
             done = self._bash(command)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{self.log.read_text()[-8000:]}"
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{self.log.read_text()[-3000:]}"
+            if command.startswith("flwr run"):
+                status = self.asks("flwr", "list", "lab", "--format", "json")["runs"]
+                assert all(run["status"] == "finished:completed" for run in status), done.stdout[-6000:]
             self.said.setdefault(heading, []).append(done.stdout)
 
     def asks(self, *command):
