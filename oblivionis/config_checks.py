@@ -15,7 +15,7 @@ EMBEDDED_CONTEXT = 512
 WITH_RETAIN_LOSS = ("grad_diff", "npo", "simnpo")
 WITHOUT_FORGET_LIKELIHOOD = ("fine_tune", "rmu")
 LEAST_ORACLES = 3
-WITHOUT_HOLDINGS = ("file", "none")
+WITHOUT_HOLDINGS = ("nodes", "file", "none")
 NEEDS_RETAIN = ("fine_tune", "neg_grad", "scrub")
 
 Check = Callable[[Config], Iterator[Problem]]

@@ -47,10 +47,11 @@ class NodeRequests(LedgerRequests):
     ) -> None:
         super().__init__(ledger, max_rouge)
         self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
-        self._live, self._warn = live, warn
+        self._live, self._warn, self._round = live, warn, 0
 
     def pending(self, round: int) -> Sequence[UnlearnRequest]:
         """Ask the nodes, enter what is new, then list what is pending."""
+        self._round = round
         for client, answer in self._ask(round).items():
             for told in answer.requests:
                 self._enter(client, told, round)
@@ -58,11 +59,20 @@ class NodeRequests(LedgerRequests):
 
     def live(self, client: int) -> int:
         """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""
-        return 0 if self.leaves(client) else self._live(client)
+        if self.leaves(client):
+            return 0
+        # What is asked for in this round was still counted when the client was asked at its beginning.
+        new = [r for r in self._ledger.of_client(client) if r.served_round in (None, self._round)]
+        return self._live(client) - len({i for r in new if r.state != REJECTED for i in r.record_ids})
 
     def close(self, round: int) -> None:
         """Tell the nodes the last outcomes. What they ask for now waits for another run: no round is left."""
         self._ask(round)
+
+    def tell_again(self, round: int) -> None:
+        """Tell the nodes of a stage that ended after `round` earlier what they have not confirmed, if anything."""
+        if self._ledger.has_unacknowledged:
+            self._ask(round)
 
     def _ask(self, round: int) -> dict[int, Answer]:
         if self._ledger.head == GENESIS:

@@ -139,6 +139,11 @@ class Ledger:
         """The lines that `client` is to be told of and has not confirmed, in their order."""
         return list(self._untold.get(client, {}).values())
 
+    @property
+    def has_unacknowledged(self) -> bool:
+        """Whether any client has yet to confirm something."""
+        return any(self._untold.values())
+
     def acknowledged(self, client: int, hashes: Iterable[str]) -> None:
         """Note that `client` has entered these lines into its own ledger; others than it was told of are ignored."""
         known = [h for h in hashes if h in self._untold.get(client, {})]

@@ -18,6 +18,7 @@ _POLICIES = {
     "all_at_round": "the named clients, or all that hold records to forget, at once",
     "subjects_at_round": "the people named, on all clients at once",
     "file": "a schedule in a file",
+    "nodes": "whoever makes a request on a client's machine",
     "none": "nobody",
 }
 _SPREAD = {
@@ -46,7 +47,7 @@ def asked(run: RunDirectory, config: Config) -> str:
     facts = {
         explained("Stage", "Stages"): ", ".join(rounds),
         "Model": f"{_model(config)}; seed {config.seed}",
-        "Data": f"{_data(config)}; {_SPREAD[config.data.partition.scheme]}",
+        "Data": _data(config),
         "Clients": f"{federation.clients}; {federation.fraction_train:.0%} of them fine-tune in a round, "
         f"{federation.local_epochs} epochs each",
         "Aggregator": config.strategy.name,
@@ -68,13 +69,17 @@ def _model(config: Config) -> str:
 def _data(config: Config) -> str:
     data = config.data
     if data.name == "fictitious":
-        return (
+        what = (
             f"{data.authors} made-up authors with {data.questions_per_author} questions each, "
             f"{data.forget_authors} authors to forget"
         )
-    if data.name == "tofu":
-        return f"TOFU, records to forget: {data.forget_split}"
-    return f"{data.name}: {Path(data.path).name}" if data.path else data.name
+    elif data.name == "node":
+        return "each client's own, which stay on its machine"
+    elif data.name == "tofu":
+        what = f"TOFU, records to forget: {data.forget_split}"
+    else:
+        what = f"{data.name}: {Path(data.path).name}" if data.path else data.name
+    return f"{what}; {_SPREAD[data.partition.scheme]}"
 
 
 def _method(config: Config) -> str:

@@ -35,35 +35,57 @@ _SETTLED_SECONDS = 4.0
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`: the configuration comes from the run config's `config` and `overrides`.
 
+    With `resume`, the directory of a run that broke off, that run goes on from its last complete round, by its own
+    configuration: Flower itself cannot continue a run whose SuperLink or ServerApp ended.
+
     A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Other relative
     paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better
     give absolute ones. Errors are raised: Flower then marks the run as failed.
     """
     run_config = context.run_config
     experiment, overrides = str(run_config.get("config") or "default"), str(run_config.get("overrides") or "")
+    resume, home = str(run_config.get("resume") or ""), Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd()))
+    run = None
     try:
-        config = configuration.compose(experiment, overrides)
+        if resume:
+            run = _earlier(home / resume, overrides)
+            config = configuration.from_yaml(run.read_config())
+        else:
+            config = configuration.compose(experiment, overrides)
     except configuration.ConfigError as error:
         log.error("%s", configuration.render_problems(error))
         raise
     check_tracking(config.tracking)
-    _check_nodes(grid, config.federation.clients)
-    output = Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd())) / config.output
-    run = RunDirectory.create(output, config.name)
-    run.write_config(configuration.to_yaml(config))
+    if run is None:
+        _check_nodes(grid, config.federation.clients)
+        run = RunDirectory.create(home / config.output, config.name)
+        run.write_config(configuration.to_yaml(config))
     events = LogEvents()
     events.note(f"run directory: {run.path}")
     with run.lock():
         try:
             serve(config, grid, run, events, threading.Event())
         except Exception:
-            log.error("the run failed; continue with: oblivionis simulate --resume %s", run.path)
+            log.error("the run failed; continue with: %s", _continuation(grid, run))
             raise
         html_report.write_html(run, config)
     buffer = io.StringIO()
     report.print_summary(run, config, Console(file=buffer, width=120))
     for line in buffer.getvalue().splitlines():
         log.info("%s", line)
+
+
+def _earlier(path: Path, overrides: str) -> RunDirectory:
+    """The run to resume. Raises RunError."""
+    if overrides:
+        raise RunError("resume takes the run's own configuration; leave overrides out")
+    return RunDirectory.open(path)
+
+
+def _continuation(grid: Grid, run: RunDirectory) -> str:
+    if isinstance(grid, InMemoryGrid):
+        return f"oblivionis simulate --resume {run.path}"
+    return f"flwr run . CONNECTION --run-config 'resume=\"{run.path}\"'"
 
 
 def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:

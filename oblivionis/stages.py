@@ -145,6 +145,8 @@ class Server:
                 self.events.note(f"{stage}: finished earlier")
                 rounds = planned_rounds(self.config)[stage]
                 self.events.stage_started(stage, rounds, rounds)
+                if stage == "unlearn" and self.config.unlearning.requests.policy == "nodes":
+                    self.node_requests().tell_again(rounds)
                 continue
             if stage == "local":
                 from oblivionis.local import run_local
@@ -185,6 +187,19 @@ class Server:
             }
         )
 
+    def node_requests(self) -> NodeRequests:
+        """The requests that are made on the clients' machines, by the run's ledger."""
+        return NodeRequests(
+            Ledger(self.run.ledger_path),
+            self.config.unlearning.requests.verify_max_rouge,
+            run=self.run.name,
+            nodes=self.nodes,
+            grid=self.grid,
+            settings={NODES_DIR: str(self.run.nodes_path)},
+            live=lambda client: self.holdings.live(client, without_forget_split=False),
+            warn=self.events.warning,
+        )
+
     def check_stop(self) -> None:
         if self.stop.is_set():
             raise RunInterrupted("stopped by Ctrl-C")
@@ -223,19 +238,10 @@ class Stage:
     def _requests(self) -> SimulatedRequests | NodeRequests:
         """Where this stage's requests come from: the nodes, a policy that plays them, or nowhere."""
         server = self.server
-        if self.name != "unlearn" or self.config.unlearning.requests.policy != "nodes":
-            policy = server.policy if self.name == "unlearn" else None
-            return SimulatedRequests.of(self.config, self.run, server.holdings, policy)
-        return NodeRequests(
-            Ledger(self.run.ledger_path),
-            self.config.unlearning.requests.verify_max_rouge,
-            run=self.run.name,
-            nodes=server.nodes,
-            grid=server.grid,
-            settings={NODES_DIR: str(self.run.nodes_path)},
-            live=lambda client: server.holdings.live(client, without_forget_split=False),
-            warn=self.events.warning,
-        )
+        if self.name == "unlearn" and self.config.unlearning.requests.policy == "nodes":
+            return server.node_requests()
+        policy = server.policy if self.name == "unlearn" else None
+        return SimulatedRequests.of(self.config, self.run, server.holdings, policy)
 
     def execute(self) -> None:
         started = time.perf_counter()
