@@ -54,14 +54,22 @@ class Reader:
             done = self._bash(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{self.log.read_text()[-3000:]}"
             if command.startswith("flwr run"):
-                status = self.asks("flwr", "list", "lab", "--format", "json")["runs"]
-                assert all(run["status"] == "finished:completed" for run in status), done.stdout[-6000:]
+                assert set(self.statuses()) == {"finished:completed"}, done.stdout[-6000:]
             self.said.setdefault(heading, []).append(done.stdout)
 
     def asks(self, *command):
-        """The JSON that one more `flwr` command prints."""
-        told = self._bash(shlex.join(command)).stdout
-        return json.loads(told[told.index("{") :])
+        """The JSON objects that one more command prints."""
+        told, decoder, found = self._bash(shlex.join(command)).stdout, json.JSONDecoder(), []
+        while (start := told.find("{")) >= 0:
+            value, end = decoder.raw_decode(told[start:])
+            found.append(value)
+            told = told[start + end :]
+        return found
+
+    def statuses(self):
+        """Of all runs."""
+        (told,) = self.asks("flwr", "list", "lab", "--format", "json")
+        return [run["status"] for run in told["runs"]]
 
     def end(self):
         for process in [*self.services, *marked(self.home)]:
@@ -73,8 +81,8 @@ class Reader:
             process.wait(30)
 
     def _online(self):
-        nodes = self.asks("flwr", "supernode", "list", "lab", "--format", "json")["nodes"]
-        return [node["status"] for node in nodes] == ["online"] * 3
+        (told,) = self.asks("flwr", "supernode", "list", "lab", "--format", "json")
+        return [node["status"] for node in told["nodes"]] == ["online"] * 3
 
     def _start(self, command):
         with self.log.open("ab") as log:
@@ -119,15 +127,15 @@ def reader(tmp_path_factory):
 
 
 def test_both_runs_are_completed(reader):
-    runs = reader.asks("flwr", "list", "lab", "--format", "json")["runs"]
-    assert [run["status"] for run in runs] == ["finished:completed"] * 2
+    assert reader.statuses() == ["finished:completed"] * 2
     assert "finished:completed" in reader.said["4. Learn"][1]
 
 
 def test_the_patient_is_forgotten(reader):
     before, after = reader.said["5. A patient asks to be forgotten"][1], reader.said["6. Was it forgotten?"][0]
-    assert "wrenn" in before and "open" in before
-    assert "wrenn" in after and "verified" in after
+    assert "wrenn" in before and "open" in before and "wrenn" in after
+    (request,) = reader.asks("oblivionis", "request", "list", "--node-dir", str(reader.lab / "node1"), "--json")
+    assert (request["state"], request["run"], request["served_round"]) == ("verified", "forget", 1)
     audit = json.loads((reader.lab / "server/runs/forget/audits/request-wrenn.json").read_text())
     assert audit["client"] == 1 and audit["before"]["forget_records"] == 2
     limit = 0.5
