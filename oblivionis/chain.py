@@ -95,7 +95,7 @@ def check_chain(path: Path) -> Checked:
         if HASH not in entry and PREV not in entry and len(old) == len(entries):
             old.append(number)
         else:
-            faults += [f"line {number}: {fault}" for fault in _faults(entry, head)]
+            faults += [f"line {number}: {fault}" for fault in _faults(entry, line, head)]
         entries.append(entry)
         hashes.append(_hash_after(entry, head))
     last = max((number for number, line in enumerate(lines, start=1) if line.strip()), default=0)
@@ -122,12 +122,14 @@ def _hash_after(entry: Mapping[str, Any], head: str) -> str:
     return given if isinstance(given, str) else line_hash({**entry, PREV: head})
 
 
-def _faults(entry: Mapping[str, Any], head: str) -> Iterable[str]:
+def _faults(entry: Mapping[str, Any], line: str, head: str) -> Iterable[str]:
     if HASH not in entry or PREV not in entry:
         yield "has no hash, though lines before it have"
         return
     if entry[HASH] != _own_hash(entry):
         yield "altered: its hash does not fit what it says"
+    elif json.dumps(entry, ensure_ascii=False) != line:  # a key given twice, say, which readers may take differently
+        yield "altered: it says the same, but not as it was written"
     if entry[PREV] != head:
         yield "does not follow the line before it: one was removed, added, altered or moved"
 

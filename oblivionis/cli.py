@@ -16,6 +16,7 @@ from oblivionis import __version__
 from oblivionis import config as configuration
 from oblivionis.attack_cli import attack
 from oblivionis.bench_cli import bench_cli
+from oblivionis.certificate_cli import certificate_cli
 from oblivionis.deploy_cli import deploy_cli
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
 from oblivionis.leakage_cli import audit_leakage
@@ -44,6 +45,7 @@ cli.add_typer(data_cli, name="data")
 cli.add_typer(model_cli, name="model")
 cli.add_typer(audit_cli, name="audit")
 cli.add_typer(request_cli, name="request")
+cli.add_typer(certificate_cli, name="certificate")
 cli.add_typer(runs_cli, name="runs")
 cli.add_typer(bench_cli, name="bench")
 cli.add_typer(wikimem_cli, name="wikimem")

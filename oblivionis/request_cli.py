@@ -120,18 +120,10 @@ def verify(
 
 
 def _records(node_dir: Path) -> Sequence[Record]:
-    from oblivionis.data.errors import raise_if_any
-    from oblivionis.data.jsonl import read_rows, to_record
+    from oblivionis.node_data import read_node
 
     _need_folder(node_dir)
-    files = sorted((node_dir / "data").glob("*.jsonl"))
-    if not files:
-        raise OblivionisError(f"{node_dir / 'data'}: no file *.jsonl; expected the client's records as JSON lines")
-    problems: list[str] = []
-    rows = [row for path in files for row in read_rows(path, problems)]
-    records = [record for row in rows if (record := to_record(row, problems)) is not None]
-    raise_if_any(node_dir / "data", problems)
-    return records
+    return read_node(node_dir).records
 
 
 def _need_folder(node_dir: Path) -> None:

@@ -78,12 +78,12 @@ def _load(run: RunDirectory, config: Config) -> _Known:
         if "id" in event:
             events.setdefault(event["id"], []).append(event)
     stages = ("finetune", "unlearn", "retrain")
-    logs = {s: answers for s in stages if (answers := _forget_answers(run.evaluation_log(s)))}
+    logs = {s: answers for s in stages if (answers := forget_answers(run.evaluation_log(s)))}
     leakage = {s: rows for s in stages if (rows := _leakage(run, s))}
     return _Known(run, config, events, logs, leakage, audits_of(run))
 
 
-def _forget_answers(log: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+def forget_answers(log: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """By record id: probability and ROUGE-L recall of the answer, the prompt and the answer itself."""
     section = (log or {}).get(SECTIONS["forget"], {})
     ids = (log or {}).get("ids", {}).get(SECTIONS["forget"], [])
@@ -98,12 +98,19 @@ def _forget_answers(log: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
     """The rows of the latest readable leakage audit of a stage, by question id."""
+    return {row["id"]: row for row in (leakage_audit(run, stage) or {"questions": []})["questions"]}
+
+
+def leakage_audit(run: RunDirectory, stage: str) -> dict[str, Any] | None:
+    """The latest readable leakage audit of a stage: its `terms` and `questions` among others; None without any."""
     for path in sorted((run.path / "audits").glob(f"leakage-{stage}-*/audit.json"), reverse=True):
         try:
-            return {row["id"]: row for row in json.loads(path.read_text(encoding="utf-8"))["questions"]}
+            audit = json.loads(path.read_text(encoding="utf-8"))
+            if all("id" in row for row in audit["questions"]):
+                return audit
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return {}
+    return None
 
 
 def _page(request: Request, known: _Known) -> list[str]:

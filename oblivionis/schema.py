@@ -15,6 +15,7 @@ STAGES = ("finetune", "retrain", "unlearn", "local")
 MUSE = ("muse_news", "muse_books", "muse_tiny")
 MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
 ATTACKS = ("quantise", "relearn", "sampling", "rephrase", "jailbreak", "prefix", "membership")
+CERTIFIED = ("rouge", "leakage", "mean_rank", "oracle", "attacks")
 QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -741,6 +742,42 @@ class Attack:
 
 
 @dataclass
+class Certificate:
+    """When an erasure certificate says PASS, FAIL or INCONCLUSIVE: [certificate.md](certificate.md)."""
+
+    required: list[str] = field(
+        default_factory=lambda: ["rouge", "leakage"],
+        metadata=about(
+            "Checks without which there is no PASS; any other check counts only where it fails.",
+            choices=CERTIFIED,
+            at_least=1,
+        ),
+    )
+    max_rouge: float = field(
+        default=0.5,
+        metadata=about(
+            "`rouge`: highest mean ROUGE-L recall of the final model on the request's records.", at_least=0, at_most=1
+        ),
+    )
+    max_leakage: float = field(
+        default=0.1,
+        metadata=about(
+            "`leakage`: highest probability that a sampled answer leaks (from `evaluation.leakage.leaks_from` on).",
+            above=0,
+            at_most=1,
+        ),
+    )
+    max_attacked_rouge: float = field(
+        default=0.5,
+        metadata=about(
+            "`attacks`: highest mean ROUGE-L recall after an attack, where no retrained model is beside it.",
+            at_least=0,
+            at_most=1,
+        ),
+    )
+
+
+@dataclass
 class Rounds:
     """Length of each stage."""
 
@@ -893,5 +930,6 @@ class Config:
     unlearning: Unlearning = field(default_factory=Unlearning)
     evaluation: Evaluation = field(default_factory=Evaluation)
     attack: Attack = field(default_factory=Attack)
+    certificate: Certificate = field(default_factory=Certificate)
     federation: Federation = field(default_factory=Federation)
     training: Training = field(default_factory=Training)

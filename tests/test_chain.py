@@ -100,6 +100,14 @@ def test_a_torn_last_line_is_reported_and_one_that_the_chain_goes_on_after_is_a_
     assert faults(path) == (), "only the line break is missing"
 
 
+def test_a_key_given_twice_is_an_altered_line(path):
+    rows = lines(path)
+    rows[3] = rows[3].replace('{"event"', '{"event": "rejected", "event"')
+    rewrite(path, rows)
+    assert json.loads(rows[3])["event"] == "served", "for our reader nothing has changed"
+    assert [f.split(":")[0] for f in faults(path)] == ["line 4"]
+
+
 def test_a_line_with_nan_is_no_line_of_ours(path):
     rows = lines(path)
     entry = json.loads(rows[4])

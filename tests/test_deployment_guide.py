@@ -23,7 +23,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 SERVICE = re.compile(r"~/lab/\S*/start-(superlink|nginx|supernode)\.sh")
-SECRETS = ("Tobias Wrenn", "flickering lights", "dark room", "letter of 3 March", "Ilse Okonjo", "insulin pump")
+SECRETS = ("Wrenn", "flickering lights", "dark room", "letter of 3 March", "Ilse Okonjo", "insulin pump")
 START_S, COMMAND_S = 120, 900
 
 
@@ -133,18 +133,22 @@ def test_both_runs_are_completed(reader):
 
 def test_the_patient_is_forgotten(reader):
     before, after = reader.said["5. A patient asks to be forgotten"][1], reader.said["6. Was it forgotten?"][0]
-    assert "wrenn" in before and "open" in before and "wrenn" in after
+    assert "hill-1" in before and "open" in before and "hill-1" in after
     (request,) = reader.asks("oblivionis", "request", "list", "--node-dir", str(reader.lab / "node1"), "--json")
     assert (request["state"], request["run"], request["served_round"]) == ("verified", "forget", 1)
-    audit = json.loads((reader.lab / "server/runs/forget/audits/request-wrenn.json").read_text())
+    audit = json.loads((reader.lab / "server/runs/forget/audits/request-hill-1.json").read_text())
     assert audit["client"] == 1 and audit["before"]["forget_records"] == 2
     limit = 0.5
     assert audit["before"]["request_rouge"] > limit >= audit["final"]["request_rouge"]
     assert audit["final"]["retain_prob"] > audit["final"]["request_prob"]
+    certificate = json.loads((reader.home / "certificate/certificate.json").read_text())
+    checks = {check["name"]: check["result"] for check in certificate["checks"]}
+    assert checks["ledger"] == checks["rouge"] == "PASS"
+    assert f"{certificate['result']}: request hill-1 of client 1" in reader.said["6. Was it forgotten?"][-1]
 
 
 def test_the_ledgers_agree_until_one_is_altered(reader, tmp_path):
-    assert "broken (" not in reader.said["6. Was it forgotten?"][-1]
+    assert "broken (" not in reader.said["6. Was it forgotten?"][3]
     node, run = tmp_path / "node1", reader.lab / "server/runs/forget"
     node.mkdir()
     lines = (reader.lab / "node1/requests.jsonl").read_text().splitlines(keepends=True)
@@ -175,5 +179,5 @@ def test_nobody_else_can_read_what_a_run_leaves(reader):
 
 
 def test_every_command_of_the_guide_was_run(reader):
-    assert len(COMMANDS) == 25
+    assert len(COMMANDS) == 28
     assert (reader.home / "fleet/node2/start-supernode.sh").read_text().count("flower.example.org:9443") == 1

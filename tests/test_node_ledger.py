@@ -79,7 +79,7 @@ def test_faulty_records_are_told_with_file_and_line(node):
 
 def test_a_missing_folder_is_told(tmp_path):
     assert "no such folder" in submit(tmp_path / "no", "--all", "--reason", "x").err
-    assert "no file *.jsonl" in submit(tmp_path, "--all", "--reason", "x").err
+    assert "no such folder" in submit(tmp_path, "--all", "--reason", "x").err
     assert "no such folder" in call("request", "list", "--node-dir", tmp_path / "no").err
 
 
