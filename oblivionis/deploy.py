@@ -10,6 +10,7 @@ from pathlib import Path
 
 from oblivionis import deploy_files, deploy_keys
 from oblivionis.errors import OblivionisError
+from oblivionis.files import write_atomic
 
 LOCAL = ("127.0.0.1", "localhost")
 _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
@@ -33,11 +34,7 @@ class Deployment:
     days: int = 825
 
     def __post_init__(self) -> None:
-        for host in self.hosts:
-            if not deploy_keys.is_address(host) and not (_NAME.fullmatch(host) and len(host) <= 253):
-                raise OblivionisError(
-                    f"--host {host!r} is neither a host name nor an IP address; give it without scheme and port"
-                )
+        _check_hosts(self.hosts)
         ports = [self.port, self.superlink_port, *(self.node_port + i for i in range(self.clients))]
         if max(ports) > 65535 or len(set(ports)) < len(ports):
             raise OblivionisError(
@@ -92,6 +89,37 @@ def create(folder: Path, deployment: Deployment) -> None:
     for partition in range(deployment.clients):
         _write_node(folder, partition, authority, {**values, "RUNTIME_PORT": deployment.node_port + partition})
     _write(folder / "README.md", deploy_files.fill(deploy_files.README, **values), 0o644)
+
+
+def renew(folder: Path, hosts: Sequence[str], days: int) -> list[str]:
+    """Replace the server's certificate and key by new ones, for the names of the old one and for `hosts`.
+
+    Returns all these names. Clients go on as they are: they trust the CA, which signs it. Raises OblivionisError for a
+    folder without CA or server.
+    """
+    folder = folder.expanduser().resolve()
+    authority, server = folder / "ca", folder / "server"
+    for path in (authority / "ca.key", authority / "ca.crt", server / "server.crt"):
+        if not path.is_file():
+            raise OblivionisError(
+                f"{path} is missing; expected the folder that `oblivionis deploy init` made, with ca/"
+            )
+    pair = deploy_keys.Pair((authority / "ca.key").read_bytes(), (authority / "ca.crt").read_bytes())
+    _check_hosts(hosts)
+    names = list(dict.fromkeys((*hosts, *deploy_keys.hosts_of((server / "server.crt").read_bytes()))))
+    made = deploy_keys.server_certificate(pair, names, days)
+    for name, content, mode in (("server.key", made.private, 0o600), ("server.crt", made.public, 0o644)):
+        write_atomic(server / name, content)  # its temporary file is the owner's alone
+        (server / name).chmod(mode)
+    return names
+
+
+def _check_hosts(hosts: Sequence[str]) -> None:
+    for host in hosts:
+        if not deploy_keys.is_address(host) and not (_NAME.fullmatch(host) and len(host) <= 253):
+            raise OblivionisError(
+                f"--host {host!r} is neither a host name nor an IP address; give it without scheme and port"
+            )
 
 
 def _write_server(folder: Path, authority: deploy_keys.Pair, deployment: Deployment, values: dict) -> None:

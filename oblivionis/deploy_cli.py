@@ -1,4 +1,4 @@
-"""The command `deploy init`."""
+"""The commands `deploy init` and `deploy renew`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from typing import Annotated
 import typer
 
 deploy_cli = typer.Typer(help="Set up real server and client machines.", no_args_is_help=True)
-
-
-@deploy_cli.callback()
-def _group() -> None: ...
 
 
 @deploy_cli.command("init")
@@ -45,3 +41,21 @@ def deploy_init(
     hosts = tuple(host or ("127.0.0.1",))
     deploy.create(folder, deploy.Deployment(clients, hosts, port, superlink_port, node_port, days))
     print(deploy.next_steps(folder, hosts))
+
+
+@deploy_cli.command("renew")
+def deploy_renew(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the deployment, with ca/ and server/.")],
+    host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME_OR_IP", help="A further name of the server; repeatable.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the new certificate.")] = 825,
+) -> None:
+    """Make the server a new certificate and key, before the old one ends or for a further name.
+
+    Clients need nothing new. Start nginx and the SuperLink again afterwards.
+    """
+    from oblivionis import deploy
+
+    names = deploy.renew(folder, host or (), days)
+    print(f"wrote {folder / 'server' / 'server.crt'} for {', '.join(names)}; start nginx and the SuperLink again")

@@ -72,6 +72,13 @@ def node_keys(comment: str) -> Pair:
     return Pair(private, public + b" " + comment.encode() + b"\n")
 
 
+def hosts_of(certificate: bytes) -> list[str]:
+    """The names and addresses that a certificate (PEM) is for."""
+    extensions = x509.load_pem_x509_certificate(certificate).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
 def is_address(host: str) -> bool:
     """Whether `host` is an IP address rather than a name."""
     try:

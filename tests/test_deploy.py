@@ -9,13 +9,14 @@ import stat
 import subprocess
 import threading
 import time
+import zipfile
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from deployed import Deployed
-from processes import environment, free_ports, until
+from processes import PROJECT, environment, free_ports, until
 
 from oblivionis import deploy
 from oblivionis.errors import OblivionisError
@@ -107,6 +108,21 @@ def test_another_name_or_another_authority_is_refused(folder, tmp_path):
     deploy.create(tmp_path / "other", deploy.Deployment(clients=1))
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(folder, HOSTS[0], tmp_path / "other" / "node0" / "ca.crt")
+
+
+def test_a_renewed_server_is_trusted_by_the_old_clients(tmp_path):
+    lab = tmp_path / "lab"
+    deploy.create(lab, deploy.Deployment(clients=1, hosts=HOSTS, days=1))
+    before = {p: p.read_bytes() for p in lab.rglob("*") if p.is_file()}
+    deploy.renew(lab, ["new.example.org"], 30)
+    changed = {str(p.relative_to(lab)) for p in lab.rglob("*") if p.is_file() and p.read_bytes() != before.get(p)}
+    assert changed == {"server/server.crt", "server/server.key"}
+    assert mode(lab / "server" / "server.key") == 0o600
+    for name in (*HOSTS, "127.0.0.1", "localhost", "new.example.org"):
+        handshake(lab, name, lab / "node0" / "ca.crt")
+    shutil.rmtree(lab / "ca")
+    with pytest.raises(OblivionisError, match=r"ca\.key is missing"):
+        deploy.renew(lab, [], 30)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -340,3 +356,19 @@ def test_supernodes_without_the_right_key_or_authority_are_refused(lab, tmp_path
 
 def key(node):
     return ["--auth-supernode-private-key", node / "node.key"]
+
+
+def test_the_bundle_holds_the_program_and_nothing_else(tmp_path):
+    subprocess.run(
+        ["flwr", "build", "--app", PROJECT], cwd=tmp_path, env=environment(), check=True, capture_output=True
+    )
+    (bundle,) = tmp_path.glob("*.fab")
+    names = set(zipfile.ZipFile(bundle).namelist())
+    folders = ("oblivionis", "strategies", "clients", "evaluation", "benchmarks", "conf")
+    wanted = {str(p.relative_to(PROJECT)) for f in folders for p in (PROJECT / f).rglob("*.py")}
+    wanted |= {str(p.relative_to(PROJECT)) for p in (PROJECT / "conf").rglob("*.yaml")}
+    assert wanted <= names
+    others = {name for name in names if name.split("/")[0] not in folders}
+    assert others == {"pyproject.toml", "LICENSE", ".info/CONTENT"}
+    data = {name for name in names - wanted - others if not name.endswith(".json")}
+    assert not data, "records and tables are no part of the program"

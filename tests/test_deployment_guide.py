@@ -23,7 +23,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 SERVICE = re.compile(r"~/lab/\S*/start-(superlink|nginx|supernode)\.sh")
-SECRETS = ("Tobias Wrenn", "flickering lights", "dark room", "letter of 3 March", "Ilse Okonjo", "insulin pump")
+SECRETS = ("Wrenn", "flickering lights", "dark room", "letter of 3 March", "Ilse Okonjo", "insulin pump")
 START_S, COMMAND_S = 120, 900
 
 
@@ -52,13 +52,24 @@ class Reader:
             if command == "flwr supernode list lab":
                 assert until(self._online, START_S, every=2), self.log.read_text()
             done = self._bash(command)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{self.log.read_text()[-8000:]}"
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{self.log.read_text()[-3000:]}"
+            if command.startswith("flwr run"):
+                assert set(self.statuses()) == {"finished:completed"}, done.stdout[-6000:]
             self.said.setdefault(heading, []).append(done.stdout)
 
     def asks(self, *command):
-        """The JSON that one more `flwr` command prints."""
-        told = self._bash(shlex.join(command)).stdout
-        return json.loads(told[told.index("{") :])
+        """The JSON objects that one more command prints."""
+        told, decoder, found = self._bash(shlex.join(command)).stdout, json.JSONDecoder(), []
+        while (start := told.find("{")) >= 0:
+            value, end = decoder.raw_decode(told[start:])
+            found.append(value)
+            told = told[start + end :]
+        return found
+
+    def statuses(self):
+        """Of all runs."""
+        (told,) = self.asks("flwr", "list", "lab", "--format", "json")
+        return [run["status"] for run in told["runs"]]
 
     def end(self):
         for process in [*self.services, *marked(self.home)]:
@@ -70,8 +81,8 @@ class Reader:
             process.wait(30)
 
     def _online(self):
-        nodes = self.asks("flwr", "supernode", "list", "lab", "--format", "json")["nodes"]
-        return [node["status"] for node in nodes] == ["online"] * 3
+        (told,) = self.asks("flwr", "supernode", "list", "lab", "--format", "json")
+        return [node["status"] for node in told["nodes"]] == ["online"] * 3
 
     def _start(self, command):
         with self.log.open("ab") as log:
@@ -116,24 +127,28 @@ def reader(tmp_path_factory):
 
 
 def test_both_runs_are_completed(reader):
-    runs = reader.asks("flwr", "list", "lab", "--format", "json")["runs"]
-    assert [run["status"] for run in runs] == ["finished:completed"] * 2
+    assert reader.statuses() == ["finished:completed"] * 2
     assert "finished:completed" in reader.said["4. Learn"][1]
 
 
 def test_the_patient_is_forgotten(reader):
     before, after = reader.said["5. A patient asks to be forgotten"][1], reader.said["6. Was it forgotten?"][0]
-    assert "wrenn" in before and "open" in before
-    assert "wrenn" in after and "verified" in after
-    audit = json.loads((reader.lab / "server/runs/forget/audits/request-wrenn.json").read_text())
+    assert "hill-1" in before and "open" in before and "hill-1" in after
+    (request,) = reader.asks("oblivionis", "request", "list", "--node-dir", str(reader.lab / "node1"), "--json")
+    assert (request["state"], request["run"], request["served_round"]) == ("verified", "forget", 1)
+    audit = json.loads((reader.lab / "server/runs/forget/audits/request-hill-1.json").read_text())
     assert audit["client"] == 1 and audit["before"]["forget_records"] == 2
     limit = 0.5
     assert audit["before"]["request_rouge"] > limit >= audit["final"]["request_rouge"]
     assert audit["final"]["retain_prob"] > audit["final"]["request_prob"]
+    certificate = json.loads((reader.home / "certificate/certificate.json").read_text())
+    checks = {check["name"]: check["result"] for check in certificate["checks"]}
+    assert checks["ledger"] == checks["rouge"] == "PASS"
+    assert f"{certificate['result']}: request hill-1 of client 1" in reader.said["6. Was it forgotten?"][-1]
 
 
 def test_the_ledgers_agree_until_one_is_altered(reader, tmp_path):
-    assert "broken (" not in reader.said["6. Was it forgotten?"][-1]
+    assert "broken (" not in reader.said["6. Was it forgotten?"][3]
     node, run = tmp_path / "node1", reader.lab / "server/runs/forget"
     node.mkdir()
     lines = (reader.lab / "node1/requests.jsonl").read_text().splitlines(keepends=True)
@@ -164,5 +179,5 @@ def test_nobody_else_can_read_what_a_run_leaves(reader):
 
 
 def test_every_command_of_the_guide_was_run(reader):
-    assert len(COMMANDS) == 24
+    assert len(COMMANDS) == 28
     assert (reader.home / "fleet/node2/start-supernode.sh").read_text().count("flower.example.org:9443") == 1
