@@ -46,6 +46,8 @@ from strategies.fedtu import FedTU, Listener, NodeMap
 from strategies.lora_product import ProductMean
 from strategies.server_step import ServerStep
 
+QUERY_S = 300.0
+"""Longest wait for what a node says of itself."""
 SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
 """Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
 
@@ -106,6 +108,7 @@ class Server:
             expected=config.federation.clients,
             min_nodes=config.federation.min_clients,
             wait_s=config.federation.wait_for_clients,
+            timeout_s=min(config.federation.timeout, QUERY_S),
             config=query_config(config),
         )
         self.holdings = holdings_of(config, corpus, self.nodes)
