@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from deployed import Deployed
 from inprocess import InProcessGrid
@@ -27,20 +26,50 @@ EXAMPLE = PROJECT / "docs" / "examples" / "three-hospitals"
 HOSPITALS = EXAMPLE / "hospitals.yaml"
 QUICK = "federation.local_epochs=1 evaluation.every=0"
 ROUND_S = 240
-NANS = """\
+FAULTY = """\
+import os, time
 import numpy
 import flwr.app
-honest = flwr.app.Array
-flwr.app.Array = lambda values: honest(numpy.full_like(values, numpy.nan))
+
+honest, name = flwr.app.Array, os.environ.get("OBLIVIONIS_TEST_NAME", "")
+
+def told(fault):
+    return os.path.exists(os.path.join(os.path.dirname(__file__), f"{name}.{fault}"))
+
+def array(values):
+    if told("slow"):
+        time.sleep(100)
+    return honest(numpy.full_like(values, numpy.nan) if told("nan") else values)
+
+flwr.app.Array = array
 """
+"""A `sitecustomize` of the clients: what one sends is slow, or not a number, while a file beside it says so."""
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def faults(tmp_path_factory):
+    """The folder in which a file `node0.nan` or `node2.slow` makes a client so."""
+    folder = tmp_path_factory.mktemp("patch")
+    (folder / "sitecustomize.py").write_text(FAULTY)
+    return folder
+
+
+def start(lab, faults, partition):
+    """A SuperNode that is started again when it ends, as a service is."""
+    lab.start_supernode(partition, PYTHONPATH=os.pathsep.join([str(faults), str(PROJECT)]), RESTART="always")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, faults):
     with Deployed(tmp_path_factory.mktemp("faults") / "lab") as lab:
         for partition, hospital in enumerate(("harbour", "hill", "meadow")):
             shutil.copy(EXAMPLE / hospital / "patients.jsonl", lab.node(partition) / "data")
-        lab.up()
+        lab.start_superlink()
+        lab.start_nginx()
+        lab.register()
+        for partition in range(3):
+            start(lab, faults, partition)
+        lab.wait_online(3)
         yield lab
 
 
@@ -98,90 +127,70 @@ def submit_request(lab, partition, *what):
     lab.oblivionis("request", "submit", "--node-dir", lab.node(partition), "--reason", "test", *what)
 
 
-def working(lab, name):
-    """The process in which a node works on a message, if it does."""
-    return next((p for p in lab._family(name) if "flwr-clientapp" in " ".join(p.cmdline())), None)
-
-
-def pause(lab, name):
-    """Make a node's work stand still; its SuperNode lives. Returns the process."""
-
-    def paused():
-        try:
-            process = working(lab, name)
-            if process is not None:
-                process.suspend()
-            return process
-        except psutil.NoSuchProcess:
-            return None
-
-    process = until(paused, ROUND_S, every=0.02)
-    assert process, lab.everything_said()
-    return process
-
-
 @pytest.fixture(scope="module")
-def faulty(lab, tmp_path_factory):
-    """A run in which the clients fail, one after another; its directory."""
-    patch = tmp_path_factory.mktemp("patch")
-    (patch / "sitecustomize.py").write_text(NANS)
-    lab.kill("node0")
-    lab.wait_online(2)
-    lab.start_supernode(0, PYTHONPATH=os.pathsep.join([str(patch), str(PROJECT)]), RESTART="always")
-    lab.wait_online(3)
-    settings = "federation.rounds.finetune=5 federation.rounds.unlearn=3 unlearning.requests.extra_rounds=5"
-    run = lab.submit(HOSPITALS, f"name=faulty {QUICK} {settings} federation.timeout=60 evaluation.audit.profile=light")
+def faulty(lab, faults):
+    """A run in which the clients fail, one after another: its directory, and what its ServerApp said."""
+    (faults / "node0.nan").touch()
+    settings = "federation.rounds.finetune=6 federation.rounds.unlearn=3 unlearning.requests.extra_rounds=5"
+    run = lab.submit(HOSPITALS, f"name=faulty {QUICK} {settings} federation.timeout=60")
     reached(lab, "faulty", "finetune", 1)
-    lab.kill("node0")
-    lab.start_supernode(0, RESTART="always")
-    slow = pause(lab, "node2")
+    (faults / "node0.nan").unlink()
+    (faults / "node2.slow").touch()
     reached(lab, "faulty", "finetune", 2)
-    slow.resume()
-    submit_request(lab, 1, "--ids", "t-wrenn-complaint", "--id", "one")
+    (faults / "node2.slow").unlink()
+    lab.kill("node1")
+    start(lab, faults, 1)
+    reached(lab, "faulty", "finetune", 3)
+    submit_request(lab, 1, "--ids", "hill-001-a", "--id", "one")
     submit_request(lab, 2, "--all", "--id", "leave")
     buried = NodeFolder(lab.node(1)).tombstones_path
     assert until(buried.exists, 4 * ROUND_S, every=0.05), lab.everything_said()
     lab.kill("node1")
     lab.kill("node2")
-    lab.start_supernode(1, RESTART="always")
+    start(lab, faults, 1)
     assert lab.finish(run, 1500) == "finished:completed", lab.everything_said()
-    return run_of(lab, "faulty")
+    return run_of(lab, "faulty"), lab.flwr("log", run, "lab", "--show")
 
 
-def test_a_client_that_sends_nan_is_left_out_and_taken_back(faulty, lab):
-    done = rounds(faulty, "finetune")
-    assert 0 in done[1]["failed"] and sorted(done[1]["train"]) == [1, 2]
-    assert "not finite" in lab.log("superlink")
-    assert 0 in done[5]["train"]
-    assert np.isfinite(faulty.load_checkpoint("finetune").vector).all()
+def test_a_client_that_sends_nan_is_left_out_and_taken_back(faulty):
+    run, said = faulty
+    done = rounds(run, "finetune")
+    assert done[1]["failed"] == [0] and done[1]["train"] == [1, 2] and 0 in done[2]["train"]
+    assert "client 0 left out of the train exchange" in said and "finite" in said
+    assert np.isfinite(run.load_checkpoint("finetune").vector).all()
 
 
-def test_a_slow_client_misses_its_round_and_takes_part_in_a_later_one(faulty, lab):
-    done = rounds(faulty, "finetune")
-    assert 2 in done[2]["failed"] and 2 not in done[2].get("train", [])
-    assert "no reply within 60 s" in lab.log("superlink")
-    assert any(2 in done[n].get("train", []) for n in (3, 4, 5))
+def test_a_slow_client_misses_its_round_and_takes_part_in_a_later_one(faulty):
+    run, said = faulty
+    done = rounds(run, "finetune")
+    assert done[2]["failed"] == [2] and "client 2 left out of the train exchange: no reply within 60 s" in said
+    assert 2 in done[4]["train"] or 2 in done[5]["train"]
+
+
+def test_a_node_killed_while_it_learns_comes_back(faulty):
+    done = rounds(faulty[0], "finetune")
+    assert 1 not in done[3].get("train", []) and 1 in done[6]["train"]
 
 
 def test_a_node_killed_while_it_forgets_is_asked_again(faulty, lab):
-    events = [json.loads(line) for line in faulty.ledger_path.read_text().splitlines()]
+    run, _ = faulty
+    events = [json.loads(line) for line in run.ledger_path.read_text().splitlines()]
     mine = [e["event"] for e in events if e.get("id") == "one"]
-    assert mine[0] == "submitted" and "failed" in mine and mine.count("served") == 1
-    assert mine.index("failed") < mine.index("served")
-    request = Ledger(faulty.ledger_path).get("one")
+    assert mine[:2] == ["submitted", "failed"] and mine.count("served") == 1
+    request = Ledger(run.ledger_path).get("one")
     assert request.client == 1 and request.state != PENDING
-    assert NodeFolder(lab.node(1)).tombstones() == {"t-wrenn-complaint"}
+    assert NodeFolder(lab.node(1)).tombstones() == {"hill-001-a"}
 
 
-def test_a_client_that_leaves_for_good_keeps_its_request_pending(faulty, lab):
-    request = Ledger(faulty.ledger_path).get("leave")
-    assert request.client == 2 and request.attempts >= 1
-    assert request.state == PENDING, "it was never answered"
-    assert "not connected" in request.failure or "unavailable" in request.failure.lower(), request.failure
-    assert "still pending" in lab.log("superlink")
-    assert not any(2 in clients.get("train", []) for clients in rounds(faulty, "unlearn").values())
+def test_a_client_that_leaves_for_good_keeps_its_request_pending(faulty):
+    run, said = faulty
+    request = Ledger(run.ledger_path).get("leave")
+    assert request.client == 2 and request.state == PENDING
+    assert request.attempts > 1 and request.failure == "not connected"
+    assert "1 deletion requests are still pending: leave (not connected)" in said
+    assert not any(2 in clients.get("train", []) for clients in rounds(run, "unlearn").values())
 
 
 def test_both_ledgers_still_agree(faulty, lab):
-    told = lab.oblivionis("request", "verify", faulty.path, "--node-dir", lab.node(1))
-    assert "broken" not in told
+    told = lab.oblivionis("request", "verify", faulty[0].path, "--node-dir", lab.node(1))
+    assert told.count("unbroken") == 2
