@@ -131,7 +131,7 @@ def submit_request(lab, partition, *what):
 def faulty(lab, faults):
     """A run in which the clients fail, one after another: its directory, and what its ServerApp said."""
     (faults / "node0.nan").touch()
-    settings = "federation.rounds.finetune=6 federation.rounds.unlearn=3 unlearning.requests.extra_rounds=5"
+    settings = "federation.rounds.finetune=6 federation.rounds.unlearn=2 unlearning.requests.extra_rounds=4"
     run = lab.submit(HOSPITALS, f"name=faulty {QUICK} {settings} federation.timeout=60")
     reached(lab, "faulty", "finetune", 1)
     (faults / "node0.nan").unlink()
@@ -143,8 +143,10 @@ def faulty(lab, faults):
     reached(lab, "faulty", "finetune", 3)
     submit_request(lab, 1, "--ids", "hill-001-a", "--id", "one")
     submit_request(lab, 2, "--all", "--id", "leave")
+    assert until(lambda: run_of(lab, "faulty").stage_summary("finetune"), 4 * ROUND_S, every=0.2), lab.everything_said()
+    (faults / "node2.slow").touch()
     buried = NodeFolder(lab.node(1)).tombstones_path
-    assert until(buried.exists, 4 * ROUND_S, every=0.05), lab.everything_said()
+    assert until(buried.exists, ROUND_S, every=0.05), lab.everything_said()
     lab.kill("node1")
     lab.kill("node2")
     start(lab, faults, 1)
