@@ -10,12 +10,13 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from oblivionis.errors import RunInterrupted
+from strategies.passing import PassingGrid
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
 _POLLING_SHARE = 0.02
 
 
-class StoppableGrid(Grid):
+class StoppableGrid(PassingGrid):
     """Passes everything on to `grid`; waiting ends with RunInterrupted as soon as `stop` is set.
 
     `arrived` is called with (answers so far, messages sent). Asking for answers takes two percent of the waiting time:
@@ -23,28 +24,13 @@ class StoppableGrid(Grid):
     """
 
     def __init__(self, grid: Grid, stop: threading.Event, arrived: Callable[[int, int], None]) -> None:
-        self._grid, self._stop, self._arrived = grid, stop, arrived
-
-    def set_run(self, run) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self):
-        return self._grid.run
-
-    def create_message(self, *args, **kwargs) -> Message:
-        return self._grid.create_message(*args, **kwargs)
+        super().__init__(grid)
+        self._stop, self._arrived = stop, arrived
 
     def get_node_ids(self) -> Iterable[int]:
         if self._stop.is_set():
             raise RunInterrupted("stopped by Ctrl-C")
         return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their answers, at most `timeout` seconds; returns what came in time."""

@@ -10,12 +10,13 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from strategies import protocol
+from strategies.passing import PassingGrid
 
 NODE_UNAVAILABLE = 5
 """Flower's error code for a node that stopped answering."""
 
 
-class ChurningGrid(Grid):
+class ChurningGrid(PassingGrid):
     """Passes everything on to `grid`, but for the nodes that are away.
 
     With the first message of each round of a stage, `share` of the connected nodes (rounded, drawn by `seed`, stage and
@@ -27,22 +28,13 @@ class ChurningGrid(Grid):
     def __init__(self, grid: Grid, share: float, seed: int) -> None:
         if not 0 <= share < 1:
             raise ValueError(f"share is {share}, expected 0 <= share < 1")
-        self._grid, self._share, self._seed = grid, share, seed
+        super().__init__(grid)
+        self._share, self._seed = share, seed
         self._moment: tuple[object, object] | None = None
         self._away: frozenset[int] = frozenset()
         self._lost: dict[str, Message] = {}
         self._unsent: set[str] = set()
         self._numbers = itertools.count(1)
-
-    def set_run(self, run) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self):
-        return self._grid.run
-
-    def create_message(self, *args, **kwargs) -> Message:
-        return self._grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> list[int]:
         """Node ids of those that are not away."""

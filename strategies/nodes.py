@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from logging import WARNING
 
@@ -14,6 +14,7 @@ from flwr.supercore import log
 
 from strategies import protocol
 from strategies.errors import ActorDied, NodeMapError
+from strategies.passing import PassingGrid
 from strategies.replies import actor_died, answers, error_text
 
 
@@ -153,37 +154,17 @@ def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | 
     return f"its answer to the query has no {protocol.PARTITION_ID}", None
 
 
-class OrderedGrid(Grid):
+class OrderedGrid(PassingGrid):
     """A Grid that shows a strategy the eligible nodes in partition order, so that its sampling is reproducible."""
 
     def __init__(self, grid: Grid, nodes: NodeMap, eligible: Callable[[int], bool] | None = None) -> None:
-        self._grid, self._nodes, self._eligible = grid, nodes, eligible
+        super().__init__(grid)
+        self._nodes, self._eligible = nodes, eligible
 
     def get_node_ids(self) -> list[int]:
         """Node ids of the connected, known and eligible partitions, in partition order."""
         known = self._nodes.refresh(self._grid)
         return [node for partition, node in known.items() if self._eligible is None or self._eligible(partition)]
-
-    def set_run(self, run) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self):
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._grid.pull_messages(message_ids)
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return self._grid.send_and_receive(list(messages), timeout=timeout)
 
 
 @contextmanager
