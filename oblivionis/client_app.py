@@ -23,6 +23,7 @@ from oblivionis.data.errors import DataError
 from oblivionis.demands import DemandError, accept, forget_set, read_demands
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.node_data import DATA_NODES, NODE_DIR, counts, node_folder, read_node
+from oblivionis.node_ledger import NodeLedger
 from oblivionis.node_requests import answer_query
 from strategies import protocol
 
@@ -95,14 +96,14 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 @_answer
 def train(message: Message, context: Context) -> Message:
-    """FedFT: local epochs on the current data, that is without tombstones and whatever the stage excludes.
+    """FedFT: local epochs on the current data: without tombstones, open requests and whatever the stage excludes.
 
     A client that left the federation refuses.
     """
     task = _Task(message, context)
     if (request := task.node.left_by()) is not None:
         raise ClientError(f"client {task.client} has left the federation by request {request!r} and trains no more")
-    excluded = set(task.node.tombstones())
+    excluded = task.withheld()
     if task.text("exclude") == "forget-split":
         excluded |= task.worker.holding(task.client).marked
     vector, report = task.worker.finetune(
@@ -137,7 +138,7 @@ def unlearn(message: Message, context: Context) -> Message:
         task.client,
         task.vector,
         record_ids=record_ids,
-        tombstones=task.node.tombstones(),
+        tombstones=task.withheld(),
         proximal_mu=0.0,
         seed=task.seed,
         reference=task.read(protocol.REFERENCE) if protocol.REFERENCE in message.content.array_records else None,
@@ -182,9 +183,7 @@ def audit(message: Message, context: Context) -> Message:
     task = _Task(message, context)
     held = [record.id for record in task.worker.holding(task.client).records]
     forget = forget_set(read_demands(task.message_config), held, task.node.buried())
-    numbers = node_audit.audit(
-        task.worker, task.client, task.vector, forget, task.node.tombstones(), folder=task.node.path
-    )
+    numbers = node_audit.audit(task.worker, task.client, task.vector, forget, task.withheld(), folder=task.node.path)
     return task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
 
 
@@ -229,6 +228,11 @@ class _Task:
         """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
         held = [record.id for record in self.worker.holding(self.client).records]
         return accept(read_demands(self.message_config), held, self.node)
+
+    def withheld(self) -> set[str]:
+        """Ids of records not to be trained on: those buried, and those that somebody asked for on this node, served or
+        not."""
+        return {*self.node.tombstones(), *NodeLedger(self.node.path).asked()}
 
     def text(self, key: str) -> str:
         return str(self.message_config.get(key, ""))

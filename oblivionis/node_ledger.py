@@ -82,6 +82,10 @@ class NodeLedger:
         """What the server is told of."""
         return [r for r in self.requests() if not r.settled]
 
+    def asked(self) -> frozenset[str]:
+        """Ids of the records that requests name, from the moment on at which they were made; rejected ones aside."""
+        return frozenset(i for r in self.requests() if r.state != REJECTED for i in r.record_ids)
+
     def head(self) -> str:
         """The hash of the newest line."""
         return head_of(self._entries())

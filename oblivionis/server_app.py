@@ -55,6 +55,11 @@ def main(grid: Grid, context: Context) -> None:
     except configuration.ConfigError as error:
         log.error("%s", configuration.render_problems(error))
         raise
+    if config.federation.churn and not isinstance(grid, InMemoryGrid):
+        raise RunError(
+            f"federation.churn={config.federation.churn} makes simulated clients vanish; these are real machines: set "
+            "it to 0"
+        )
     check_tracking(config.tracking)
     if run is None:
         _check_nodes(grid, config.federation.clients)

@@ -1,5 +1,7 @@
 """Clients simulated on a Ray cluster: two nodes of one on this machine."""
 
+from pathlib import Path
+
 import pytest
 from test_cli import call
 
@@ -15,17 +17,25 @@ def two_machines():
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     found.add_node(num_cpus=1)
     found.wait_for_nodes()
-    yield found.address
+    yield found
     found.shutdown()
+
+
+def clients_of(machines):
+    """Where the cluster's processes write: the files of those that were Flower's client actors."""
+    logs = Path(machines.head_node.get_session_dir_path()) / "logs"
+    return [path for path in logs.glob("worker-*.out") if "ClientAppActor" in path.read_text(errors="replace")]
 
 
 @pytest.mark.slow
 def test_a_run_on_a_cluster_of_two_machines(two_machines, tmp_path):
-    result = call("simulate", "smoke", f"output={tmp_path}", "name=run", f"federation.ray_address={two_machines}")
+    address = f"federation.ray_address={two_machines.address}"
+    result = call("simulate", "smoke", f"output={tmp_path}", "name=run", address)
     assert result.code == 0, result.err
+    assert clients_of(two_machines), "the clients ran elsewhere"
     run = RunDirectory.open(tmp_path / "run")
     assert run.stage_summary("unlearn")["requests"] and not run.held_by()
-    with cluster.cluster(two_machines, run.path):
+    with cluster.cluster(two_machines.address, run.path):
         import ray
 
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2, "the cluster outlives the run"
@@ -34,12 +44,12 @@ def test_a_run_on_a_cluster_of_two_machines(two_machines, tmp_path):
 @pytest.mark.slow
 def test_a_machine_that_lacks_something_is_named(two_machines, tmp_path, monkeypatch):
     refused = pytest.raises(RunError, match=r"does not see .*: set output to a folder that all machines share")
-    with refused, cluster.cluster(two_machines, tmp_path / "elsewhere"):
+    with refused, cluster.cluster(two_machines.address, tmp_path / "elsewhere"):
         pytest.fail("it must not begin")
     (tmp_path / "config.yaml").write_text("")
     monkeypatch.setattr(cluster, "__version__", "9.9")
     refused = pytest.raises(RunError, match=f"has oblivionis {__version__}, this one 9.9")
-    with refused, cluster.cluster(two_machines, tmp_path):
+    with refused, cluster.cluster(two_machines.address, tmp_path):
         pytest.fail("it must not begin")
 
 

@@ -311,6 +311,22 @@ def test_who_leaves_by_its_own_request_is_not_sampled_any_more(trained, tmp_path
     assert (folders[3] / "left.json").is_file()
 
 
+def test_nobody_trains_on_records_from_the_request_on(trained, tmp_path):
+    """Long before the server can hear of it: the stage finetune asks no node for requests."""
+    _, _, folders = unlearning(trained, tmp_path)
+    ids = trained[3].ids
+    submit(folders[0], "--ids", ",".join(ids[0][:2]))
+    submit(folders[1], "--all")
+    config, run = new_run(tmp_path, "again", *SETTINGS, "stages=[finetune]")
+    wire = Wire()
+    execute(config, run, folders, tamper=wire)
+    replies = {c: r for c, message, r in wire.seen if message.metadata.message_type == protocol.TRAIN}
+    assert "no record left to train on" in replies.pop(1).error.reason
+    learned = {c: r.content.metric_records[protocol.METRICS][protocol.NUM_EXAMPLES] for c, r in replies.items()}
+    assert learned == {c: len(ids[c]) - 2 * (c == 0) for c in (0, 2, 3)}
+    assert not any((folder / "tombstones.jsonl").exists() for folder in folders)
+
+
 def test_a_node_that_talks_nonsense_is_set_aside_with_a_warning(trained, tmp_path):
     config, run, folders = unlearning(trained, tmp_path, "federation.rounds.unlearn=1")
     submit(folders[0], "--ids", trained[3].ids[0][0], "--id", "x")

@@ -51,3 +51,9 @@ def test_what_cannot_be_resumed_is_said(monkeypatch, tmp_path):
         flwr_run(monkeypatch, tmp_path, resume="runs/none")
     with pytest.raises(RunError, match="leave overrides out"):
         flwr_run(monkeypatch, tmp_path, resume="runs/none", overrides="seed=1")
+
+
+def test_real_machines_are_not_made_to_vanish(monkeypatch, tmp_path):
+    with pytest.raises(RunError, match=r"federation.churn=0.1 .* real machines: set it to 0"):
+        flwr_run(monkeypatch, tmp_path, overrides="federation.churn=0.1")
+    assert not any(tmp_path.iterdir())
