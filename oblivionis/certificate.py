@@ -24,7 +24,7 @@ from oblivionis import __version__
 from oblivionis import config as configuration
 from oblivionis.certificate_checks import Check, overall, run_checks
 from oblivionis.certificate_evidence import STAGE, gather
-from oblivionis.certificate_page import certificate_page
+from oblivionis.certificate_page import FOLDER, JSON_FILE, PAGE_FILE, certificate_page
 from oblivionis.errors import OblivionisError
 from oblivionis.files import write_atomic, write_json
 from oblivionis.person_outcomes import person_slug
@@ -32,7 +32,6 @@ from oblivionis.requests import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs import RunDirectory
 
 FORMAT, VERSION = "oblivionis erasure certificate", 1
-FOLDER, JSON_FILE, PAGE_FILE = "certificates", "certificate.json", "certificate.html"
 SIGNATURE, PUBLIC_KEY = "signature", "public_key"
 
 Certificate = dict[str, Any]

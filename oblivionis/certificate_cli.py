@@ -31,9 +31,14 @@ def create(
     Its result, PASS, FAIL or INCONCLUSIVE, follows from the run's own files by the thresholds of its configuration.
     """
     from oblivionis import certificate as certificates
+    from oblivionis import config as configuration
+    from oblivionis import html_report
     from oblivionis.runs import RunDirectory
 
-    folder, certificate = certificates.create(RunDirectory.open(run), request_id, key, out)
+    directory = RunDirectory.open(run)
+    folder, certificate = certificates.create(directory, request_id, key, out)
+    if out is None:
+        html_report.write_html(directory, configuration.from_yaml(directory.read_config()))
     _say(_summary(certificate))
     signed = "" if certificate["signature"] else "; not signed: give --key"
     _say(f"{folder / certificates.JSON_FILE} and {certificates.PAGE_FILE}{signed}")

@@ -9,12 +9,15 @@ from typing import Any
 
 from oblivionis.html_parts import facts_list, html_page, html_table
 
+FOLDER, JSON_FILE, PAGE_FILE = "certificates", "certificate.json", "certificate.html"
+"""Where certificates lie in a run: in a folder for each request, a certificate and its page."""
 MOMENTS = {"before": "before the exchange", "after": "right after it", "final": "in the final model"}
 EVENTS = {
     "submitted": "asked",
     "served": "served: unlearned and averaged in",
     "applied": "the global model changed",
     "failed": "attempt failed",
+    "rejected": "rejected",
     "verified": "verified",
     "verification_failed": "verification failed",
     "rolled_back": "served anew: the run resumed from an earlier checkpoint",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from oblivionis.data.records import Record
     from oblivionis.node_ledger import NodeRequest
 
+_ID_WIDTH = len("20260301-0a1b2c3d")
+
 request_cli = typer.Typer(help="Ask for deletion.", no_args_is_help=True)
 
 NodeDir = Annotated[
@@ -84,8 +86,10 @@ def list_requests(
         print("no request was made on this node")
         return
     table = Table(box=None)
-    for head in ("request", "made", "forgets", "records", "state", "run", "round", "ROUGE-L", "reason"):
-        table.add_column(head, no_wrap=head in ("request", "made"), overflow="fold")
+    table.add_column("request", overflow="fold", min_width=_ID_WIDTH)
+    table.add_column("made", no_wrap=True)
+    for head in ("forgets", "state", "reason"):
+        table.add_column(head, overflow="fold")
     for r in requests:
         table.add_row(*_row(r))
     Console().print(table, markup=False, highlight=False)
@@ -159,16 +163,19 @@ def _about(subject: str, records: Sequence[Record], node_dir: Path) -> list[str]
 
 
 def _row(request: NodeRequest) -> list[str]:
-    what = {"client": "all: the client leaves", "subject": f"subject {request.subject}"}
-    note = f" ({request.note})" if request.note else ""
+    number = len(request.record_ids)
+    records = f"{number} record{'s'[: number != 1]}"
+    what = {"client": f"all, {records}: the client leaves", "subject": f"{records} about {request.subject}"}
+    state = [
+        request.state,
+        "" if request.served_round is None else f"round {request.served_round} of {request.run}",
+        "" if request.rouge is None else f"ROUGE-L {request.rouge:.3f}",
+        request.note,
+    ]
     return [
         request.id,
         time.strftime("%Y-%m-%d %H:%M", time.localtime(request.time)),
-        what.get(request.scope, "records"),
-        str(len(request.record_ids)),
-        request.state + note,
-        request.run or "–",
-        "–" if request.served_round is None else str(request.served_round),
-        "–" if request.rouge is None else f"{request.rouge:.3f}",
+        what.get(request.scope, records),
+        ", ".join(filter(None, state)),
         request.reason,
     ]

@@ -16,6 +16,8 @@ from typing import Any
 from evaluation.tofu import SECTIONS
 from oblivionis import report
 from oblivionis.audit_numbers import read_audit
+from oblivionis.certificate_page import EVENTS, JSON_FILE, MEANING, PAGE_FILE
+from oblivionis.certificate_page import FOLDER as CERTIFICATES
 from oblivionis.config import Config
 from oblivionis.files import read_lines, write_atomic
 from oblivionis.html_parts import explained, facts_list, glossary, html_page, html_table
@@ -26,16 +28,6 @@ from oblivionis.runs import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 
 FOLDER = "requests"
-EVENTS = {
-    "submitted": "asked",
-    "served": "served: unlearned and averaged in",
-    "applied": "the global model changed",
-    "failed": "attempt failed",
-    "rejected": "rejected",
-    "verified": "verified",
-    "verification_failed": "verification failed",
-    "rolled_back": "served anew: the run resumed from an earlier checkpoint",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +122,7 @@ def _page(request: Request, known: _Known) -> list[str]:
         *_answers(request, known),
         "<h2>Audits</h2>",
         *_audits(request, known),
+        *_certificate(request, known.run),
     ]
 
 
@@ -261,6 +254,20 @@ def _has_text(log: Mapping[str, Mapping[str, Any]], record_id: str) -> bool:
 def _audits(request: Request, known: _Known) -> list[str]:
     parts = [*_by_the_client(request, known), *_leakage_rows(request, known), *_people(request, known)]
     return parts or ["<p>No audit of this run asked about its records.</p>"]
+
+
+def _certificate(request: Request, run: RunDirectory) -> list[str]:
+    """The latest erasure certificate in the run's own folder."""
+    folder = f"{CERTIFICATES}/{person_slug(request.id)}"
+    try:
+        found = json.loads((run.path / folder / JSON_FILE).read_text(encoding="utf-8"))
+        result, issued, signed = found["result"], str(found["issued"]), bool(found["signature"])
+        meaning = MEANING[result]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    link = f'<a href="../{folder}/{PAGE_FILE}">{result}</a>'
+    told = f"{link}. {meaning} Issued {html.escape(issued)}, {'signed' if signed else 'not signed'}."
+    return ["<h2>Erasure certificate</h2>", f"<p>{told}</p>"]
 
 
 def _by_the_client(request: Request, known: _Known) -> list[str]:

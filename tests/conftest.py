@@ -8,3 +8,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+LONGEST = ("test_faults.py", "test_deployment_guide.py", "test_federated_suites.py", "test_processes.py")
+
+
+def pytest_xdist_auto_num_workers():
+    """One more than there are processors: tests of a deployment mostly wait for Flower."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take longest begin first, or the others would be done long before them."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def place(item):
+        name = item.path.name
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST) + (item.path not in slow)
+
+    items.sort(key=place)

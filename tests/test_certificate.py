@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 import shutil
 from html.parser import HTMLParser
 
@@ -15,6 +16,7 @@ from test_stages import execute, new_run
 
 from oblivionis import certificate as certificates
 from oblivionis import config as configuration
+from oblivionis import request_pages
 from oblivionis.audit_numbers import read_audit
 from oblivionis.certificate_checks import (
     FAIL,
@@ -321,6 +323,18 @@ def test_the_page_says_what_the_certificate_says_and_escapes_it(certified):
     hostile = {**certificate, "request": {**certificate["request"], "id": HOSTILE, "record_ids": [HOSTILE]}}
     found = Text(certificate_page(hostile))
     assert HOSTILE in found.text and "script" not in found.tags and "img" not in found.tags
+
+
+def test_the_requests_page_names_its_certificate(finished, tmp_path):
+    run, key = finished
+    shutil.copytree(run.path, tmp_path / "copy")
+    request = next(iter(Ledger(run.ledger_path)))
+    page = tmp_path / "copy" / request_pages.page_of(request.id)
+    assert call("certificate", "create", tmp_path / "copy", request.id, "--key", key).code == 0
+    text = page.read_text(encoding="utf-8")
+    (link,) = re.findall(r'href="(\.\./certificates/[^"]*)"', text)
+    result = json.loads((page.parent / link).with_name("certificate.json").read_text())["result"]
+    assert f">{result}</a>" in text and (page.parent / link).is_file()
 
 
 def test_the_clients_numbers_decide_where_the_clients_keep_their_records(tmp_path):
