@@ -142,6 +142,7 @@ def faulty(lab, faults):
     start(lab, faults, 1)
     reached(lab, "faulty", "finetune", 3)
     submit_request(lab, 1, "--ids", "hill-001-a", "--id", "one")
+    reached(lab, "faulty", "finetune", 5)
     submit_request(lab, 2, "--all", "--id", "leave")
     assert until(lambda: run_of(lab, "faulty").stage_summary("finetune"), 4 * ROUND_S, every=0.2), lab.everything_said()
     (faults / "node2.slow").touch()
