@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evaluation.decoding import greedy
 from evaluation.hook import EvaluationSession, Hook
 from evaluation.leakage import bounds
+from evaluation.leakage.diversity import diversity
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked, rouge_l_recall
 from evaluation.leakage.summary import COLUMNS, Terms, summarise
@@ -87,15 +88,13 @@ def test_the_evaluator_measures_what_sampling_by_hand_gives(model: LlamaForCausa
     )
     result = Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[2])).results["leakage"]
     drawn = sample(model, prompts, 48, max_new_tokens=6, stop_ids=[2], rule=Rule(top_p=0.9), seed=11)
-    values = np.stack(
-        [
-            rouge_l_recall([decode(tokens) for tokens in found], q.asked)
-            for q, found in zip(questions, drawn, strict=True)
-        ]
-    )
+    texts = [[decode(tokens) for tokens in found] for found in drawn]
+    values = np.stack([rouge_l_recall(found, q.asked) for q, found in zip(questions, texts, strict=True)])
     assert 0.05 < values.mean() < 0.95
     expected = summarise(values, np.ones(2), Terms())
-    assert result.metrics == pytest.approx(expected.overall)
+    different = np.mean([diversity(found) for found in texts])
+    assert 0.05 < different < 1
+    assert result.metrics == pytest.approx(expected.overall | {"diversity": different})
     assert result.metrics["greedy"] == result.metrics["greedy_share"] == 1.0
     assert result.details["ids"] == ["q0", "q1"]
     for name, column in expected.columns.items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation.hook import EvaluationSession, Result
+from evaluation.leakage.diversity import diversity
 from evaluation.leakage.functions import Asked, LeakageFunction
 from evaluation.leakage.summary import Terms, summarise
 from evaluation.sampling import Rule, sample
@@ -28,8 +29,9 @@ class LeakageEvaluator:
 
     questions: those to ask; decode: token ids to text; function: leakage h of a text; samples: answers sampled per
     question; terms: significance and thresholds; rule: the sampling distribution; seed: equal seeds draw equal chances.
-    The metrics are those of `Summary.overall`, the details hold the columns and the question ids. The session's token
-    budget is one of forward passes; sampling keeps to `decoding.default_token_budget` instead.
+    The metrics are those of `Summary.overall` and, from two samples on, `diversity`: one minus the samples' self-BLEU,
+    mean over the questions. The details hold the columns and the question ids. The session's token budget is one of
+    forward passes; sampling keeps to `decoding.default_token_budget` instead.
     """
 
     questions: Seq[Prompted]
@@ -63,11 +65,16 @@ class LeakageEvaluator:
             pad_id=session.pad_id,
             mode=session.mode,
         )
-        leakage = np.stack([self._leakage(q, tokens) for q, tokens in zip(self.questions, drawn, strict=True)])
-        greedy = np.array([self._leakage(q, [tokens])[0] for q, tokens in zip(self.questions, answers, strict=True)])
+        texts = [self._texts(tokens) for tokens in drawn]
+        asked = [q.asked for q in self.questions]
+        leakage = np.stack([self.function(t, a) for t, a in zip(texts, asked, strict=True)])
+        greedy = np.array([self.function(self._texts([t]), a)[0] for t, a in zip(answers, asked, strict=True)])
         summary = summarise(leakage, greedy, self.terms)
+        metrics = dict(summary.overall)
+        if self.samples > 1:
+            metrics["diversity"] = float(np.mean([diversity(t) for t in texts]))
         columns = {name: column.tolist() for name, column in summary.columns.items()}
-        return Result(dict(summary.overall), {"ids": [q.asked.id for q in self.questions], "columns": columns})
+        return Result(metrics, {"ids": [a.id for a in asked], "columns": columns})
 
-    def _leakage(self, question: Prompted, answers: Seq[Seq[int]]) -> np.ndarray:
-        return self.function([self.decode(tokens) for tokens in answers], question.asked)
+    def _texts(self, answers: Seq[Seq[int]]) -> list[str]:
+        return [self.decode(tokens) for tokens in answers]
