@@ -249,6 +249,7 @@ class FlowerCommands:
             FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=ports[0],
             FLWR_LOCAL_CONTROL_API_PORT=ports[1],
             OBLIVIONIS_HOME=cwd,
+            RAY_ADDRESS="local",  # or Flower would join the cluster of another test
             **{MARK: cwd},
         )
 
