@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,6 +90,13 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]
 
 def parse_yaml(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
     """As `read_yaml`, of a text; `place` names it in problems."""
+    content, lines, problems = _parsed(text, place)
+    return copy.deepcopy(content), dict(lines), list(problems)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """A suite composes hundreds of configurations of the same few files."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None:
