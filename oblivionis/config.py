@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -331,9 +332,12 @@ def _build(good: Mapping[str, Any]) -> Config:
     return instance(Config, tree_of(good))
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def instance(cls: type[T], values: Mapping[str, Any]) -> T:
     """The dataclass of settings with these nested values; what is absent has its default."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     parts = {
         name: instance(hints[name], value) if dataclasses.is_dataclass(hints[name]) else copy.deepcopy(value)
         for name, value in values.items()
