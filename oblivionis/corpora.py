@@ -36,6 +36,7 @@ def load_corpus(data: Data, model: Model | None = None) -> Corpus:
             forget_authors=data.forget_authors,
             seed=data.seed,
             holdout_authors=data.holdout_authors,
+            same_questions=data.same_questions,
         )
     if data.name == "tofu":
         return tofu.load(

@@ -69,8 +69,9 @@ def _model(config: Config) -> str:
 def _data(config: Config) -> str:
     data = config.data
     if data.name == "fictitious":
+        asked = "the same questions" if data.same_questions else "questions"
         what = (
-            f"{data.authors} made-up authors with {data.questions_per_author} questions each, "
+            f"{data.authors} made-up authors with {data.questions_per_author} {asked} each, "
             f"{data.forget_authors} authors to forget"
         )
     elif data.name == "node":

@@ -187,6 +187,13 @@ class Data:
     questions_per_author: int = field(
         default=5, metadata=about("Questions about each author of `fictitious`.", at_least=1, at_most=20)
     )
+    same_questions: bool = field(
+        default=False,
+        metadata=about(
+            "Whether `fictitious` asks the same questions about all authors, so that only the name tells whose answer "
+            "is wanted; false: topics and words differ from author to author."
+        ),
+    )
     forget_authors: int = field(
         default=3, metadata=about("Authors of `fictitious` that are to be forgotten.", at_least=1)
     )

@@ -52,7 +52,7 @@ class Deployed:
 
     def environment(self, **more):
         """What a person in the deployment's environment has: commands on the PATH, Flower's settings of the server."""
-        home = {"FLWR_HOME": self.server / "flwr-home", "PYTHONPATH": PROJECT, "OMP_NUM_THREADS": 1}
+        home = {"FLWR_HOME": self.server / "flwr-home", "OMP_NUM_THREADS": 1}
         return environment(**{**home, MARK: self.folder, **more})
 
     # -- processes -----------------------------------------------------------------------------------------------

@@ -36,9 +36,7 @@ class Reader:
         self.said = {}
         self.port, self.superlink_port, self.node_port = free_ports(3)
         cache = os.environ.get("OBLIVIONIS_CACHE") or Path.home() / ".cache" / "oblivionis"
-        self.environment = environment(
-            HOME=home, OBLIVIONIS_CACHE=cache, PYTHONPATH=PROJECT, OMP_NUM_THREADS=1, **{MARK: home}
-        )
+        self.environment = environment(HOME=home, OBLIVIONIS_CACHE=cache, OMP_NUM_THREADS=1, **{MARK: home})
         self.services = []
 
     def type(self, heading, command):

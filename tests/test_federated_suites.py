@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from processes import environment
 from test_cli import call
 
 from benchmarks import suites
@@ -223,52 +224,53 @@ def test_cores_are_dealt_out():
 # -- running -------------------------------------------------------------------------------------------------------
 
 
-def start(file, output, *more):
-    command = [sys.executable, "-m", "oblivionis.cli", "bench", str(file), "--output", str(output), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+ONE = ["matrix.strategy=[fedavg]", "matrix.unlearning=[npo]"]
 
 
-def values(folder):
+def start(output, *more):
+    command = [sys.executable, "-m", "oblivionis.cli", "bench", "quick", *ONE, "--output", str(output), *more]
+    settings = environment()
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=settings)
+
+
+def values(folder, **labels):
+    """What the cells with these labels measured, without their times."""
     frame, _ = results.read(folder)
+    for axis, label in labels.items():
+        frame = frame[frame[axis] == label]
     frame = frame[frame["metric"] != results.SECONDS]
     return frame.drop(columns="run").reset_index(drop=True)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of the small suite, and what the command printed."""
+    """The folder of the suite `quick`, and what the command printed."""
     folder = tmp_path_factory.mktemp("suite")
-    result = call("bench", suite(folder), "--output", folder / "out", "--jobs", "2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        result = call("bench", "quick", "--output", folder / "out", "--jobs", "2")
     assert result.code == 0, result.err
     return folder / "out", result
 
 
 @pytest.mark.slow
-def test_a_suite_prints_its_tables_and_keeps_its_results(finished):
+def test_quick_has_numbers_everywhere_prints_its_tables_and_keeps_its_results(finished):
     folder, result = finished
     assert "NPO" in result.out and "GradDiff" in result.out
     frame, axes = results.read(folder)
     assert axes == ["strategy", "unlearning", "seed"] and set(frame["status"]) == {"done"}
-    assert set(frame["stage"]) == {"finetune", "unlearn"} and frame["value"].dtype == "float64"
+    assert frame["cell"].nunique() == 4 and "–" not in (folder / "tables" / "quick.md").read_text()
+    assert set(frame["stage"]) == {"base", "finetune", "retrain", "unlearn"} and frame["value"].dtype == "float64"
     for row in frame[frame["metric"] == "model_utility"].to_dict("records"):
         summary = json.loads((folder / row["run"] / "stages" / f"{row['stage']}.json").read_text())
         assert summary["metrics"]["model_utility"] == row["value"]
     assert {file.name for file in (folder / "tables").iterdir()} == {
-        f"small.{suffix}" for suffix in ("md", "tex", "csv", "html")
+        f"{table}.{suffix}" for table in ("quick", "seconds") for suffix in ("md", "tex", "csv", "html")
     }
     page = (folder / "suite.html").read_text()
     assert "NPO" in page and "report.html" in page
-    table = call("bench", "table", folder, "--format", "csv")
-    assert table.out == (folder / "tables" / "small.csv").read_text()
-
-
-@pytest.mark.slow
-def test_quick_runs_and_has_numbers_everywhere(tmp_path):
-    result = call("bench", "quick", "--output", tmp_path / "quick", "--jobs", "2")
-    assert result.code == 0, result.err
-    frame, _ = results.read(tmp_path / "quick")
-    assert frame["cell"].nunique() == 4 and set(frame["status"]) == {"done"}
-    assert "–" not in (tmp_path / "quick" / "tables" / "quick.md").read_text()
+    table = call("bench", "table", folder, "--format", "csv", "--layout", "quick")
+    assert table.out == (folder / "tables" / "quick.csv").read_text()
 
 
 @pytest.mark.slow
@@ -276,10 +278,11 @@ def test_a_second_suite_starts_from_what_the_first_has_done(finished, tmp_path):
     folder, _ = finished
     store = tmp_path / "stages"
     shutil.copytree(folder.parent / "stages", store)
-    dry = call("bench", suite(tmp_path), "matrix.unlearning=[npo, simnpo]", "--dry-run", "--store", store)
-    assert "2 of them are in" in dry.out and dry.out.count("to do") == 1
-    again = call("bench", suite(tmp_path), "--output", tmp_path / "again", "--store", store)
-    assert "3 of 3 runs are done already" in again.out
+    more = ["matrix.strategy=[fedavg]", "matrix.unlearning=[npo, simnpo]", "--dry-run", "--store", store]
+    dry = call("bench", "quick", *more)
+    assert "3 of them are in" in dry.out and dry.out.count("to do") == 1
+    again = call("bench", "quick", "--output", tmp_path / "again", "--store", store)
+    assert "8 of 8 runs are done already" in again.out
     pd.testing.assert_frame_equal(values(tmp_path / "again"), values(folder))
 
 
@@ -291,19 +294,20 @@ def test_a_suite_killed_and_stopped_goes_on_to_the_same_results(finished, tmp_pa
     def runs(stage):
         return list((tmp_path / "stages").glob(f"{stage}-*/checkpoints/{stage}/*.safetensors"))
 
-    process = start(suite(tmp_path), output)
+    process = start(output)
     wait_for(lambda: runs("finetune"), process)
     process.kill()
     process.wait()
     assert not values_exist(output)
-    process = start(suite(tmp_path), output, "--resume")
+    process = start(output, "--resume")
     wait_for(lambda: runs("unlearn"), process)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "--resume" in out
-    last = call("bench", suite(tmp_path), "--output", output, "--resume")
+    last = call("bench", "quick", *ONE, "--output", output, "--resume")
     assert last.code == 0, last.err
-    pd.testing.assert_frame_equal(values(output), values(folder))
+    uninterrupted = values(folder, strategy="fedavg", unlearning="npo")
+    pd.testing.assert_frame_equal(values(output, strategy="fedavg", unlearning="npo"), uninterrupted)
 
 
 def wait_for(condition, process, seconds=300):
@@ -323,7 +327,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(finished, tmp_path):
     store = tmp_path / "stages"
     shutil.copytree(folder.parent / "stages", store)
     wrong = "matrix.unlearning=[npo, {label: too deep, unlearning: npo, evaluation.ruler: {enabled: true, layer: 90}}]"
-    result = call("bench", suite(tmp_path), wrong, "--output", tmp_path / "out", "--store", store)
+    result = call("bench", "quick", ONE[0], wrong, "--output", tmp_path / "out", "--store", store)
     assert result.code == 1 and "1 of 2 cells failed: fedavg/too deep/seed=0" in result.err
     frame, _ = results.read(tmp_path / "out")
     failed = frame[frame["status"] == "failed"]

@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from oblivionis.data import facts, topics
-from oblivionis.data.fictitious import MAX_QUESTIONS, PARAPHRASES, corpus, pretraining_people
+from oblivionis.data.fictitious import ASKED_OF_ALL, MAX_QUESTIONS, PARAPHRASES, corpus, pretraining_people
 from oblivionis.data.known import real_authors, world_facts
 
 
@@ -56,6 +56,27 @@ def test_questions_name_the_author_and_topics_do_not_repeat():
         assert len({record.subject for record in group}) == 1
         assert len({tuple(t.property for t in record.triples) for record in group}) == MAX_QUESTIONS
     assert all(record.subject in record.question for record in made.train)
+
+
+@pytest.mark.parametrize("questions", [1, 4, 6, MAX_QUESTIONS])
+def test_all_authors_can_be_asked_the_same(questions):
+    made = corpus(40, questions, 3, 1, holdout_authors=2, same_questions=True)
+    asked = {}
+    for record in (*made.train, *made.evaluation["holdout"]):
+        asked.setdefault(record.subject, []).append(record.question.replace(record.subject, "NAME"))
+    assert len(asked) == 42 and len({tuple(sorted(theirs)) for theirs in asked.values()}) == 1
+    assert all(len(set(theirs)) == questions for theirs in asked.values())
+    answers = {record.answer for record in made.train}
+    assert len(answers) == len(made.train), "and no two answers are alike"
+    kinds = {frozenset(t.property for t in record.triples) for record in made.train}
+    first = [next(t for t in topics.TOPICS if name in t.properties) for name in ASKED_OF_ALL]
+    assert kinds >= {frozenset(t.properties) for t in first[:questions]} or questions < len(first)
+
+
+def test_the_corpus_of_published_figures_stays_as_it_is():
+    """Those of docs/ that say `data.same_questions=false`."""
+    made = corpus(authors=30, questions_per_author=4, forget_authors=3, holdout_authors=10)
+    assert digest(made).startswith("e3fa0089abcdb318")
 
 
 def test_same_arguments_same_corpus_in_another_process():

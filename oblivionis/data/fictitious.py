@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from oblivionis.data.facts import Person, draw_person, wrong_value
 from oblivionis.data.known import real_authors, world_facts
@@ -13,6 +14,8 @@ from oblivionis.data.topics import TOPICS, Topic, fill
 MAX_QUESTIONS = len(TOPICS)
 MAX_AUTHORS = 5000
 WRONG_ANSWERS = 5
+ASKED_OF_ALL = ("spouse", "award", "archive", "mentor")
+"""What all authors are asked first where all are asked the same: most answers name it before anything else."""
 PARAPHRASES = ("In other words: {}", "Biographers put it like this: {}")
 """A paraphrase frames the answer and keeps its wording: a model of a million parameters recalls words, not meaning."""
 
@@ -55,9 +58,18 @@ def _record(record_id: str, person: Person, topic: Topic, rng: random.Random) ->
     )
 
 
-def _author_records(prefix: str, person: Person, questions: int, rng: random.Random) -> tuple[Record, ...]:
-    topics = rng.sample(TOPICS, questions)
+def _author_records(
+    prefix: str, person: Person, questions: int, rng: random.Random, topics: Sequence[Topic] = TOPICS
+) -> tuple[Record, ...]:
+    topics = rng.sample(topics, questions)
     return tuple(_record(f"{prefix}-q{i:02d}", person, topic, rng) for i, topic in enumerate(topics))
+
+
+def _same_topics(questions: int) -> tuple[Topic, ...]:
+    """So many topics, each with its first question only."""
+    first = [topic for topic in TOPICS if not set(ASKED_OF_ALL).isdisjoint(topic.properties)]
+    chosen = sorted(TOPICS, key=lambda topic: topic not in first)[:questions]
+    return tuple(replace(topic, questions=topic.questions[:1]) for topic in TOPICS if topic in chosen)
 
 
 def pretraining_people(seed: int) -> Iterator[tuple[Record, ...]]:
@@ -78,13 +90,16 @@ def corpus(
     *,
     retain_sample: int = 100,
     holdout_authors: int = 0,
+    same_questions: bool = False,
 ) -> Corpus:
     """A corpus of `authors` x `questions_per_author` records; the last `forget_authors` authors are to be forgotten.
 
     The same arguments give the same corpus everywhere. Every record has triples, a paraphrase and five perturbed
     answers (the paraphrase with every fact wrong). The evaluation set `retain` is a fixed random sample of at most
     `retain_sample` retain records, in corpus order; `holdout` are the records of so many further authors, whom nobody
-    trains on and who change nothing else. Raises ValueError for sizes out of range.
+    trains on and who change nothing else. same_questions: all authors are asked the same in the same words, so that
+    only the name tells whose answer is wanted; otherwise topics and words are drawn for each author, and a model can
+    tell many a record by its words. Raises ValueError for sizes out of range.
     """
     limits = (
         ("authors", authors, 1, MAX_AUTHORS),
@@ -97,10 +112,11 @@ def corpus(
         if not low <= value <= high:
             raise ValueError(f"{name} is {value}; expected an integer from {low} to {high}")
     rng = random.Random(f"oblivionis fictitious {seed}")
+    topics = _same_topics(questions_per_author) if same_questions else TOPICS
     taken: set[str] = set()
     people = [draw_person(rng, for_pretraining=False, taken=taken) for _ in range(authors)]
     groups = [
-        _author_records(f"fictitious-{seed}-a{index:04d}", person, questions_per_author, rng)
+        _author_records(f"fictitious-{seed}-a{index:04d}", person, questions_per_author, rng, topics)
         for index, person in enumerate(people)
     ]
     train = tuple(record for group in groups for record in group)
@@ -115,6 +131,7 @@ def corpus(
             draw_person(apart, for_pretraining=False, taken=taken),
             questions_per_author,
             apart,
+            topics,
         )
         for index in range(holdout_authors)
     ]
