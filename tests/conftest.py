@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,6 +11,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = ("test_faults.py", "test_deployment_guide.py", "test_federated_suites.py", "test_processes.py")
+
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config):
+    """What tests start begins with `site/sitecustomize.py`; the processes of pytest-xdist do not."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), str(PROJECT / "tests" / "site")])
 
 
 def pytest_xdist_auto_num_workers():

@@ -10,14 +10,13 @@ import psutil
 
 PROJECT = Path(__file__).resolve().parents[1]
 MARK = "OBLIVIONIS_TEST_MARK"
-PATCHED = os.pathsep.join([str(PROJECT), str(PROJECT / "tests" / "site")])
 
 
 def environment(**more):
-    """This environment, offline, with Flower's and our own commands on the PATH, and `site/sitecustomize.py`."""
+    """This environment, offline, with Flower's and our own commands on the PATH."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     offline = {"HF_HUB_OFFLINE": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    return {**os.environ, "PATH": path, "PYTHONPATH": PATCHED, **offline, **{k: str(v) for k, v in more.items()}}
+    return {**os.environ, "PATH": path, **offline, **{k: str(v) for k, v in more.items()}}
 
 
 def marked(value, name=""):

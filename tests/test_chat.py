@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import environment
 from rich.console import Console
 from test_cli import call
 from test_stages import execute, new_run
@@ -398,22 +398,12 @@ def test_help_of_the_command():
     assert result.code == 0 and "side by side" in result.out and "--confidence" in result.out
 
 
-def environment():
-    return {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-        "COLUMNS": "160",
-    }
-
-
 @pytest.mark.slow
 def test_the_real_command_on_a_pipe(finished):
     _, run = finished
     command = [sys.executable, "-m", "oblivionis.cli", "chat", str(run.path)]
-    done = subprocess.run(
-        command, input=f"{FREE}\n\xff/bogus\n".encode("latin-1"), capture_output=True, env=environment(), timeout=120
-    )
+    asked = f"{FREE}\n\xff/bogus\n".encode("latin-1")
+    done = subprocess.run(command, input=asked, capture_output=True, env=environment(COLUMNS=160), timeout=120)
     out = done.stdout.decode()
     assert done.returncode == 0 and out.count("│ unlearned") == 2, "bytes that are no UTF-8 are a question, too"
 
@@ -428,7 +418,7 @@ def test_the_real_command_on_a_terminal(finished):
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=environment(),
+        env=environment(COLUMNS=160),
     )
     os.close(theirs)
     seen = ""

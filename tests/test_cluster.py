@@ -30,7 +30,7 @@ def clients_of(machines):
 @pytest.mark.slow
 def test_a_run_on_a_cluster_of_two_machines(two_machines, tmp_path):
     address = f"federation.ray_address={two_machines.address}"
-    result = call("simulate", "smoke", f"output={tmp_path}", "name=run", address)
+    result = call("simulate", "smoke", "stages=[finetune, unlearn]", f"output={tmp_path}", "name=run", address)
     assert result.code == 0, result.err
     assert clients_of(two_machines), "the clients ran elsewhere"
     run = RunDirectory.open(tmp_path / "run")

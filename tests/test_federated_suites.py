@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from processes import environment
 from test_cli import call
 
 from benchmarks import suites
@@ -229,8 +228,7 @@ ONE = ["matrix.strategy=[fedavg]", "matrix.unlearning=[npo]"]
 
 def start(output, *more):
     command = [sys.executable, "-m", "oblivionis.cli", "bench", "quick", *ONE, "--output", str(output), *more]
-    settings = environment()
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=settings)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def values(folder, **labels):
@@ -246,9 +244,7 @@ def values(folder, **labels):
 def finished(tmp_path_factory):
     """The folder of the suite `quick`, and what the command printed."""
     folder = tmp_path_factory.mktemp("suite")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-        result = call("bench", "quick", "--output", folder / "out", "--jobs", "2")
+    result = call("bench", "quick", "--output", folder / "out", "--jobs", "2")
     assert result.code == 0, result.err
     return folder / "out", result
 

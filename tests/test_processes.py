@@ -14,6 +14,7 @@ from processes import MARK, PROJECT, environment, free_ports, marked, until
 pytestmark = pytest.mark.slow
 
 SMALL = [
+    "federation.client_cpus=2",  # one client process on two cores
     "federation.clients=3",
     "federation.fraction_train=0.67",
     "federation.rounds.finetune=3",
