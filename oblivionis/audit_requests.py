@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oblivionis import config as configuration
 from oblivionis.config import Config
@@ -167,9 +168,14 @@ def described(fact: PersonFact) -> str:
     return f"{fact.label} {' / '.join(fact.values)} ({in_words(fact.outcome)})"
 
 
-def write_schedule(plan: Plan, path: Path, *, scope: str, round: int) -> int:
-    """Write the requests as a schedule for `unlearning.requests.file`, earlier ones first; returns how many are new."""
-    new = [line for demand in plan.demands for line in _lines(demand, scope, round)]
+def write_schedule(plan: Plan, path: Path, *, scope: str, round: int, per_round: int | None = None) -> tuple[int, int]:
+    """Write the requests as a schedule for `unlearning.requests.file`, earlier ones first.
+
+    The new ones are asked from `round` on, all at once or `per_round` of them in each round. Returns how many are new
+    and the last round in which one is asked.
+    """
+    asked = (line for demand in plan.demands for line in _lines(demand, scope))
+    new = [{"round": round + (place // per_round if per_round else 0), **line} for place, line in enumerate(asked)]
     earlier = [_again(request) for request in plan.earlier]
     taken = {line["id"] for line in earlier}
     for line in new:
@@ -178,7 +184,7 @@ def write_schedule(plan: Plan, path: Path, *, scope: str, round: int) -> int:
         taken.add(line["id"])
     lines = [line for i, line in enumerate(earlier) if line not in earlier[:i]] + new
     write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return len(new)
+    return len(new), max((line["round"] for line in new), default=round)
 
 
 def _again(request: Request) -> dict[str, object]:
@@ -190,13 +196,12 @@ def _again(request: Request) -> dict[str, object]:
     return line | ({"scope": SCOPE_CLIENT} if request.scope == SCOPE_CLIENT else {"record_ids": [*request.record_ids]})
 
 
-def _lines(demand: Demand, scope: str, round: int) -> list[dict[str, object]]:
+def _lines(demand: Demand, scope: str) -> list[dict[str, Any]]:
     name = f"audit-{person_slug(demand.person)}"
     if scope == SCOPE_SUBJECT:
-        return [{"round": round, "subject": demand.subject, "id": name, "reason": _reason(demand, demand.facts)}]
+        return [{"subject": demand.subject, "id": name, "reason": _reason(demand, demand.facts)}]
     return [
         {
-            "round": round,
             "client": client,
             "record_ids": [record.id for record in records],
             "id": f"{name}-client-{client:04d}",

@@ -125,6 +125,15 @@ def request_from_audit(
     min_strength: Annotated[float, typer.Option(help="Least z* of a phrasing that counts.")] = 2.0,
     min_phrasings: Annotated[int, typer.Option(min=1, help="In how many such phrasings a fact must be memorised.")] = 1,
     at_round: Annotated[int, typer.Option(min=1, metavar="N", help="Round of the stage unlearn in which to ask.")] = 1,
+    per_round: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Ask for at most so many in a round, the others in the next ones (default: all at once; clients that "
+            "forget in the same round are averaged, so that each forgets less).",
+        ),
+    ] = None,
     scope: Annotated[
         str, typer.Option(help="records: those that state a memorised fact; subject: all about the person.")
     ] = "records",
@@ -156,12 +165,12 @@ def request_from_audit(
         return
     file = out or (source if source.is_dir() else source.parent) / "requests.jsonl"
     try:
-        lines = audit_requests.write_schedule(plan, file, scope=scope, round=at_round)
+        lines, last = audit_requests.write_schedule(plan, file, scope=scope, round=at_round, per_round=per_round)
     except OSError as error:
         raise OblivionisError(f"--out {file}: {error.strerror}") from error
     serve, again = person_report.commands(plan, audit, file)
     rounds = plan.config.federation.rounds.unlearn
-    if at_round > rounds:
-        serve += f" federation.rounds.unlearn={at_round}"
+    if last > rounds:
+        serve += f" federation.rounds.unlearn={last}"
     text = f"{lines} request{'s' * (lines != 1)} written to {file}\nserve: {serve}\nthen:  {again}"
     console.print(text, markup=False, highlight=False, soft_wrap=True)

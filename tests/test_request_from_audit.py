@@ -132,6 +132,23 @@ def test_the_records_asked_for_are_those_that_state_what_is_memorised(made, tmp_
     assert f"unlearning.requests.file={folder}/requests.jsonl" in result.out and "stages=[unlearn]" in result.out
 
 
+@pytest.mark.parametrize(("per_round", "at_round"), [(1, 1), (2, 1), (3, 2), (1000, 1)])
+def test_requests_can_be_spread_over_rounds(made, tmp_path, per_round, at_round):
+    run, config, corpus = made
+    folder = write(audit_of(run, people_of(corpus, 2.5)), tmp_path / "a")
+    plain = call("request", "from-audit", folder)
+    at_once = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    result = call("request", "from-audit", folder, "--per-round", per_round, "--at-round", at_round)
+    lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    assert [{**line, "round": 1} for line in lines] == at_once and "rounds.unlearn" not in plain.out
+    rounds = [line["round"] for line in lines]
+    assert rounds == sorted(rounds) and rounds[0] == at_round and len(rounds) > 3
+    assert max(map(rounds.count, rounds)) == min(per_round, len(rounds))
+    assert set(rounds) == set(range(at_round, rounds[-1] + 1)), "no round is left out"
+    more = rounds[-1] > config.federation.rounds.unlearn
+    assert more == (f"federation.rounds.unlearn={rounds[-1]}" in result.out)
+
+
 def test_a_whole_subject_is_looked_up_with_every_client(made, tmp_path):
     run, config, corpus = made
     person = people_of(corpus, 3.0)[0]
