@@ -150,6 +150,7 @@ def _write_node(folder: Path, partition: int, authority: deploy_keys.Pair, value
     _write(node / "ca.crt", authority.public, 0o644)
     script = deploy_files.fill(deploy_files.START_SUPERNODE, **values, PARTITION=partition)
     _write(node / "start-supernode.sh", script, 0o755)
+    _write(node / "bin" / "flower-superexec", deploy_files.FLOWER_SUPEREXEC, 0o755)
     _make_folder(node / "data")
 
 

@@ -52,12 +52,19 @@ done
 """
 )
 
+# `START_SUPERNODE` puts it before Flower's own. With -c, what it forks imports nothing of ours by itself.
+FLOWER_SUPEREXEC = """\
+#!/bin/sh
+exec python3 -P -c 'from oblivionis.warm import main; main()' "$@"
+"""
+
 # A SuperNode that ends (a crash, a lost machine that came back) is started again, after 1, 2, 4, … 60 seconds.
 START_SUPERNODE = (
     _PREAMBLE.replace("@PROGRAM@", "flower-supernode").replace("@REMEDY@", _FLOWER)
     + _ENVIRONMENT
     + """\
-export FLWR_HOME="$here/flwr-home"
+export FLWR_HOME="$here/flwr-home" FLWR_SUPEREXEC_TASK_POLL_INTERVAL="${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}"
+[ "${WARM:-yes}" = no ] || export PATH="$here/bin:$PATH"
 cd "$here"
 set -- --superlink "${SUPERLINK:-@SUPERLINK@}" --root-certificates "$here/ca.crt" \\
     --auth-supernode-private-key "$here/node.key" --host 127.0.0.1 --port "${RUNTIME_PORT:-@RUNTIME_PORT@}" \\

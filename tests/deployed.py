@@ -162,7 +162,11 @@ class Deployed:
 
     def finish(self, run, timeout=RUN_S):
         """The status of a run that has ended; RuntimeError with all logs if it does not."""
-        ended = until(lambda: (s := self.status(run)).startswith("finished") and s, timeout, every=5)
+
+        def over():  # each `flwr list` takes a second of processor time from what it waits for
+            return not self.server_apps() and (s := self.status(run)).startswith("finished") and s
+
+        ended = until(over, timeout, every=1)
         if ended is None:
             raise RuntimeError(f"run {run} goes on after {timeout} s\n{self.everything_said()}")
         return ended
@@ -171,13 +175,22 @@ class Deployed:
         """`submit` and `finish`: the status."""
         return self.finish(self.submit(config, overrides), timeout)
 
+    def server_apps(self):
+        """The processes in which runs are computed now."""
+        return self._family("superlink", "flwr-serverapp")
+
+    def client_apps(self, partition):
+        """The processes in which the client answers a message now: forked from one that has the libraries."""
+        found = self._family(f"node{partition}", "multiprocessing.forkserver")
+        return [p for p in found if p.ppid() in {other.pid for other in found}]
+
     def online(self):
         """How many SuperNodes are online now."""
         return sum(node["status"] == "online" for node in self._list("supernode", "list", "lab")["nodes"])
 
     def wait_online(self, count, timeout=START_S):
         count = count if isinstance(count, int) else len(count)
-        if until(lambda: self.online() == count, timeout, every=2) is None:
+        if until(lambda: self.online() == count, timeout, every=3) is None:
             raise RuntimeError(f"{self.online()} SuperNodes are online, not {count}\n{self.everything_said()}")
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -193,9 +206,9 @@ class Deployed:
                 start_new_session=True,
             )
 
-    def _family(self, name):
+    def _family(self, name, program=""):
         """The processes that were started under `name`, whoever their parent is by now."""
-        return [p for p in marked(self.folder) if p.environ().get("OBLIVIONIS_TEST_NAME") == name]
+        return marked(self.folder, program, OBLIVIONIS_TEST_NAME=name)
 
     def _wait_port(self, name, port):
         def open_or_dead():

@@ -19,12 +19,13 @@ def environment(**more):
     return {**os.environ, "PATH": path, **offline, **{k: str(v) for k, v in more.items()}}
 
 
-def marked(value, name=""):
-    """Live processes with the mark `value` and with `name` in their command, whoever their parent is by now."""
+def marked(value, name="", **variables):
+    """Live processes with the mark `value`, these variables and `name` in their command, whoever their parent is."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == str(value) and name in " ".join(process.cmdline()):
+            wanted = {MARK: str(value), **variables}.items() <= process.environ().items()
+            if wanted and name in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue

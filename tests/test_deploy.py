@@ -197,6 +197,17 @@ def test_a_node_folder_works_wherever_it_is_copied(folder, tmp_path):
     assert "--insecure" not in told
 
 
+@pytest.mark.parametrize("warm", ["yes", "no"])
+def test_the_nodes_own_superexec_comes_first(folder, tmp_path, warm):
+    settings = {**stand_in(tmp_path, "command -v flower-superexec"), "RESTART": "never", "WARM": warm}
+    flowers = tmp_path / "bin" / "flower-superexec"
+    flowers.write_text("#!/bin/sh\n")
+    flowers.chmod(0o755)
+    node = folder / "node1"
+    done = subprocess.run([node / "start-supernode.sh"], env=settings, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(node / "bin" / "flower-superexec" if warm == "yes" else flowers)
+
+
 def test_a_supernode_that_ends_is_started_again_until_told_to_stop(folder, tmp_path):
     starts = tmp_path / "starts"
     settings = stand_in(tmp_path, f'echo $$ >>"{starts}"; [ $(wc -l <"{starts}") -gt 1 ] || exit 3; exec sleep 1000')

@@ -48,7 +48,7 @@ class Reader:
             if command == "oblivionis deploy init ~/lab --clients 3":
                 command += f" --port {self.port} --superlink-port {self.superlink_port} --node-port {self.node_port}"
             if command == "flwr supernode list lab":
-                assert until(self._online, START_S, every=2), self.log.read_text()
+                assert until(self._online, START_S, every=3), self.log.read_text()
             done = self._bash(command)
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{self.log.read_text()[-3000:]}"
             if command.startswith("flwr run"):

@@ -88,13 +88,8 @@ def reached(lab, name, stage, round):
     assert until(lambda: round in rounds(run, stage), ROUND_S, every=0.2), lab.everything_said()
 
 
-def at_work(lab, node):
-    """Whether a ClientApp of the node runs."""
-    return any("flwr-clientapp" in " ".join(process.cmdline()) for process in lab._family(node))
-
-
 def kill_server_app(lab):
-    (process,) = [p for p in lab._family("superlink") if "flwr-serverapp" in " ".join(p.cmdline())]
+    (process,) = lab.server_apps()
     process.kill()
 
 
@@ -140,7 +135,7 @@ def faulty(lab, faults):
     reached(lab, "faulty", "finetune", 1)
     (faults / "node0.nan").unlink()
     (faults / "node2.slow").touch()
-    assert until(lambda: at_work(lab, "node1"), ROUND_S, every=0.2), lab.everything_said()
+    assert until(lambda: lab.client_apps(1), ROUND_S, every=0.2), lab.everything_said()
     lab.kill("node1")
     start(lab, faults, 1)
     reached(lab, "faulty", "finetune", 2)

@@ -1,0 +1,67 @@
+"""Flower's SuperExec with warm ClientApps: each is forked from a process that has the libraries loaded already.
+
+Flower starts a process for every message. Importing torch, transformers and peft takes such a process several seconds,
+more than many messages need for their work. The fork server of `multiprocessing` imports them once and runs nothing
+else; it has no threads and no CUDA context that a child would inherit. The program itself is not imported there: it
+comes with each run, and a ClientApp loads it as ever.
+
+The `bin/flower-superexec` of a node's folder runs `main`, so that a SuperNode finds it instead of Flower's own. It
+stands on internals of Flower 1.41, to which the package is pinned.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from importlib import metadata
+from multiprocessing import forkserver
+
+from flwr.supercore.cli.flower_superexec import flower_superexec
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+
+def libraries(torch_version: str) -> tuple[str, ...]:
+    """What is imported beforehand.
+
+    Beside a torch that may use CUDA only torch itself: bitsandbytes, which peft imports, asks for the device, and a
+    process that has done so cannot be forked.
+    """
+    always = ("flwr.supernode.runtime.run_clientapp", "torch")
+    return (*always, "transformers", "peft") if torch_version.endswith("+cpu") else always
+
+
+class WarmExecutor(SubprocessExecutor):
+    """Forks ClientApps; whatever else is to run, and what shall say nothing, starts as Flower starts it."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*libraries(metadata.version("torch"))])
+        forkserver.ensure_running()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Start the process of one message, which ends with the SuperExec."""
+        if spec.task_type != TaskType.CLIENT_APP or spec.suppress_output:
+            return super().launch(spec)
+        multiprocessing.active_children()  # forgets those that have ended
+        arguments = {
+            "runtime_api_address": spec.runtime_api_address,
+            "token": spec.token,
+            "insecure": spec.insecure,
+            "certificates": validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
+            "parent_pid": spec.parent_pid,
+            "runtime_dependency_install": spec.runtime_dependency_install,
+        }
+        self._context.Process(target=run_clientapp, kwargs=arguments, daemon=True).start()
+        return LaunchResult.accepted()
+
+
+def main() -> None:
+    """`flower-superexec` with its own arguments, and warm ClientApps."""
+    sys.argv[0] = "flower-superexec"
+    run_superexec.get_executor = lambda *_, **__: WarmExecutor()  # pyright: ignore[reportPrivateImportUsage]
+    flower_superexec()

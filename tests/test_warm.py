@@ -1,0 +1,61 @@
+"""ClientApps that are forked: what is loaded beforehand, and what a forked process has of the program (nothing)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from processes import environment
+
+from oblivionis import warm
+
+
+@pytest.mark.parametrize(("version", "peft"), [("2.13.0+cpu", True), ("2.13.0+cu126", False), ("2.13.0", False)])
+def test_beside_cuda_nothing_is_loaded_that_may_ask_for_the_device(version, peft):
+    found = warm.libraries(version)
+    assert "torch" in found and ("peft" in found) == ("transformers" in found) == peft
+
+
+STAND_IN = """
+import os, sys
+from flwr.supernode.runtime import run_clientapp as module
+
+def run_clientapp(token, **rest):
+    loaded = [name for name in ("torch", "peft", "oblivionis", "strategies") if name in sys.modules]
+    with open(token, "w") as out:
+        print(loaded, sorted(rest), os.getppid(), file=out)
+    if token.endswith("fails"):
+        raise RuntimeError
+"""
+MAIN = """
+import sys, time
+from pathlib import Path
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor.types import ExecutionSpec
+from oblivionis import warm
+
+import stand_in
+warm.run_clientapp = stand_in.run_clientapp
+executor = warm.WarmExecutor()
+for token in sys.argv[1:]:
+    spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", token, True, None, False, None, False, 1)
+    print(executor.launch(spec).status)
+    while not Path(token).exists() or not Path(token).read_text().endswith("\\n"):
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_each_message_is_forked_with_the_libraries_and_without_the_program(tmp_path):
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    tokens = [tmp_path / name for name in ("first", "fails", "last")]
+    settings = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *map(str, tokens)], env=settings, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["accepted"] * 3
+    told = [token.read_text().strip() for token in tokens]
+    assert len(set(told)) == 1, "of one parent, also after one that failed"
+    arguments = ["certificates", "insecure", "parent_pid", "runtime_api_address", "runtime_dependency_install"]
+    assert told[0].startswith(f"['torch', 'peft'] {arguments} ")
