@@ -166,7 +166,7 @@ class Deployed:
         def over():  # each `flwr list` takes a second of processor time from what it waits for
             return not self.server_apps() and (s := self.status(run)).startswith("finished") and s
 
-        ended = until(over, timeout, every=1)
+        ended = until(over, timeout, every=5)
         if ended is None:
             raise RuntimeError(f"run {run} goes on after {timeout} s\n{self.everything_said()}")
         return ended

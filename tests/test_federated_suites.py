@@ -286,6 +286,8 @@ def test_a_second_suite_starts_from_what_the_first_has_done(finished, tmp_path):
 def test_a_suite_killed_and_stopped_goes_on_to_the_same_results(finished, tmp_path):
     folder, _ = finished
     output = tmp_path / "out"
+    for done in (folder.parent / "stages").glob("retrain-*"):  # less to do
+        shutil.copytree(done, tmp_path / "stages" / done.name)
 
     def runs(stage):
         return list((tmp_path / "stages").glob(f"{stage}-*/checkpoints/{stage}/*.safetensors"))
