@@ -14,8 +14,10 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from importlib import metadata
+from logging import WARNING
 from multiprocessing import forkserver
 
+from flwr.supercore import log
 from flwr.supercore.cli.flower_superexec import flower_superexec
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
@@ -36,7 +38,7 @@ def libraries(torch_version: str) -> tuple[str, ...]:
 
 
 class WarmExecutor(SubprocessExecutor):
-    """Forks ClientApps; whatever else is to run, and what shall say nothing, starts as Flower starts it."""
+    """Forks ClientApps; all else, what shall say nothing and what cannot be forked starts as Flower starts it."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -56,7 +58,11 @@ class WarmExecutor(SubprocessExecutor):
             "parent_pid": spec.parent_pid,
             "runtime_dependency_install": spec.runtime_dependency_install,
         }
-        self._context.Process(target=run_clientapp, kwargs=arguments, daemon=True).start()
+        try:
+            self._context.Process(target=run_clientapp, kwargs=arguments, daemon=True).start()
+        except (OSError, EOFError) as error:
+            log(WARNING, "no process could be forked (%s); starting a new one", error or type(error).__name__)
+            return super().launch(spec)
         return LaunchResult.accepted()
 
 
