@@ -2,8 +2,8 @@
 
 Flower starts a process for every message. Importing torch, transformers and peft takes such a process several seconds,
 more than many messages need for their work. The fork server of `multiprocessing` imports them once and runs nothing
-else; it has no threads and no CUDA context that a child would inherit. The program itself is not imported there: it
-comes with each run, and a ClientApp loads it as ever.
+else: it holds no lock and no CUDA context that a child would inherit (BLAS stops its threads for a fork). The program
+itself is not imported there: it comes with each run, and a ClientApp loads it as ever.
 
 The `bin/flower-superexec` of a node's folder runs `main`, so that a SuperNode finds it instead of Flower's own. It
 stands on internals of Flower 1.41, to which the package is pinned.

@@ -45,6 +45,11 @@ from flwr.supernode.runtime import run_clientapp as module
 
 def run_clientapp(token, **rest):
     loaded = [name for name in ("torch", "peft", "oblivionis", "strategies") if name in sys.modules]
+    import numpy, torch
+
+    numpy.linalg.svd(numpy.random.rand(300, 300))
+    product = torch.ones(600, 600, requires_grad=True) @ torch.ones(600, 600)
+    product.sum().backward()
     with open(token, "w") as out:
         print(loaded, sorted(rest), os.getppid(), file=out)
     if token.endswith("fails"):
@@ -78,6 +83,7 @@ def test_each_message_is_forked_with_the_libraries_and_without_the_program(tmp_p
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     tokens = [tmp_path / name for name in ("first", "fails", "last", "killed")]
     settings = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    settings.pop("OMP_NUM_THREADS", None)  # several threads in the parent's BLAS, and in the children
     done = subprocess.run(
         [sys.executable, "-c", MAIN, *map(str, tokens)], env=settings, capture_output=True, text=True, timeout=120
     )
