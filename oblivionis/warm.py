@@ -30,8 +30,8 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 def libraries(torch_version: str) -> tuple[str, ...]:
     """What is imported beforehand.
 
-    Beside a torch that may use CUDA only torch itself: bitsandbytes, which peft imports, asks for the device, and a
-    process that has done so cannot be forked.
+    Beside a torch that may use CUDA only torch itself: bitsandbytes, which peft imports, may ask for the device, and
+    a process that has done so cannot be forked.
     """
     always = ("flwr.supernode.runtime.run_clientapp", "torch")
     return (*always, "transformers", "peft") if torch_version.endswith("+cpu") else always

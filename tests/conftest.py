@@ -10,10 +10,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A background job of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST = ("test_faults.py", "test_deployment_guide.py", "test_federated_suites.py", "test_processes.py")
-
-
 PROJECT = Path(__file__).resolve().parents[1]
+LONGEST = ("test_faults.py", "test_deployment_guide.py", "test_federated_suites.py", "test_processes.py")
 
 
 def pytest_configure(config):

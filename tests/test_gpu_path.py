@@ -45,8 +45,8 @@ print(json.dumps(seen))
 """
 
 
-def test_client_gpus_bound_the_client_processes(tmp_path: Path) -> None:
-    share, actors = 0.5, 2
+@pytest.mark.parametrize(("share", "actors"), [(0.5, 2), (1.0, 1)])
+def test_client_gpus_bound_the_client_processes(share: float, actors: int, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(share), str(tmp_path)], capture_output=True, text=True, check=False
     )

@@ -168,11 +168,14 @@ def the_server_is_killed(running, run):
 
 def test_a_run_that_breaks_off_thrice_ends_with_the_same_numbers(command, tmp_path, reference):
     running, run = simulation(command, tmp_path, "broken")
+    before = ""
     for happens in (a_client_dies, ctrl_c, the_server_is_killed):
         happens(running, run)
         assert "Traceback" not in running.output
         assert running.leaves_nothing(), running.descendants()
-        before = (run / "metrics.jsonl").read_text()
+        found = (run / "metrics.jsonl").read_text()
+        assert found.startswith(before), "finished rounds were repeated"
+        before = found
         running = command("simulate", "--resume", run)
     assert running.finish() == 0, running.output
     assert (run / "metrics.jsonl").read_text().startswith(before), "finished rounds were repeated"
@@ -291,8 +294,8 @@ def test_flwr_run(flower):
     assert sum(p.stat().st_size for p in bundle.rglob("*") if p.is_file()) < 9e6
 
 
-def test_flwr_run_with_another_number_of_nodes(flower):
-    nodes = 5
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_flwr_run_with_another_number_of_nodes(flower, nodes):
     output, status = flower.run(nodes, f'config="smoke" overrides="{" ".join(SMALL)} name=wrong"')
     assert status == "finished:failed"
     assert f"{nodes} SuperNodes are connected" in output

@@ -41,7 +41,6 @@ def test_what_cannot_be_forked_starts_as_flower_starts_it(monkeypatch, kind):
 
 STAND_IN = """
 import os, sys
-from flwr.supernode.runtime import run_clientapp as module
 
 def run_clientapp(token, **rest):
     loaded = [name for name in ("torch", "peft", "oblivionis", "strategies") if name in sys.modules]
