@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from evaluation.forward import AnswerRows
+from evaluation.engine.forward import AnswerRows
 
 _ROWS = 128
 _LOGITS = 1 << 20

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from clients.flat import FlatParameters
-from evaluation.fused_lora import fused_lora
-from evaluation.models import base_model, keep_freed_memory
+from evaluation.engine.fused_lora import fused_lora
+from evaluation.engine.models import base_model, keep_freed_memory
 
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")

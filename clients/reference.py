@@ -10,7 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from clients.flat import FlatParameters
-from evaluation.models import evaluation_mode, model_device, text_config, vocabulary_size
+from evaluation.engine.models import evaluation_mode, model_device, text_config, vocabulary_size
 
 _SWAP = 1 << 20
 _TEACHER_WIDTH = 64

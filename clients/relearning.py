@@ -10,7 +10,7 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, train
-from evaluation.packing import Sequence
+from evaluation.engine.packing import Sequence
 
 
 def relearn(

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from clients.distributions import TokenStatistics, row_statistics
 from clients.losses import Method
 from clients.reference import Received
-from evaluation.forward import AnswerRows, answer_rows, layer_states, token_log_probs
-from evaluation.models import model_device
-from evaluation.packing import PackedBatch, Sequence, sequence_nll
+from evaluation.engine.forward import AnswerRows, answer_rows, layer_states, token_log_probs
+from evaluation.engine.models import model_device
+from evaluation.engine.packing import PackedBatch, Sequence, sequence_nll
 
 RETAIN_LOSSES = ("nll", "kl")
 

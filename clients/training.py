@@ -12,8 +12,8 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work
-from evaluation.forward import token_log_probs
-from evaluation.packing import PackedBatch, Sequence
+from evaluation.engine.forward import token_log_probs
+from evaluation.engine.packing import PackedBatch, Sequence
 
 __all__ = ["NonFiniteError", "Prox", "TrainReport", "TrainSettings", "batches", "train"]
 

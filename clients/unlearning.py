@@ -28,8 +28,8 @@ from clients.step import (
     log_likelihoods,
 )
 from clients.training import batches
-from evaluation.models import decoder_layers
-from evaluation.packing import Sequence
+from evaluation.engine.models import decoder_layers
+from evaluation.engine.packing import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from evaluation.decoding import greedy
-from evaluation.likelihood import Scores, score
-from evaluation.models import evaluation_mode
-from evaluation.packing import Sequence
+from evaluation.engine.decoding import greedy
+from evaluation.engine.likelihood import Scores, score
+from evaluation.engine.models import evaluation_mode
+from evaluation.engine.packing import Sequence
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT = Path(__file__).resolve().parents[1]
+SUPPORT = PROJECT / "tests" / "support"
 LONGEST = ("test_faults.py", "test_deployment_guide.py", "test_federated_suites.py", "test_processes.py")
 
 
 def pytest_configure(config):
     """What tests start begins with `site/sitecustomize.py`; the processes of pytest-xdist do not."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), str(PROJECT / "tests" / "site")])
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), str(SUPPORT / "site")])
 
 
 def pytest_xdist_auto_num_workers():
@@ -25,8 +26,13 @@ def pytest_xdist_auto_num_workers():
     return (os.cpu_count() or 1) + 1
 
 
+TIERS = ("unit", "invariants", "integration", "deployed")
+
+
 def pytest_collection_modifyitems(items):
-    """Files that take longest begin first, or the others would be done long before them."""
+    """The folder marks the tier; files that take longest begin first, or the others would be done long before them."""
+    for item in items:
+        item.add_marker(item.path.relative_to(PROJECT / "tests").parts[0])
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.federated.identity import ALONE, BASE, UNLEARN, identity, stage_config
 from benchmarks.federated.matrix import Cell, identifier
-from oblivionis.config import Config
-from oblivionis.runs import RunDirectory
+from oblivionis.config.schema import Config
+from oblivionis.runs.directory import RunDirectory
 
 
 @dataclass(eq=False)

@@ -16,12 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oblivionis.config import Config
+from oblivionis.config.schema import Config, Federation, Strategy, Unlearning
 from oblivionis.models.errors import ModelError
 from oblivionis.models.fingerprint import fingerprint_source
-from oblivionis.runs import package_versions
-from oblivionis.schema import Federation, Strategy, Unlearning
-from oblivionis.updates import kept_rounds
+from oblivionis.runs.directory import package_versions
+from oblivionis.runs.updates import kept_rounds
 
 UNLEARN = "unlearn"
 BASE = ("finetune", "retrain")

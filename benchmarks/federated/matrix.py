@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oblivionis import config as configuration
-from oblivionis.config import GROUPS, Config
-from oblivionis.config_layers import flatten
-from oblivionis.problems import ConfigError, Problem
+from oblivionis.config import compose as configuration
+from oblivionis.config.layers import GROUPS, flatten
+from oblivionis.config.problems import ConfigError, Problem
+from oblivionis.config.schema import Config
 
 SEED = "seed"
 LABEL = "label"

@@ -69,7 +69,7 @@ def start(run: Path, slot: Slot) -> Job:
     environment = dict(os.environ)
     if slot.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = slot.gpus
-    command = [sys.executable, "-m", "oblivionis.cli", "simulate", "--resume", str(run)]
+    command = [sys.executable, "-m", "oblivionis.cli.main", "simulate", "--resume", str(run)]
     before = os.sched_getaffinity(0) if slot.cpus else set()
     log = run / LOG
     try:

@@ -12,10 +12,10 @@ from rich.console import Console
 from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Settings
 from benchmarks.federated.tables import FORMATS, SUFFIXES, build, unknown_metrics
-from benchmarks.suite_report import SuiteView, write_suite_html
+from benchmarks.output.page import SuiteView, write_suite_html
 from oblivionis import __version__
 from oblivionis.files import write_atomic
-from oblivionis.runs import RunDirectory
+from oblivionis.runs.directory import RunDirectory
 
 NODES = "nodes.json"
 TABLES = "tables"

@@ -12,11 +12,11 @@ import pandas as pd
 
 from benchmarks.federated.graph import Graph, Node
 from benchmarks.federated.matrix import Axis, Cell
-from oblivionis import report
+from oblivionis.config.schema import STAGES
 from oblivionis.errors import RunError
 from oblivionis.files import write_atomic
-from oblivionis.runs import RunDirectory, named_metrics
-from oblivionis.schema import STAGES
+from oblivionis.reports import summary as report
+from oblivionis.runs.directory import RunDirectory, named_metrics
 
 FILE = "results.parquet"
 SECONDS = "seconds"

@@ -18,11 +18,11 @@ from benchmarks.federated.graph import Graph, Node, plan
 from benchmarks.federated.processes import Job, Slot
 from benchmarks.federated.report import NODES, write_report
 from benchmarks.federated.settings import Settings
-from oblivionis import config as configuration
+from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
-from oblivionis.reuse import import_updates, take_over
-from oblivionis.runs import RunDirectory
+from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.reuse import import_updates, take_over
 
 _POLL_S = 0.2
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from benchmarks.federated import papers
 from benchmarks.federated.matrix import SEED, Axis, Cell, MatrixError, axes_of, cells_of, experiments
-from oblivionis.limits import about
-from oblivionis.problems import Problem, did_you_mean
-from oblivionis.schema import STAGES
+from oblivionis.config.limits import about
+from oblivionis.config.problems import Problem, did_you_mean
+from oblivionis.config.schema import STAGES
 
 OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"
 SHOWN = (OURS, PAPER, DIFFERENCE)

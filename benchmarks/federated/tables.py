@@ -13,8 +13,8 @@ import pandas as pd
 from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
-from benchmarks.tables import Marked, Table
-from oblivionis.problems import did_you_mean
+from benchmarks.output.tables import Marked, Table
+from oblivionis.config.problems import did_you_mean
 
 FORMATS = {"md": Table.markdown, "latex": Table.latex, "csv": Table.csv, "html": Table.page}
 SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}

@@ -26,7 +26,7 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, batches, train
-from evaluation.packing import Sequence
+from evaluation.engine.packing import Sequence
 
 RANK, ALPHA, BATCH = 32, 64, 32
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -70,9 +70,9 @@ def build(folder: Path) -> None:
 
 def estimated(folder: Path, case: str) -> int:
     """Bytes of the process that a case starts, without the copies of what travels."""
-    from oblivionis import config as configuration
+    from oblivionis.config import compose as configuration
+    from oblivionis.models.machine import Machine
     from oblivionis.models.memory import estimate
-    from oblivionis.resources import Machine
 
     need = estimate(configuration.compose("default", overrides(folder, case)), Machine(1, 0, 0))
     parts = dict((need.server if case.startswith("evaluate") else need.client).parts)
@@ -84,14 +84,13 @@ def work(folder: Path, case: str) -> None:
     import torch
     from transformers import BitsAndBytesConfig
 
-    import oblivionis.client_app  # noqa: F401
     from clients.flat import FlatParameters
     from clients.training import TrainSettings, train
-    from evaluation.decoding import greedy
-    from evaluation.fused_lora import fused_lora
-    from evaluation.likelihood import score
-    from evaluation.packing import Sequence
-    from oblivionis import config as configuration
+    from evaluation.engine.decoding import greedy
+    from evaluation.engine.fused_lora import fused_lora
+    from evaluation.engine.likelihood import score
+    from evaluation.engine.packing import Sequence
+    from oblivionis.config import compose as configuration
     from oblivionis.models import loading
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""How many pairs of texts ROUGE-L takes per second: `evaluation.rouge` against the package rouge-score, one thread.
+"""Pairs of texts per second: ROUGE-L of `evaluation.metrics.rouge` against the package rouge-score, one thread.
 
     python -m benchmarks.speed.rouge --tofu DIR [--copies 25] [--compared 8000] [--repeats 5] [--limit N]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 
-from evaluation.rouge import rouge_l
+from evaluation.metrics.rouge import rouge_l
 
 
 def perturbed(answer: str, rng: random.Random, vocabulary: list[str]) -> str:
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:18}{np.median(values):12,.0f} pairs/s  ({min(values):,.0f} to {max(values):,.0f}; {what})")
 
     line("rouge-score", packages, f"{step} pairs each time")
-    line("evaluation.rouge", speeds, f"{count} pairs each time")
+    line("evaluation.metrics.rouge", speeds, f"{count} pairs each time")
     line("  one reference", one_reference, "1024 predictions at once, or all there are")
     line("  first words", [cold], f"{first} pairs, no word stemmed before")
     print(f"{'ratio':18}{np.median(speeds) / np.median(packages):12.1f}")

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from evaluation.ruler.evaluator import References
-from oblivionis import config as configuration
 from oblivionis import seeds
-from oblivionis.assessment import Assessor
-from oblivionis.corpora import load_corpus
+from oblivionis.assessment.assessor import Assessor
+from oblivionis.config import compose as configuration
 from oblivionis.models.assembly import Assembled, assemble
-from oblivionis.runs import RunDirectory
+from oblivionis.models.corpus import corpus_of
+from oblivionis.runs.directory import RunDirectory
 
 WANTED = 0.10
 """RULER's share of the evaluation's time, at most."""
@@ -38,7 +38,7 @@ def assessors(run: RunDirectory | None) -> tuple[Assembled, dict[bool, Assessor]
     experiment: str | Path = "default" if run is None else run.path / "config.yaml"
     config = configuration.compose(experiment, [])
     assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
-    corpus = load_corpus(config.data, config.model)
+    corpus = corpus_of(config)
     found = {}
     for enabled in (False, True):
         settings = configuration.compose(experiment, [f"evaluation.ruler.enabled={str(enabled).lower()}"])

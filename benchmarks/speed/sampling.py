@@ -1,4 +1,4 @@
-"""Sampled tokens per second: `evaluation.sampling.sample` against transformers' `generate`, and a whole audit.
+"""Sampled tokens per second: `evaluation.engine.sampling.sample` against transformers' `generate`, and a whole audit.
 
     python -m benchmarks.speed.sampling --tofu DIR [--model DIR] [--threads 2] [--sizes 1 4 16 64 256 1024] [--audit]
 
@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from benchmarks.speed.tofu_evaluation import encode, read
-from evaluation.sampling import Rule, sample
+from evaluation.engine.sampling import Rule, sample
 
 TOKENS, TOP_P = 64, 0.9
 
@@ -79,7 +79,7 @@ def audit(folder: Path, model: str) -> None:
     """Audit forget01 and print time and peak memory."""
     from evaluation.leakage.functions import Asked, rouge_l_recall
     from evaluation.leakage.summary import Terms
-    from oblivionis.audit import Sampling, audit_leakage, find_subject
+    from oblivionis.audits.leakage import Sampling, audit_leakage, find_subject
 
     rows = read(folder / "forget01_perturbed.json")
     asked = [Asked(str(i), row["question"], row["answer"]) for i, row in enumerate(rows)]

@@ -85,7 +85,7 @@ def measure(nodes: int, rounds: int) -> Measured:
         ]
         began = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "oblivionis.cli", "simulate", "default", *settings],
+            [sys.executable, "-m", "oblivionis.cli.main", "simulate", "default", *settings],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -21,11 +21,11 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from evaluation.forward import supports_packing, token_log_probs
+from evaluation.engine.forward import supports_packing, token_log_probs
+from evaluation.engine.packing import PackedBatch, Sequence
 from evaluation.hook import EvaluationSession, Hook
-from evaluation.packing import PackedBatch, Sequence
-from evaluation.rouge import rouge_l
-from evaluation.tofu import SECTIONS, Profile, Question, TofuEvaluator, aggregate
+from evaluation.metrics.rouge import rouge_l
+from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator, aggregate
 
 FILES = {
     "forget": "forget01_perturbed.json",

@@ -35,7 +35,7 @@ from clients import losses, optimisation
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, train
 from clients.unlearning import unlearn
-from evaluation.packing import Sequence
+from evaluation.engine.packing import Sequence
 
 VOCABULARY = 8192
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from evaluation.wikimem.dump import Options
-from oblivionis.wikimem_build import build
+from oblivionis.audits.wikimem_build import build
+from oblivionis.data.wikidata.reader import Options
 
 LETTERS = {"ru": "абвгдежз", "uk": "абвгдежз", "ar": "ابتثجحخ", "fa": "ابتثجحخ", "ja": "日本人山田", "zh": "中国人民大"}
 LANGUAGES = ("en", "de", "fr", "es", "it", "pt", "nl", "pl", "sv", "he", "cs", "ko", "tr", "vi", "fi", "hu", *LETTERS)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.tables import Table, number, p_value
+from benchmarks.output.tables import Table, number, p_value
 from benchmarks.tabular import data, plots
 from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
 from benchmarks.tabular.plots import label

@@ -8,9 +8,9 @@ from typing import Any
 
 from benchmarks.tabular import data, unlearning
 from clients import losses
-from oblivionis.config_values import Key, check_params, check_value
-from oblivionis.limits import About, about
-from oblivionis.problems import Problem, did_you_mean
+from oblivionis.config.limits import About, about
+from oblivionis.config.problems import Problem, did_you_mean
+from oblivionis.config.values import Key, check_params, check_value
 
 
 @dataclass

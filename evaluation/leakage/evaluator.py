@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.engine.sampling import Rule, sample
 from evaluation.hook import EvaluationSession, Result
 from evaluation.leakage.diversity import diversity
 from evaluation.leakage.functions import Asked, LeakageFunction
 from evaluation.leakage.summary import Terms, summarise
-from evaluation.sampling import Rule, sample
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from evaluation.models import evaluation_mode, model_device, text_config
-from evaluation.rouge import rouge_l
+from evaluation.engine.models import evaluation_mode, model_device, text_config
+from evaluation.metrics.rouge import rouge_l
 
 
 @dataclass(frozen=True)

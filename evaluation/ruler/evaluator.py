@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from evaluation.engine.packing import Sequence
 from evaluation.hook import EvaluationSession, Result
-from evaluation.packing import Sequence
 from evaluation.ruler.lenses import (
     PercentileRank,
     calibration_gap,

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from evaluation.likelihood import default_token_budget, score
-from evaluation.models import text_config
-from evaluation.packing import Sequence, common_prefix
+from evaluation.engine.likelihood import default_token_budget, score
+from evaluation.engine.models import text_config
+from evaluation.engine.packing import Sequence, common_prefix
 from evaluation.wikimem import properties as built_in
 from evaluation.wikimem.canaries import GENERIC_SUBJECT, context_of, contextualised, fill
 from evaluation.wikimem.facts import COUNTERFACTUALS, SAME_MEANING, Embed, Fact, candidates, true_values

@@ -25,7 +25,8 @@ from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import properties
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.jsonl import Row, read_rows
-from oblivionis.data.records import Record, subject_key
+from oblivionis.data.records import Record
+from oblivionis.naming import subject_key
 
 PROPERTY_OF = MappingProxyType(
     {

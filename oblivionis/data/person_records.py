@@ -24,7 +24,8 @@ from evaluation.wikimem.canaries import SUBJECT, VALUE
 from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.properties import Property, properties
 from oblivionis.data.person_facts import PROPERTY_OF
-from oblivionis.data.records import Corpus, Record, subject_key
+from oblivionis.data.records import Corpus, Record
+from oblivionis.naming import subject_key
 
 FUZZY_FROM = 5
 LEAST_SIMILARITY = 90.0

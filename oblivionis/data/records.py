@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -77,8 +76,3 @@ class Corpus:
     def is_text(self) -> bool:
         """Whether the clients hold pieces of text instead of questions."""
         return bool(self.train) and bool(self.train[0].tokens)
-
-
-def subject_key(name: str) -> str:
-    """The name of a subject without what does not tell two apart: letter case and the width of white space."""
-    return " ".join(unicodedata.normalize("NFC", name).split()).casefold()

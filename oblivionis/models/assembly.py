@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from clients.flat import FlatParameters
+from oblivionis.config.schema import Model
 from oblivionis.data.tokenize import PromptTemplate, stop_ids
 from oblivionis.models import loading
 from oblivionis.models.adapters import manifest_hash
-from oblivionis.schema import Model
 
 
 @dataclass(frozen=True, slots=True)

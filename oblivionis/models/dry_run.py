@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 from clients.distributions import row_statistics
 from clients.optimisation import checkpointing
-from evaluation import forward, kernels, llama
-from evaluation.fused_lora import fused_lora
-from evaluation.llama import FusedLlama
-from evaluation.packing import PackedBatch
-from evaluation.packing import Sequence as TokenSequence
+from evaluation.engine import forward, kernels, llama
+from evaluation.engine.fused_lora import fused_lora
+from evaluation.engine.llama import FusedLlama
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.packing import Sequence as TokenSequence
 from oblivionis.models.errors import ModelError
 
 HEAP_BYTES, HEAP_FACTOR = 1 << 25, 2

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients import losses
-from evaluation import decoding
-from evaluation.decoders import PREFILL_TOKENS
-from evaluation.models import vocabulary_size
-from oblivionis.config import Config
+from evaluation.engine import decoding
+from evaluation.engine.decoders import PREFILL_TOKENS
+from evaluation.engine.models import vocabulary_size
+from oblivionis.config.schema import Config, Profile
 from oblivionis.data import known
 from oblivionis.models import dry_run, loading
 from oblivionis.models.assembly import with_trainable
-from oblivionis.resources import Machine, client_processes, participants, uses_gpu
-from oblivionis.schema import Profile
+from oblivionis.models.machine import Machine, client_processes, participants, uses_gpu
 
 LIBRARIES = 650_000_000
 """RAM of a process that has imported torch, transformers, peft and Flower (measured on a CPU)."""

@@ -1,0 +1,95 @@
+"""`oblivionis bench`: benchmark suites and the tables of their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from oblivionis.errors import OblivionisError
+
+TEXT = "text"
+
+
+class _SuiteOrCommand(TyperGroup):
+    """A first argument that is no command is a suite: `bench quick` is `bench run quick`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+bench_cli = typer.Typer(
+    cls=_SuiteOrCommand,
+    help="Run a benchmark suite (`oblivionis bench SUITE`), or print the tables of its results.",
+    no_args_is_help=True,
+)
+
+
+@bench_cli.command("run")
+def bench_run(
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="A suite's YAML file, or a name in `benchmarks/`, e.g. `quick`.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Any key of the suite, e.g. `base.data.path=FOLDER` `matrix.seed=[0,1,2]`; an axis, a table or a "
+            "method that is null is left out.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the results (default: runs/bench/SUITE).", show_default=False),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once; each gets its share of the cores and GPUs.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted in that folder.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the runs, which suites share (default: `stages` beside the results).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a suite and print its tables; results, tables and figures are written into a folder.
+
+    `oblivionis bench SUITE` is the same.
+    """
+    from benchmarks import kinds as suites
+
+    console = Console()
+    suites.bench(
+        suite, overrides or [], output, resume=resume, dry_run=dry_run, console=console, jobs=jobs, store=store
+    )
+
+
+@bench_cli.command("table")
+def bench_table(
+    target: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder, or its results.parquet.")],
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A table of the suite, or of one in `benchmarks/`; repeatable."),
+    ] = None,
+    format: Annotated[str, typer.Option(help="text, md, latex, csv or html.")] = TEXT,
+) -> None:
+    """Print the tables of a suite's results, e.g. `--layout paper-table-2 --format latex`."""
+    from benchmarks.printing import FORMATS, tables_of
+
+    if format not in (TEXT, *FORMATS):
+        raise OblivionisError(f"--format {format}: expected one of {', '.join((TEXT, *FORMATS))}")
+    console = Console()
+    for table in tables_of(target, layout or []):
+        if format == TEXT:
+            console.print(table.rich())
+        else:
+            print(FORMATS[format](table), end="")

@@ -1,0 +1,212 @@
+"""Benchmark suites: YAML files whose `kind` says what is run, and the rest with which values.
+
+A kind is a dataclass of settings, whose fields are the suite's keys, with the functions that check, announce and run
+them; `KINDS` has all of them. This module does for every kind what does not depend on it: it finds and reads the file,
+applies overrides, checks types and ranges, and guards the folder of the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from benchmarks.federated import runner as federated
+from benchmarks.federated import settings as federated_settings
+from benchmarks.federated.runner import Options
+from benchmarks.tabular import runner as tabular
+from benchmarks.tabular import settings as tabular_settings
+from oblivionis.config.compose import instance, tree_of
+from oblivionis.config.layers import display, flatten, parse_overrides, read_yaml
+from oblivionis.config.problems import ConfigError, Problem, did_you_mean
+from oblivionis.config.values import check_value, keys_of, sections
+from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.files import write_atomic
+
+FOLDER = Path(__file__).resolve().parent / "suites"
+SUITE_FILE = "suite.yaml"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a `kind` of suite means.
+
+    settings: a dataclass whose fields have the metadata of `oblivionis.config.limits.about`; problems: what is wrong
+    beyond types and ranges, given the settings and where each dotted path stands; plan: lines that say what would be
+    run; run: runs what the folder lacks and writes results there; extendable: top-level keys that may differ when a
+    folder is resumed, because they change no finished part of its results; parallel: whether it can do several runs at
+    once.
+    """
+
+    settings: type
+    problems: Callable[[Any, Mapping[str, str]], list[Problem]]
+    plan: Callable[[Any, Options], list[str]]
+    run: Callable[[Any, Path, Console, Options], None]
+    extendable: frozenset[str] = frozenset()
+    parallel: bool = False
+
+
+KINDS = {
+    "federated": Kind(
+        federated_settings.Settings,
+        federated_settings.problems,
+        federated.announce,
+        federated.run,
+        frozenset(field.name for field in dataclasses.fields(federated_settings.Settings)),
+        parallel=True,
+    ),
+    "ruler_tabular": Kind(
+        tabular_settings.Settings,
+        tabular_settings.problems,
+        lambda settings, _: tabular.plan(settings),
+        lambda settings, folder, console, _: tabular.run(settings, folder, console),
+        tabular_settings.EXTENDABLE,
+    ),
+}
+
+
+def bench(
+    name: str,
+    overrides: Sequence[str],
+    output: Path | None,
+    *,
+    resume: bool,
+    dry_run: bool,
+    console: Console,
+    jobs: int = 1,
+    store: Path | None = None,
+) -> None:
+    """Run a suite, a file or a name in `benchmarks/`; the results are in `output` (default: runs/bench/NAME).
+
+    resume: continue what was interrupted in that folder; dry_run: only say what would be run; jobs: runs at once;
+    store: where the runs of federated suites lie (default: `stages` beside `output`). Raises ConfigError with every
+    problem of the suite, RunError for a folder that does not fit, RunInterrupted after Ctrl-C.
+    """
+    file = find(name)
+    kind_name, settings = load(file, overrides)
+    kind = KINDS[kind_name]
+    if jobs > 1 and not kind.parallel:
+        raise RunError(f"a suite of the kind {kind_name} does one thing at a time; leave --jobs out")
+    folder = output or Path("runs") / "bench" / file.stem
+    options = Options(jobs, store or folder.parent / "stages")
+    if dry_run:
+        for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings, options), f"results: {folder}"]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    _claim(folder, kind_name, settings, resume=resume)
+    console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
+    try:
+        kind.run(settings, folder, console, options)
+    except KeyboardInterrupt:
+        more = ["--jobs", str(jobs)] if jobs > 1 else []
+        more += ["--store", str(store)] if store else []
+        command = shlex.join(["oblivionis", "bench", name, *overrides, "--output", str(folder), *more, "--resume"])
+        raise RunInterrupted(f"stopped; continue with: {command}") from None
+
+
+def find(name: str) -> Path:
+    """The file of a suite: a path, or a name in this folder. Raises ConfigError."""
+    path, named = Path(name).expanduser(), FOLDER / f"{name.removesuffix('.yaml')}.yaml"
+    for candidate in (path, named):
+        if candidate.is_file():
+            return candidate.resolve()
+    known = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+    expected = f"a YAML file, or one of {', '.join(known)}"
+    raise ConfigError([Problem("suite", f"there is no {name!r}", expected, did_you_mean(path.stem, known))])
+
+
+def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
+    """The kind of a suite and its settings, with `key=value` overrides on top. Raises ConfigError with all problems."""
+    values, places, problems = _read(file)
+    layer, more = parse_overrides(overrides)
+    problems += more
+    values |= layer.values
+    name, where = values.pop("kind", (None, display(file)))
+    if problems:
+        raise ConfigError(problems)
+    if name not in KINDS:
+        message = "a value must be given" if name is None else f"unknown kind {name!r}"
+        hint = did_you_mean(str(name), KINDS)
+        raise ConfigError([Problem("kind", message, f"one of {', '.join(KINDS)}", hint, where)])
+    return name, _settings(KINDS[name], values, places | {"": display(file)})
+
+
+def _read(file: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, tuple[Any, str]], dict[str, str], list[Problem]]:
+    """The values of a suite on top of those of the suite that it `extends`: by dotted path, each with its place."""
+    content, places, problems = read_yaml(file)
+    parent = content.pop("extends", None)
+    own = {path: (value, places.get(path, display(file))) for path, value in flatten(content)}
+    if parent is None:
+        return own, places, problems
+    base = next((f for f in (file.parent / str(parent), file.parent / f"{parent}.yaml") if f.is_file()), None)
+    where = places.get("extends", "")
+    if base is None:
+        return own, places, [*problems, Problem("extends", f"there is no {parent!r}", "a suite's file", "", where)]
+    if base.resolve() in (*seen, file.resolve()):
+        return own, places, [*problems, Problem("extends", f"{display(file)} extends itself", "", "", where)]
+    inherited, more_places, more = _read(base.resolve(), (*seen, file.resolve()))
+    kept = {p: v for p, v in inherited.items() if not any(p.startswith(f"{path}.") for path, (v, _) in own.items())}
+    return {**kept, **own}, {**more_places, **places}, [*more, *problems]
+
+
+def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str]) -> Any:
+    """The checked settings of `values`: for a dotted path its value and its place."""
+    keys = {key.path: key for key in keys_of(kind.settings, kind.settings())}
+    groups = [path for path, _ in sections(kind.settings) if path]
+    mappings = [path for path, key in keys.items() if key.kind is dict]
+    good: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for path, (value, where) in values.items():
+        if path in keys:
+            good[path], problem = check_value(keys[path], value, where)
+            problems += [problem] if problem else []
+        elif path in groups:
+            problems.append(Problem(path, f"{value!r} is not a section", "a mapping", "", where))
+        elif any(path.startswith(f"{mapping}.") for mapping in mappings):
+            good[path] = value
+        else:
+            hint = did_you_mean(path, [*keys, *groups])
+            expected = "" if hint else f"one of {', '.join(sorted({key.split('.')[0] for key in keys}))}"
+            problems.append(Problem(path, "unknown key", expected, hint, where))
+    if problems:
+        raise ConfigError(problems)
+    settings = instance(kind.settings, tree_of(good))
+    problems = kind.problems(settings, {**places, **{path: where for path, (_, where) in values.items()}})
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
+    """Make `folder` that of these settings, or check that it is. Raises RunError."""
+    file = folder / SUITE_FILE
+    wanted = {"kind": kind, **dataclasses.asdict(settings)}
+    if not resume:
+        if file.exists():
+            raise RunError(f"{folder} has results already; continue them with --resume, or choose another --output")
+    elif not file.exists():
+        raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
+    else:
+        before, _, problems = read_yaml(file)
+        if problems:
+            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
+        differs = _differences(before, wanted, KINDS[kind].extendable)
+        if differs:
+            raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
+    try:
+        write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(wanted)))
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any], ignored: frozenset[str]) -> list[str]:
+    """Dotted paths whose values differ, with both."""
+    old, new = dict(flatten(before)), dict(flatten(now))
+    paths = [path for path in {**old, **new} if path.split(".")[0] not in ignored and old.get(path) != new.get(path)]
+    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in paths]

@@ -1,0 +1,216 @@
+"""`suite.html`: what a suite of federated runs was, what came out, what to doubt, and where each run's report lies."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+
+from benchmarks.output.figures import DRAWN, NAMES, TERMS, figures
+from benchmarks.output.tables import Table
+from benchmarks.output.warnings import found_warnings
+from oblivionis.files import write_atomic
+from oblivionis.reports.format import number
+from oblivionis.reports.markup import (
+    explained,
+    facts_list,
+    glossary,
+    html_page,
+    html_table,
+    section_heading,
+    warning_list,
+    with_code,
+)
+
+FILE = "suite.html"
+SECONDS, SEED = "seconds", "seed"
+
+
+@dataclass(frozen=True)
+class SuiteView:
+    """What a suite's report is made of.
+
+    folder: of the suite; the cells' `run` is relative to it. cells: one row per cell, model and metric, with the
+    columns `cell`, one for each of `axes`, `stage` (whose final model was measured), `status` (done or failed),
+    `error`, `run` (of the stage: rows of a stage that cells share name the same run), `metric`, `value`. axes: names of
+    the matrix' axes; `seed` is averaged over. paper: the published numbers, with `metric`, `value` and any of the axes
+    and `stage` (default: unlearn); an axis that it lacks matches every value. facts: label → text for what was run.
+    warnings: sentences beside those that are found in the cells. metrics: those that are drawn.
+    """
+
+    title: str
+    description: str
+    folder: Path
+    cells: pd.DataFrame
+    axes: Sequence[str]
+    tables: Sequence[Table] = ()
+    paper: pd.DataFrame | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    metrics: Sequence[str] = DRAWN
+
+    @property
+    def compared(self) -> list[str]:
+        """The axes without the seed."""
+        return [axis for axis in self.axes if axis != SEED]
+
+
+def write_suite_html(folder: Path, suite: SuiteView) -> Path:
+    """Write `suite.html` into `folder`; it needs no network, and links to the cells' own reports by relative paths.
+
+    Raises ValueError for cells without one of the columns that `SuiteView` names.
+    """
+    lacking = {"cell", *suite.axes, "stage", "status", "error", "run", "metric", "value"} - set(suite.cells.columns)
+    if lacking:
+        raise ValueError(f"the suite's cells lack the columns {', '.join(sorted(lacking))}")
+    wrong, limits = found_warnings(suite.cells, suite.axes, suite.folder)
+    parts = [
+        f"<h1>{html.escape(suite.title)}</h1>",
+        *(f"<p>{with_code(text)}</p>" for text in suite.description.split("\n\n") if text),
+        _contents(suite),
+        warning_list("Warnings", list(dict.fromkeys([*suite.warnings, *wrong]))),
+        warning_list("How far the claims reach", limits, limits=True),
+        section_heading("run", "What was run", "Cell", "Stage"),
+        facts_list(
+            {html.escape(label): html.escape(text) for label, text in {**_matrix(suite), **suite.facts}.items()}
+        ),
+        section_heading("results", "Results", "Retrained model", "Standard deviation (±)"),
+        *(table.html() for table in suite.tables),
+        "" if suite.tables else "<p>No tables yet.</p>",
+        section_heading("figures", "Figures"),
+        *figures(suite.cells, suite.axes, suite.paper, suite.metrics),
+        *_paper(suite),
+        section_heading("cells", "Cells"),
+        _cells(folder, suite),
+        section_heading("cost", "Cost", "Seconds", "Seconds saved"),
+        _cost(suite.cells),
+    ]
+    body = "".join(parts)
+    path = folder / FILE
+    write_atomic(path, html_page(suite.title, [body, glossary(body)]))
+    return path
+
+
+def _contents(suite: SuiteView) -> str:
+    names = ["run", "results", "figures", *["paper"] * (suite.paper is not None), "cells", "cost", "glossary"]
+    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
+    return f"<nav>{links}</nav>"
+
+
+def _matrix(suite: SuiteView) -> dict[str, str]:
+    """The values of every axis, and how many cells are done."""
+    cells = suite.cells.drop_duplicates("cell")
+    failed = set(suite.cells.loc[suite.cells.status != "done", "cell"])
+    shown = {axis: ", ".join(map(str, dict.fromkeys(cells[axis]))) for axis in suite.axes}
+    done = len(cells) - len(failed)
+    return {**shown, "Cells": f"{done} of {len(cells)} done" + (f", {len(failed)} failed" if failed else "")}
+
+
+def _cells(folder: Path, suite: SuiteView) -> str:
+    """A row per cell: its state, the reports of its stages, its error."""
+    rows = []
+    for cell, group in suite.cells.groupby("cell", sort=False):
+        first = group.iloc[0]
+        errors = [str(e) for e in dict.fromkeys(group.error.fillna("")) if e]
+        failed = (group.status != "done").any()
+        state = '<b class="bad">failed</b>' if failed else "done"
+        rows.append(
+            [
+                html.escape(str(cell)),
+                *(html.escape(str(first[axis])) for axis in suite.axes),
+                state,
+                _links(folder, suite.folder, group),
+                html.escape("; ".join(errors)),
+            ]
+        )
+    if not rows:
+        return "<p>None yet.</p>"
+    heads = [explained("Cell", "cell"), *map(html.escape, suite.axes), "state", "reports", "error"]
+    return html_table(heads, ["", *[""] * len(suite.axes), "who", "", ""], rows)
+
+
+def _links(folder: Path, suite_folder: Path, group: Any) -> str:
+    """Links to the reports of the runs that made a cell's stages; a run without one is named only."""
+    parts = []
+    for run, stages in group.groupby("run", sort=False).stage:
+        if not isinstance(run, str) or not run:
+            continue
+        text = html.escape(", ".join(dict.fromkeys(map(str, stages))))
+        report = suite_folder / run / "report.html"
+        target = Path(os.path.relpath(report, folder)).as_posix()
+        link = f'<a href="{quote(target)}">{text}</a>'
+        parts.append(link if report.is_file() else text)
+    return " · ".join(parts)
+
+
+def _cost(cells: Any) -> str:
+    """Seconds of every stage, and what it saved that cells share stages."""
+    seconds = cells[(cells.metric == SECONDS) & cells.value.notna()]
+    if seconds.empty:
+        return "<p>No seconds were written down.</p>"
+    rows, total, saved = [], 0.0, 0.0
+    for stage, group in seconds.groupby("stage", sort=False):
+        once = group.drop_duplicates("run")
+        rows.append(
+            [
+                html.escape(str(stage)),
+                str(len(once)),
+                str(group.cell.nunique()),
+                f"{once.value.mean():.0f}",
+                f"{once.value.sum():.0f}",
+                f"{group.value.sum() - once.value.sum():.0f}",
+            ]
+        )
+        total, saved = total + once.value.sum(), saved + group.value.sum() - once.value.sum()
+    rows.append(["<b>together</b>", "", "", "", f"<b>{total:.0f}</b>", f"<b>{saved:.0f}</b>"])
+    heads = [
+        explained("Stage", "stage"),
+        "runs",
+        "cells that use them",
+        "seconds of one",
+        explained("Seconds", "seconds"),
+        explained("Seconds saved", "seconds saved"),
+    ]
+    return html_table(heads, ["who", *["n"] * 5], rows)
+
+
+def _paper(suite: SuiteView) -> list[str]:
+    """Our means beside the published numbers."""
+    if suite.paper is None:
+        return []
+    rows = []
+    published: Any
+    for _, published in suite.paper.iterrows():
+        metric = str(published.metric)
+        ours = matching(suite.cells, published, suite.compared)
+        if ours.empty or not math.isfinite(published.value):
+            continue
+        mean, spread = ours.mean(), ours.std(ddof=1)
+        text = number(mean) + (f" ± {number(spread)}" if len(ours) > 1 else "")
+        axes = [html.escape(str(published[axis])) if _given(published, axis) else "all" for axis in suite.compared]
+        name = explained(TERMS.get(metric, metric), NAMES.get(metric, metric))
+        rows.append([*axes, name, text, str(len(ours)), number(published.value), f"{mean - published.value:+.3f}"])
+    heads = [*map(html.escape, suite.compared), "measure", "ours", "runs", "paper", "ours − paper"]
+    table = html_table(heads, [""] * (len(suite.compared) + 1) + ["n"] * 4, rows) if rows else "<p>No common cell.</p>"
+    return [section_heading("paper", "Beside the paper's numbers", "Standard deviation (±)"), table]
+
+
+def _given(published: Any, axis: str) -> bool:
+    return axis in published.index and isinstance(published[axis], str) and bool(published[axis])
+
+
+def matching(cells: Any, published: Any, axes: Sequence[str]) -> Any:
+    """Our values of the metric, stage and axes of a published number, one per run."""
+    stage = published.stage if _given(published, "stage") else "unlearn"
+    mine = cells[(cells.metric == published.metric) & (cells.stage == stage) & (cells.status == "done")]
+    for axis in axes:
+        if _given(published, axis):
+            mine = mine[mine[axis].astype(str) == published[axis]]
+    return mine.drop_duplicates("run").value.dropna()

@@ -1,0 +1,212 @@
+"""Tables of results: for the terminal, and as Markdown, LaTeX, CSV and HTML."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from oblivionis.reports.markup import explained, glossary, html_page, html_table
+
+GAP = 2
+"""Between two columns on a terminal."""
+
+
+class Marked(str):
+    """A cell that stands out: `style` is `bold` or `underline`."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str) -> Marked:
+        marked = super().__new__(cls, text)
+        marked.style = style
+        return marked
+
+
+@dataclass(frozen=True)
+class Table:
+    """`texts` columns of words, then numbers. A row that is None ends a group of rows; `note` says what is what.
+
+    A heading `above\\nbelow` belongs to the columns beside it with the same `above`. A cell may be `Marked`.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str] | None] = field(default_factory=list)
+    note: str = ""
+    texts: int = 2
+
+    def rich(self) -> RenderableType:
+        """For a terminal: a first cell that repeats the one above is blank, columns that do not fit come below."""
+        return _Fitting(self)
+
+    def part(self, numbers: Sequence[int]) -> RichTable:
+        """The columns of words and these columns of numbers, for a terminal."""
+        table = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        chosen = [*range(self.texts), *numbers]
+        for place in chosen:
+            table.add_column(Text(self.columns[place]), justify="left" if place < self.texts else "right", no_wrap=True)
+        above = None
+        for row in self.rows:
+            if row is None:
+                table.add_row()
+                above = None
+            else:
+                cells = ["" if row[0] == above else row[0], *row[1:]]
+                table.add_row(*(Text(cells[n], style=getattr(cells[n], "style", "")) for n in chosen))
+                above = row[0]
+        return table
+
+    def parts(self, width: int) -> list[list[int]]:
+        """The columns of numbers in parts that fit into `width` beside those of words; columns of a heading together.
+
+        A heading whose columns do not fit by themselves is divided.
+        """
+        widths = [
+            max(map(len, [*column.split("\n"), *(row[n] for row in self._filled())])) + GAP
+            for n, column in enumerate(self.columns)
+        ]
+        room = width - sum(widths[: self.texts])
+        groups: list[list[int]] = []
+        for n in range(self.texts, len(self.columns)):
+            above, divided, _ = self.columns[n].partition("\n")
+            same = groups and divided and self.columns[groups[-1][-1]].partition("\n")[0] == above
+            if same and sum(widths[m] for m in (*groups[-1], n)) <= room:
+                groups[-1].append(n)
+            else:
+                groups.append([n])
+        found: list[list[int]] = []
+        for group in groups:
+            if found and sum(widths[m] for m in (*found[-1], *group)) <= room:
+                found[-1] += group
+            else:
+                found.append(group)
+        return found or [[]]
+
+    def markdown(self) -> str:
+        """A section of a document."""
+        marks = ["---" if number < self.texts else "---:" for number in range(len(self.columns))]
+        heads = [column.replace("\n", " ") for column in self.columns]
+        lines = [heads, marks, *([_styled(c, "**{}**", "<u>{}</u>") for c in row] for row in self._filled())]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return "\n\n".join(part for part in (f"## {self.title}", table, self.note) if part) + "\n"
+
+    def latex(self) -> str:
+        """A `tabular` in a `table`, for booktabs; headings that several columns share span them."""
+        layout = "l" * self.texts + "r" * (len(self.columns) - self.texts)
+        body = []
+        for row in self.rows:
+            if row is None:
+                body.append(r"\midrule")
+            else:
+                body.append(_latex_row(_styled(_latex(c), r"\textbf{{{}}}", r"\underline{{{}}}", c) for c in row))
+        if body and body[-1] == r"\midrule":
+            body.pop()
+        caption = f"\\caption{{{_latex(self.title)}{'. ' if self.note else ''}{_latex(self.note)}}}"
+        lines = [r"\begin{table}", r"\centering", caption, f"\\begin{{tabular}}{{{layout}}}", r"\toprule"]
+        end = [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+        return "\n".join([*lines, *self._latex_head(), r"\midrule", *body, *end]) + "\n"
+
+    def csv(self) -> str:
+        """Comma-separated values with one line of headings, no marks and no note."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(column.replace("\n", " ") for column in self.columns)
+        writer.writerows(self._filled())
+        return buffer.getvalue()
+
+    def html(self) -> str:
+        """A section of a page: the title, the table, the note. Words that the glossary explains are linked to it."""
+        parts = [f"<h3>{escape(self.title)}</h3>"]
+        if self.rows:
+            classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
+            rows: list[list[str]] = []
+            above = None
+            for row in self.rows:
+                if row is None:
+                    above = None
+                    continue
+                rows.append(["" if row[0] == above else _html(row[0]), *map(_html, row[1:])])
+                above = row[0]
+            parts.append(html_table([explained(column.replace("\n", " ")) for column in self.columns], classes, rows))
+        return "".join([*parts, f'<p class="legend">{escape(self.note)}</p>' if self.note else ""])
+
+    def page(self) -> str:
+        """A page of its own, with the glossary of its words."""
+        body = self.html()
+        return html_page(self.title, [body, glossary(body)])
+
+    def _filled(self) -> list[Sequence[str]]:
+        return [row for row in self.rows if row is not None]
+
+    def _latex_head(self) -> list[str]:
+        heads = [column.partition("\n") for column in self.columns]
+        if not any(below for _, _, below in heads):
+            return [_latex_row(_latex(above) for above, _, _ in heads)]
+        spans: list[tuple[str, int]] = []
+        for above, _, below in heads:
+            if below and spans and spans[-1][0] == above:
+                spans[-1] = (above, spans[-1][1] + 1)
+            else:
+                spans.append((above if below else "", 1))
+        upper = (f"\\multicolumn{{{n}}}{{c}}{{{_latex(text)}}}" if text else "" for text, n in spans)
+        return [_latex_row(upper), _latex_row(_latex(below or above) for above, _, below in heads)]
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A table in as many parts, one below the other, as the width of the terminal asks for."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.table.title, style="bold")
+        if self.table.rows:
+            for number, columns in enumerate(self.table.parts(options.max_width)):
+                yield from [""] * (number > 0)
+                yield self.table.part(columns)
+        yield Padding(Text(self.table.note, style="dim"), (1, 0))
+
+
+def _styled(text: str, bold: str, underline: str, cell: str | None = None) -> str:
+    style = getattr(text if cell is None else cell, "style", "")
+    return {"bold": bold, "underline": underline}.get(style, "{}").format(text)
+
+
+def _html(cell: str) -> str:
+    return _styled(escape(cell), "<b>{}</b>", "<u>{}</u>", cell)
+
+
+_LATEX = str.maketrans(
+    {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "–": "--", "↑": r"$\uparrow$"}
+    | {"↓": r"$\downarrow$", "α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "×": r"$\times$"}
+)
+
+
+def _latex(text: str) -> str:
+    return text.translate(_LATEX)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for a cell; a dash for NaN."""
+    return "–" if value != value else f"{value:.{digits}f}"
+
+
+def p_value(value: float) -> str:
+    """A p-value for a cell."""
+    if value != value:
+        return "–"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

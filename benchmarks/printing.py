@@ -1,0 +1,60 @@
+"""The tables of results that lie on disk, for `oblivionis bench table`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import kinds
+from benchmarks.federated import results
+from benchmarks.federated.settings import Layout, Settings
+from benchmarks.federated.tables import FORMATS, build
+from benchmarks.output.tables import Table
+from oblivionis.config.problems import did_you_mean
+from oblivionis.errors import OblivionisError
+
+__all__ = ["FORMATS", "tables_of"]
+
+
+def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
+    """The tables `names` of the results in `target`, a suite's folder or its file; without names those of the suite.
+
+    A name is looked for in the suite itself, then in the suites that ship. Raises OblivionisError.
+    """
+    frame, axes = results.read(target)
+    layouts = _layouts(target if target.is_dir() else target.parent)
+    own = layouts.pop("")
+    if not names:
+        if not own:
+            raise OblivionisError(f"{target} has no tables of its own; name one with --layout: {_listed(layouts)}")
+        return [build(frame, axes, layout) for layout in own.values()]
+    found = []
+    for name in names:
+        layout = own.get(name) or next((known[name] for known in layouts.values() if name in known), None)
+        if layout is None:
+            known = [*own, *(other for each in layouts.values() for other in each)]
+            hint = did_you_mean(name, known)
+            raise OblivionisError(
+                f"--layout {name}: there is no such table; {hint or f'expected one of {_listed(layouts, own)}'}"
+            )
+        for axis in (layout.rows, layout.columns):
+            if axis is not None and axis not in axes:
+                raise OblivionisError(f"--layout {name}: these results have no axis {axis}, only {', '.join(axes)}")
+        found.append(build(frame, axes, layout))
+    return found
+
+
+def _layouts(folder: Path) -> dict[str, dict[str, Layout]]:
+    """Layouts by name, of the suite in `folder` (`""`) and of each suite that ships."""
+    found: dict[str, dict[str, Layout]] = {"": {}}
+    own = folder / kinds.SUITE_FILE
+    for name, file in {"": own, **{f.stem: f for f in sorted(kinds.FOLDER.glob("*.yaml"))}}.items():
+        if file.is_file():
+            _, settings = kinds.load(file)
+            if isinstance(settings, Settings):
+                found[name] = {layout.name: layout for layout in settings.layouts()}
+    return found
+
+
+def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None = None) -> str:
+    return ", ".join(dict.fromkeys([*(own or {}), *(name for each in layouts.values() for name in each)]))

@@ -1,0 +1,1 @@
+"""How a model is read fast: packing, forward passes, likelihoods, decoding, sampling."""

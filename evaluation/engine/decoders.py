@@ -1,0 +1,273 @@
+"""Decoders: rows of running sequences that grow token by token, on which `evaluation.engine.decoding` runs its loop.
+
+`PackedDecoder` puts one new token of every running sequence into one row and keeps keys and values left-aligned in a
+preallocated table, so nothing is padded, concatenated or moved as sequences grow. `PaddedDecoder` (for models without
+packing) left-pads a batch and uses the model's own cache. `evaluation.engine.shared_decoder` has the one for many
+continuations of each prompt.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evaluation.engine.forward import row_forward
+from evaluation.engine.models import base_model, model_device
+from evaluation.engine.packing import CausalLayout, attend_causal, row_layout
+
+PREFILL_TOKENS = 4096
+CPU_BLOCK = 128
+
+
+class Decoder(Protocol):
+    """Rows of running sequences. Rows are numbered 0..size-1; new ones are added at the end."""
+
+    size: int
+
+    @property
+    def open(self) -> bool:
+        """Whether prompts can be added now."""
+        ...
+
+    def admits(self, number: int) -> bool:
+        """Whether there is memory for a row of this prompt, free rows given."""
+        ...
+
+    def add(self, numbers: Seq[int]) -> Tensor:
+        """Append a row for each of the prompts with these numbers -> logits (rows, V) of their first new token."""
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token (size,) to each row -> logits (size, V) of the next."""
+        ...
+
+    def keep(self, rows: list[int]) -> list[int]:
+        """Drop all other rows; returns the kept old row numbers in their new order."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """No row of this prompt will be added any more."""
+        ...
+
+
+class PackedDecoder:
+    """Left-aligned table of keys and values per attention layer, filled by the packing attention function."""
+
+    def __init__(self, model: nn.Module, prompts: Seq[Seq[int]], rows: int, columns: int, mode: str = "packed") -> None:
+        self.prompts, self.rows, self.columns = prompts, rows, columns
+        self.forward = row_forward(model, mode)
+        self.size = self.finite = 0
+        self.lengths: list[int] = []
+        self.device = model_device(model)
+        self.tables: dict[nn.Module, list[Tensor]] = {}
+
+    @property
+    def open(self) -> bool:
+        return self.size < self.rows
+
+    def table(self, module: nn.Module, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Keys and values (rows, H_kv, columns, D) of this layer.
+
+        Of the running rows, each row's own up to its length, and anything finite in the first `finite` columns.
+        """
+        if module not in self.tables:
+            self.tables[module] = [x.new_empty(self.rows, x.shape[1], self.columns, x.shape[-1]) for x in (key, value)]
+        return self.tables[module]
+
+    def add(self, numbers: Seq[int]) -> Tensor:
+        return torch.cat(
+            [self._prefill([self.prompts[i] for i in part]) for part in prefill_parts(numbers, self.prompts)]
+        )
+
+    def _prefill(self, prompts: Seq[Seq[int]]) -> Tensor:
+        layout, ids, positions, places = row_layout(prompts, share=True, device=self.device)
+        keep = torch.tensor([row[-1] for row in places], device=self.device)
+        logits = self.forward(ids, positions, _Prefill(self, layout), keep)
+        self.size += len(prompts)
+        self.finite = max(self.finite, layout.max_length)
+        self.lengths += [len(prompt) for prompt in prompts]
+        return logits
+
+    def admits(self, number: int) -> bool:
+        """A row holds its prompt."""
+        return True
+
+    def forget(self, number: int) -> None:
+        """Nothing is kept of a prompt but its rows."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        lengths = torch.tensor(self.lengths, device=self.device)
+        return self._step(tokens, lengths, Step(self, lengths))
+
+    def _step(self, tokens: Tensor, positions: Tensor, layout: Step) -> Tensor:
+        keep = torch.arange(self.size, device=self.device)
+        logits = self.forward(tokens, positions, layout, keep)
+        self.lengths = [length + 1 for length in self.lengths]
+        self.finite = max(self.finite, layout.width)
+        return logits
+
+    def keep(self, rows: list[int]) -> list[int]:
+        stay = {row for row in rows if row < len(rows)}
+        movers = [row for row in rows if row >= len(rows)]
+        holes = [row for row in range(len(rows)) if row not in stay]
+        if holes:
+            source, target = (torch.tensor(x, device=self.device) for x in (movers, holes))
+            width = max(self.lengths[row] for row in movers)
+            for table in self.tables.values():
+                for x in table:
+                    x[target, :, :width] = x[source, :, :width]
+        order = list(range(len(rows)))
+        for hole, mover in zip(holes, movers, strict=True):
+            order[hole] = mover
+        self.lengths = [self.lengths[row] for row in order]
+        self.size = len(order)
+        return order
+
+
+@dataclass(frozen=True)
+class _Prefill:
+    """Prompts attend causally; their keys and values go to the rows after the running ones."""
+
+    decoder: PackedDecoder
+    causal: CausalLayout
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        layout, start, finite = self.causal, self.decoder.size, self.decoder.finite
+        keys, values = layout.pad(key), layout.pad(value)
+        for table, new in zip(self.decoder.table(module, key, value), (keys, values), strict=True):
+            table[:start, :, finite : layout.max_length] = 0
+            table[start : start + layout.size, :, : layout.max_length] = new
+            table[start : start + layout.size, :, layout.max_length : finite] = 0
+        return layout.unpad(attend_causal(layout.pad(query), keys, values, scale, dropout))
+
+
+class Step:
+    """One new token per row attends to its row's keys and values, the new ones included."""
+
+    def __init__(self, decoder: PackedDecoder, lengths: Tensor) -> None:
+        self.decoder, self.lengths = decoder, lengths
+        self.rows = torch.arange(decoder.size, device=lengths.device)
+        self.width = max(decoder.lengths) + 1
+        self.beyond = torch.arange(self.width, device=lengths.device) > lengths[:, None]
+        self.mask: Tensor | None = None
+        # Rows near each other are of similar length: each block reads no further than its longest.
+        size = CPU_BLOCK if lengths.device.type == "cpu" else decoder.size
+        starts = range(0, decoder.size, size)
+        self.blocks = [(slice(a, a + size), max(decoder.lengths[a : a + size]) + 1) for a in starts]
+
+    def extend(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The layer's keys and values with the new ones (R, H_kv, D) in, and the mask (R, 1, 1, width) to add."""
+        tables = self.decoder.table(module, key, value)
+        for table, new in zip(tables, (key, value), strict=True):
+            table[: self.decoder.size, :, self.decoder.finite : self.width] = 0
+            table[self.rows, :, self.lengths] = new
+        if self.mask is None:
+            mask = torch.zeros(self.beyond.shape, dtype=key.dtype, device=key.device)
+            self.mask = mask.masked_fill_(self.beyond, float("-inf"))[:, None, None]
+        return tables, self.mask
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        (keys, values), mask = self.extend(module, key, value)
+        size, heads, head_dim = query.shape
+        # Query heads that share a key head become queries of that head.
+        grouped = query.reshape(size, keys.shape[1], heads // keys.shape[1], head_dim)
+        attend = _attend_few if query.device.type == "cpu" else F.scaled_dot_product_attention
+        attended = [
+            attend(
+                grouped[rows],
+                keys[:size][rows, :, :width],
+                values[:size][rows, :, :width],
+                attn_mask=mask[rows, ..., :width],
+                dropout_p=dropout,
+                scale=scale,
+            )
+            for rows, width in self.blocks
+        ]
+        return torch.cat(attended).reshape(size, heads, values.shape[-1])
+
+
+def _attend_few(
+    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, dropout_p: float, scale: float | None
+) -> Tensor:
+    """`scaled_dot_product_attention` for very few queries (R, H, n, D) of each row, where its blocks are too large."""
+    flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
+    scores = torch.bmm(flat_query, flat_key.transpose(1, 2)).mul_(query.shape[-1] ** -0.5 if scale is None else scale)
+    weights = scores.view(*query.shape[:3], -1).add_(attn_mask).softmax(-1)
+    return torch.bmm(F.dropout(weights, dropout_p).flatten(0, 1), flat_value).view(*query.shape[:3], -1)
+
+
+class PaddedDecoder:
+    """Left-padded batch and the model's own cache; without a cache the whole batch is computed at every step."""
+
+    def __init__(self, model: nn.Module, prompts: Seq[Seq[int]], pad_id: int) -> None:
+        self.model, self.prompts, self.pad_id = model, prompts, pad_id
+        self.size = 0
+        self.cache: Any = None
+        parameters = inspect.signature(base_model(model).forward).parameters
+        self.positions, self.crop = "position_ids" in parameters, "logits_to_keep" in parameters
+        self.ids = self.mask = torch.empty(0, 0, dtype=torch.long, device=model_device(model))
+
+    @property
+    def open(self) -> bool:
+        return self.size == 0
+
+    def admits(self, number: int) -> bool:
+        """A row holds its prompt."""
+        return True
+
+    def forget(self, number: int) -> None:
+        """Nothing is kept of a prompt but its rows."""
+
+    def add(self, numbers: Seq[int]) -> Tensor:
+        prompts = [self.prompts[i] for i in numbers]
+        longest, device = max(len(p) for p in prompts), model_device(self.model)
+        self.size, self.cache = len(prompts), None
+        self.ids = torch.tensor([[self.pad_id] * (longest - len(p)) + list(p) for p in prompts], device=device)
+        self.mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+        return self._forward()
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
+        self.mask = torch.cat([self.mask, self.mask.new_ones(self.size, 1)], dim=1)
+        return self._forward()
+
+    def _forward(self) -> Tensor:
+        new = slice(None) if self.cache is None else slice(-1, None)
+        extra: dict[str, Any] = {} if self.cache is None else {"past_key_values": self.cache}
+        if self.crop:
+            extra["logits_to_keep"] = 1
+        if self.positions:
+            extra["position_ids"] = (self.mask.cumsum(1) - 1).clamp_min(0)[:, new]
+        output = self.model(input_ids=self.ids[:, new], attention_mask=self.mask, use_cache=True, **extra)
+        self.cache = getattr(output, "past_key_values", None)
+        return output.logits[:, -1]
+
+    def keep(self, rows: list[int]) -> list[int]:
+        index = torch.tensor(rows, dtype=torch.long, device=self.ids.device)
+        self.ids, self.mask, self.size = self.ids[index], self.mask[index], len(rows)
+        if self.cache is not None and rows:
+            self.cache.batch_select_indices(index)
+        return list(rows)
+
+
+def prefill_parts(numbers: Seq[int], prompts: Seq[Seq[int]]) -> list[list[int]]:
+    """The prompts to add, in groups of bounded prefill size."""
+    parts: list[list[int]] = []
+    used = PREFILL_TOKENS
+    for i in numbers:
+        if used + len(prompts[i]) > PREFILL_TOKENS:
+            parts.append([])
+            used = 0
+        parts[-1].append(i)
+        used += len(prompts[i])
+    return parts

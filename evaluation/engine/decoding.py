@@ -1,0 +1,187 @@
+"""Batched generation: prompts of any length together, finished sequences leave the batch, waiting ones take over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor, nn
+
+from evaluation.engine.decoders import Decoder, PackedDecoder, PaddedDecoder
+from evaluation.engine.forward import resolve_mode
+from evaluation.engine.models import evaluation_mode, keep_freed_memory, text_config
+from evaluation.engine.shared_decoder import SharedDecoder
+
+Choose = Callable[[Tensor, list[int]], Tensor]
+"""Logits (B, V) of the next token and the number of the continuation of each row -> chosen token ids (B,)."""
+
+MAX_ROWS = 1024
+SHARING = 4
+
+
+def cached_token_bytes(model: nn.Module) -> int:
+    """Bytes of a token's keys and values in all layers; 0 for a model without attention."""
+    config = text_config(model)
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    if heads is None:
+        return 0
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    parameter = next(model.parameters())
+    size = 4 if not parameter.is_floating_point() else parameter.element_size()
+    return 2 * config.num_hidden_layers * heads * head_dim * size
+
+
+def default_token_budget(model: nn.Module, *, on_gpu: bool | None = None) -> int:
+    """Cached tokens that take about 1 GiB on a CPU and 8 GiB elsewhere; any number for a model without attention.
+
+    on_gpu: None asks where the model is.
+    """
+    each = cached_token_bytes(model)
+    if on_gpu is None:
+        on_gpu = next(model.parameters()).device.type != "cpu"
+    return max(1, (2**33 if on_gpu else 2**30) // each) if each else MAX_ROWS * 4096
+
+
+def table_size(
+    budget: int, prompt: int, new: int, columns: int, copies: int, count: int, max_batch: int | None = None
+) -> tuple[int, int]:
+    """Rows that run together, and the cached tokens that each costs at most.
+
+    `count` continuations of up to `new` tokens of prompts of up to `prompt` tokens, together at most `columns`; with
+    many `copies` of a prompt its keys and values lie in memory twice, not once per copy.
+    """
+    cost = new + -(-2 * prompt // copies) if copies > 1 else columns
+    return max(1, min(budget // cost, max_batch or MAX_ROWS, count)), cost
+
+
+def decode(
+    model: nn.Module,
+    prompts: Seq[Seq[int]],
+    choose: Choose,
+    *,
+    max_new_tokens: int | Seq[int],
+    stop_ids: Collection[int],
+    copies: int = 1,
+    pad_id: int = 0,
+    token_budget: int | None = None,
+    max_batch: int | None = None,
+    mode: str = "auto",
+) -> list[list[int]]:
+    """Continue every prompt `copies` times, until `choose` picks a stop id (not returned) or max_new_tokens are there.
+
+    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1, in the result and for `choose`.
+    max_new_tokens: one limit or one per prompt;
+    token_budget: cached tokens at most, hence rows <= budget / (longest prompt + max_new_tokens), at least one row;
+    with many copies a prompt counts twice, not once per copy; max_batch: rows at most (1024). mode as in
+    `evaluation.engine.forward`. Equal prompts are continued separately. Runs in eval mode without gradients and
+    restores the mode. Raises ValueError for an empty prompt or a size below 1.
+    """
+    if any(not prompt for prompt in prompts):
+        raise ValueError("cannot continue an empty prompt")
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if min(limits, default=1) < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    if copies < 1 or (max_batch is not None and max_batch < 1) or (token_budget is not None and token_budget < 1):
+        raise ValueError("copies, max_batch and token_budget must be at least 1")
+    if not prompts:
+        return []
+    stops = frozenset(stop_ids)
+    budget = default_token_budget(model) if token_budget is None else token_budget
+    longest = max(map(len, prompts))
+    columns = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
+    waiting = [
+        i * copies + j for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])) for j in range(copies)
+    ]
+    left = [copies] * len(prompts)
+    produced: list[list[int]] = [[] for _ in waiting]
+    running: list[int] = []
+    keep_freed_memory()
+    with evaluation_mode(model), torch.inference_mode():
+        way = resolve_mode(model, mode, columns, shared=True)
+        sharing = way != "padded" and copies >= SHARING
+        rows, _ = table_size(budget, longest, max(limits), columns, copies if sharing else 1, len(produced), max_batch)
+        decoder: Decoder
+        if sharing:
+            decoder = SharedDecoder(model, prompts, rows, max(limits), way, budget - rows * max(limits))
+        elif way != "padded":
+            decoder = PackedDecoder(model, prompts, rows, columns, way)
+        else:
+            decoder = PaddedDecoder(model, prompts, pad_id)
+        logits: Tensor | None = None
+        while waiting or running:
+            free = rows - len(running)
+            if waiting and decoder.open and (free >= max(1, rows // 4) or not running):
+                fresh = []
+                while waiting and len(fresh) < free and decoder.admits(waiting[-1] // copies):
+                    fresh.append(waiting.pop())
+            else:
+                fresh = []
+            if fresh:
+                numbers = [unit // copies for unit in fresh]
+                added = decoder.add(numbers)
+                logits = added if logits is None else torch.cat([logits, added])
+                running += fresh
+                for number in numbers:
+                    left[number] -= 1
+                    if not left[number]:
+                        decoder.forget(number)
+            assert logits is not None
+            tokens = choose(logits, running)
+            alive = []
+            for row, (unit, token) in enumerate(zip(running, tokens.tolist(), strict=True)):
+                if token in stops:
+                    continue
+                produced[unit].append(token)
+                if len(produced[unit]) < limits[unit // copies]:
+                    alive.append(row)
+            if len(alive) < len(running):
+                order = decoder.keep(alive)
+                running = [running[row] for row in order]
+                tokens = tokens[torch.tensor(order, dtype=torch.long, device=tokens.device)]
+            logits = decoder.step(tokens) if running else None
+    return produced
+
+
+def greedy(
+    model: nn.Module,
+    prompts: Seq[Seq[int]],
+    *,
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    starts: Mapping[tuple[int, ...], Seq[int]] | None = None,
+    pad_id: int = 0,
+    token_budget: int | None = None,
+    max_batch: int | None = None,
+    mode: str = "auto",
+) -> list[list[int]]:
+    """Greedy continuation of every prompt, without the stop token; equal prompts are continued once.
+
+    The tokens are those of Hugging Face `generate(do_sample=False)` prompt by prompt. starts: tokens that are known to
+    begin the continuation of a prompt (the start of a scored answer whose every token is the likeliest); they are not
+    generated again. Other arguments as in `decode`.
+    """
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    known: dict[tuple[int, ...], list[int]] = {}
+    finished: dict[tuple[int, ...], bool] = {}
+    for prompt in map(tuple, prompts):
+        start = list((starts or {}).get(prompt, ()))[:max_new_tokens]
+        end = next((i for i, token in enumerate(start) if token in stop_ids), None)
+        known[prompt] = start[:end]
+        finished[prompt] = end is not None or len(start) == max_new_tokens
+    open_prompts = [prompt for prompt in known if not finished[prompt]]
+    produced = decode(
+        model,
+        [(*prompt, *known[prompt]) for prompt in open_prompts],
+        lambda logits, _: logits.argmax(-1),
+        max_new_tokens=[max_new_tokens - len(known[prompt]) for prompt in open_prompts],
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+        token_budget=token_budget,
+        max_batch=max_batch,
+        mode=mode,
+    )
+    for prompt, tokens in zip(open_prompts, produced, strict=True):
+        known[prompt] += tokens
+    return [list(known[tuple(prompt)]) for prompt in prompts]

@@ -1,0 +1,242 @@
+"""Likelihoods of (prompt, answer) sequences, each distinct sequence scored once, and the metrics that read them.
+
+All natural logarithms; every likelihood is over the answer tokens only (EOS included where the answer carries it),
+teacher-forced on the true prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evaluation.engine.forward import Scorer
+from evaluation.engine.models import evaluation_mode, keep_freed_memory, model_device, side_by_side, vocabulary_size
+from evaluation.engine.packing import PackedBatch, Sequence
+
+CONVENTIONS = ("geometric", "arithmetic")
+POOLINGS = ("all", "last", "mean")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Answer likelihoods of S sequences, in the order they were given.
+
+    sum_nll, mean_nll (S,) float64, nats, >= 0; num_tokens (S,) answer tokens; log_probs, correct: per sequence one
+    array (num_tokens,) of log-probabilities (float32) and of whether the teacher-forced argmax is the token;
+    hidden: what `score` was asked for, per sequence one float32 array (empty where no states were wanted), or None;
+    moments: per sequence mean and standard deviation (num_tokens, 2) of the log-probabilities under the distribution
+    that predicts each answer token (empty where not wanted), or None.
+    """
+
+    sum_nll: np.ndarray
+    mean_nll: np.ndarray
+    num_tokens: np.ndarray
+    log_probs: tuple[np.ndarray, ...]
+    correct: tuple[np.ndarray, ...]
+    hidden: tuple[np.ndarray, ...] | None = None
+    moments: tuple[np.ndarray, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.log_probs)
+
+    def take(self, indices: Seq[int]) -> Scores:
+        """The scores of the sequences at these indices."""
+        index = np.asarray(indices, dtype=np.int64)
+        return Scores(
+            self.sum_nll[index],
+            self.mean_nll[index],
+            self.num_tokens[index],
+            tuple(self.log_probs[i] for i in indices),
+            tuple(self.correct[i] for i in indices),
+            None if self.hidden is None else tuple(self.hidden[i] for i in indices),
+            None if self.moments is None else tuple(self.moments[i] for i in indices),
+        )
+
+
+def batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
+    """Indices of the sequences in batches: sequences with one prompt side by side, similar lengths together.
+
+    A batch holds at most `token_budget` distinct tokens (a prompt counts once), or one sequence if that is longer.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, s in enumerate(sequences):
+        groups.setdefault(s.prompt, []).append(i)
+    for group in groups.values():
+        group.sort(key=lambda i: len(sequences[i].answer), reverse=True)
+
+    def longest(group: list[int]) -> int:
+        return len(sequences[group[0]].prompt) + len(sequences[group[0]].answer)
+
+    batch: list[int] = []
+    used = 0
+    for group in sorted(groups.values(), key=longest, reverse=True):
+        prompt: tuple[int, ...] | None = None
+        for i in group:
+            s = sequences[i]
+            cost = len(s.answer) + (len(s.prompt) if s.prompt != prompt else 0)
+            if batch and used + cost > token_budget:
+                yield batch
+                batch, used, cost = [], 0, len(s.answer) + len(s.prompt)
+            batch.append(i)
+            used += cost
+            prompt = s.prompt
+    if batch:
+        yield batch
+
+
+def ordered_batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
+    """Indices of the sequences in batches of neighbours, in the order given; sizes as those of `batches`.
+
+    A prompt counts only where the sequence before in the batch does not begin with it.
+    """
+    batch: list[int] = []
+    used = 0
+    before: tuple[int, ...] = ()
+    for i, s in enumerate(sequences):
+        shared = bool(batch) and before[: len(s.prompt)] == s.prompt
+        cost = len(s.answer) + (0 if shared else len(s.prompt))
+        if batch and used + cost > token_budget:
+            yield batch
+            batch, used, cost = [], 0, len(s.answer) + len(s.prompt)
+        batch.append(i)
+        used += cost
+        before = s.prompt + s.answer
+    if batch:
+        yield batch
+
+
+def default_token_budget(model: nn.Module) -> int:
+    """Tokens per batch such that the float32 logits take about 128 MiB on a CPU and 512 MiB elsewhere."""
+    logits = 2**25 if model_device(model).type == "cpu" else 2**27
+    return min(max(logits // vocabulary_size(model), 256), 4096 if logits == 2**25 else 32768)
+
+
+def score(
+    model: nn.Module,
+    sequences: Seq[Sequence],
+    *,
+    token_budget: int | None = None,
+    hidden: str | None = None,
+    layer: int | None = None,
+    only: Collection[Sequence] | None = None,
+    moments: Collection[Sequence] = (),
+    ordered: bool = False,
+    mode: str = "auto",
+) -> Scores:
+    """Score every distinct sequence once; equal prefixes within a batch (above all the prompt) are computed once.
+
+    hidden: None; "all": states (num_tokens + 1, d) at the last prompt token and at every answer token (state j
+    predicts answer token j); "last": the state (d,) at the last answer token; "mean": the mean (d,) over the answer
+    tokens. layer: the states that leave this decoder layer, from 0 or, negative, from the last; None: those that enter
+    the language-model head, after the last norm. only: the sequences whose states are wanted (None: all). moments: the
+    sequences whose `Scores.moments` are wanted. token_budget
+    bounds the memory of a batch (`default_token_budget`); ordered: batches are neighbours in the order given, which
+    should share beginnings, and not sequences of one prompt; mode as in `evaluation.engine.forward`. Runs in eval mode
+    without gradients and restores the mode. Raises ValueError for an empty list, an empty prompt or answer, an unknown
+    `hidden`, `layer` or `mode`, a budget below 1.
+    """
+    if hidden is not None and hidden not in POOLINGS:
+        raise ValueError(f"unknown hidden {hidden!r}, expected None or one of {', '.join(POOLINGS)}")
+    budget = default_token_budget(model) if token_budget is None else token_budget
+    if budget < 1:
+        raise ValueError(f"token_budget must be at least 1, got {budget}")
+    sequences = [Sequence(tuple(s[0]), tuple(s[1])) for s in sequences]
+    if not sequences:
+        raise ValueError("no sequences to score")
+    numbers: dict[Sequence, int] = {}
+    which = [numbers.setdefault(s, len(numbers)) for s in sequences]
+    distinct = list(numbers)
+    log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
+    correct: list[np.ndarray] = [np.empty(0, bool)] * len(distinct)
+    states: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
+    spreads: list[np.ndarray] = [np.empty((0, 2), np.float32)] * len(distinct)
+    with_moments = set(moments)
+    wanted = [hidden is not None and (only is None or s in only) for s in distinct]
+    keep_freed_memory()
+    with evaluation_mode(model), torch.inference_mode():
+        scorer = Scorer(model, mode, layer)
+        device = model_device(model)
+
+        def work(indices: list[int]) -> None:
+            with torch.inference_mode():
+                last = [wanted[i] for i in indices]
+                batch = PackedBatch.build([distinct[i] for i in indices], device, share=True, last=last)
+                spread = any(distinct[i] in with_moments for i in indices)
+                logp, hits, state, moment = scorer(batch, states=any(last), moments=spread)
+                if hidden is not None and state is not None:
+                    kept = [i for i in indices if wanted[i]]
+                    for i, pooled in zip(kept, _pooled(state, batch, last, hidden), strict=True):
+                        states[i] = pooled
+                lengths = batch.answer_lengths.tolist()
+                parts = [x.cpu().split(lengths) for x in (logp, hits)]
+                for i, logp, hit in zip(indices, *parts, strict=True):
+                    log_probs[i], correct[i] = logp.numpy(), hit.numpy()
+                if moment is not None:
+                    for i, part in zip(indices, moment.cpu().split(lengths), strict=True):
+                        spreads[i] = part.numpy() if distinct[i] in with_moments else spreads[i]
+
+        side_by_side(work, (ordered_batches if ordered else batches)(distinct, budget), scorer.workers)
+    total = np.array([-x.sum(dtype=np.float64) for x in log_probs])
+    count = np.array([x.size for x in log_probs], dtype=np.int64)
+    kept = None if hidden is None else tuple(states)
+    spread = tuple(spreads) if with_moments else None
+    return Scores(total, total / count, count, tuple(log_probs), tuple(correct), kept, spread).take(which)
+
+
+def _pooled(state: Tensor, batch: PackedBatch, last: Seq[bool], pooling: str) -> list[np.ndarray]:
+    """States (K, d) -> what `score` documents for `hidden`, per sequence that was packed with its `last` token."""
+    sizes = [length + whole for length, whole in zip(batch.answer_lengths.tolist(), last, strict=True)]
+    places = batch.state_rows.split(sizes)
+    rows = [state[part].float() for part, whole in zip(places, last, strict=True) if whole]
+    if pooling == "all":
+        return [part.cpu().numpy() for part in rows]
+    if pooling == "last":
+        return list(torch.stack([part[-1] for part in rows]).cpu().numpy())
+    return list(torch.stack([part[1:].mean(0) for part in rows]).cpu().numpy())
+
+
+def probability(mean_nll: float | np.ndarray) -> np.ndarray:
+    """P(a|q)^{1/|a|} = exp(-mean answer-token NLL), in [0, 1] (Oblivionis eq. 10)."""
+    return np.exp(-np.asarray(mean_nll, dtype=np.float64))
+
+
+def truth_ratio(right: float | np.ndarray, wrong: Seq[float] | np.ndarray, convention: str = "geometric") -> np.ndarray:
+    """Wrong over right: how much likelier the wrong answers are, in [0, inf] (Oblivionis eq. 13).
+
+    right (...): mean NLL of the paraphrased answer; wrong (..., E): mean NLLs of E wrong answers. geometric:
+    exp(-mean of the wrong NLLs) in the numerator (the public TOFU code); arithmetic: mean of exp(-NLL) (the paper).
+    Raises ValueError for an unknown convention or no wrong answers.
+    """
+    if convention not in CONVENTIONS:
+        raise ValueError(f"unknown truth ratio convention {convention!r}, expected {' or '.join(CONVENTIONS)}")
+    right, wrong = np.asarray(right, dtype=np.float64), np.asarray(wrong, dtype=np.float64)
+    if wrong.ndim == 0 or wrong.shape[-1] == 0:
+        raise ValueError("the truth ratio needs at least one wrong answer")
+    if convention == "geometric":
+        return np.exp(right - wrong.mean(-1))
+    return np.exp(right[..., None] - wrong).mean(-1)
+
+
+def extraction_strength(correct: Seq[bool] | np.ndarray) -> float:
+    """1 - k/|y| for the smallest k from which on every teacher-forced argmax is right, in [0, 1].
+
+    Raises ValueError for an empty answer.
+    """
+    hits = np.asarray(correct, dtype=bool)
+    if hits.size == 0:
+        raise ValueError("extraction strength of an empty answer is undefined")
+    misses = np.flatnonzero(~hits)
+    return 1.0 - (int(misses[-1]) + 1 if misses.size else 0) / hits.size
+
+
+def exact_memorization(correct: Seq[bool] | np.ndarray) -> float:
+    """Share of teacher-forced argmax tokens that are right, in [0, 1]. Raises ValueError for an empty answer."""
+    hits = np.asarray(correct, dtype=bool)
+    if hits.size == 0:
+        raise ValueError("exact memorisation of an empty answer is undefined")
+    return float(hits.mean())

@@ -1,0 +1,201 @@
+"""The forward pass of a Llama over a packed row on the CPU: the model's own weights, fewer operations.
+
+It leaves out what nobody reads (the last layer's feed-forward at prompt tokens, logits of prompt tokens), multiplies by
+queries, keys and values (by gate and up) at once, uses the cheaper of the two LoRA forms, and attends sequence by
+sequence without padding. Results equal the model's own forward pass up to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel, PeftType
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from evaluation.engine.fused_lora import active_factors, effective_weight, is_cheaper
+from evaluation.engine.kernels import FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU, rotate_
+from evaluation.engine.models import base_model, is_quantized
+from evaluation.engine.packing import CausalLayout, Layout, PackedBatch
+
+MERGED_BYTES = 1 << 28
+
+Product = Tensor | tuple[nn.Module, ...]
+"""Several linear layers on one input: their stacked matrix, or the modules where that does not exist or pay."""
+
+
+def supports(model: nn.Module) -> bool:
+    """Whether `FusedLlama` applies: a plain float32 Llama on the CPU without hooks, dropout, checkpointing."""
+    base = base_model(model)
+    if type(base) is not LlamaForCausalLM or base.device.type != "cpu" or is_quantized(base):
+        return False
+    if isinstance(model, PeftModel) and model.peft_type != PeftType.LORA:
+        return False
+    config: Any = base.config
+    if config.hidden_act != "silu" or (base.training and config.attention_dropout):
+        return False
+    dtypes_ok = base.dtype == torch.float32 and base.lm_head.weight.dtype == torch.float32
+    layers_ok = all(type(layer) is LlamaDecoderLayer for layer in base.model.layers)
+    special = any(
+        module._forward_hooks or module._forward_pre_hooks or getattr(module, "gradient_checkpointing", False)
+        for module in base.modules()
+    )
+    return dtypes_ok and layers_ok and not special and base.lm_head.bias is None
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """What one decoder layer multiplies by."""
+
+    attention: nn.Module
+    attention_norm: LlamaRMSNorm
+    qkv: Product
+    out: Product
+    feed_norm: LlamaRMSNorm
+    gate_up: Product
+    down: Product
+
+
+class FusedLlama:
+    """A Llama's forward pass with the weights it has when this object is made.
+
+    Differentiable in the trainable parameters as long as the rows share no prefixes. `model` must pass `supports`.
+    `depth`: only the first so many layers, for `hidden`. `passes`: "many" merges adapters into copies of the weights
+    where no gradients are needed, "one" only where that is cheaper for a single batch, and takes no such memory.
+    """
+
+    def __init__(self, model: nn.Module, depth: int | None = None, passes: str = "many") -> None:
+        base: Any = base_model(model)
+        self._stem = base.model
+        config = base.config
+        self.head: Tensor = base.lm_head.weight
+        layers = self._stem.layers
+        stack = 4 * sum(p.numel() for p in layers.parameters()) <= MERGED_BYTES
+        merge = stack and passes == "many" and not torch.is_grad_enabled()
+        self._heads = (config.num_attention_heads, config.num_key_value_heads, layers[0].self_attn.head_dim)
+        self._layers = [_layer(layer, stack, merge) for layer in layers[:depth]]
+
+    def states(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
+        """One row (N,) of tokens, attention by `layout` -> states (K, d) that enter the head at the places `keep`."""
+        return _norm(self._stem.norm, self.hidden(input_ids, position_ids, layout, keep))
+
+    def states_and_layer(
+        self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor, layer: int
+    ) -> tuple[Tensor, Tensor]:
+        """`states` and, from the same pass, what leaves decoder layer `layer`, from 0: (K, d) each."""
+        x, tapped = self._pass(input_ids, position_ids, layout, keep, layer)
+        assert tapped is not None
+        return _norm(self._stem.norm, x), tapped
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor | None = None) -> Tensor:
+        """What leaves the last of the `depth` layers, before the norm: (N, d), or (K, d) at the places `keep`."""
+        return self._pass(input_ids, position_ids, layout, keep)[0]
+
+    def _pass(
+        self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor | None, tap: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """`hidden`, and what leaves layer `tap` at the places `keep`."""
+        tapped: Tensor | None = None
+        last = len(self._layers) - 1
+        x = self._stem.embed_tokens(input_ids)
+        cos, sin = self._stem.rotary_emb(x, position_ids[None])
+        half = cos.shape[-1] // 2
+        cos, sin = cos[0, :, None, :half], sin[0, :, None, :half]
+        for i, layer in enumerate(self._layers):
+            attended = self._attend(
+                layer.attention, _apply(layer.qkv, _norm(layer.attention_norm, x)), cos, sin, layout
+            )
+            if keep is not None and i == last:
+                attended, x = attended[keep], x[keep]
+            x = _add(x, layer.out, attended)
+            x = _feed_forward(layer, x)
+            if i == tap:
+                tapped = x if keep is None or i == last else x[keep]
+        return x, tapped
+
+    def logits(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
+        """As `states`, but logits (K, V)."""
+        return F.linear(self.states(input_ids, position_ids, layout, keep), self.head)
+
+    def token_log_probs(self, batch: PackedBatch) -> Tensor:
+        """log p of each answer token (M,), as `evaluation.engine.forward.token_log_probs`."""
+        x = self.states(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
+        if not batch.direct:
+            x = x[batch.rows]
+        if self.head.requires_grad and torch.is_grad_enabled():
+            return -F.cross_entropy(F.linear(x, self.head), batch.labels, reduction="none")
+        return FrozenHead.apply(x, self.head, batch.labels)  # type: ignore[return-value]
+
+    def _attend(self, module: nn.Module, qkv: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+        scale: float = module.scaling  # type: ignore[assignment]
+        if isinstance(layout, CausalLayout):
+            return RotaryAttention.apply(qkv, cos, sin, layout, self._heads, scale)  # type: ignore[return-value]
+        num_q, num_kv, dim = self._heads
+        row = qkv.view(-1, num_q + 2 * num_kv, dim)
+        rotate_(row[:, : num_q + num_kv], cos, sin)
+        query, key, value = row.split((num_q, num_kv, num_kv), 1)
+        return layout.attend(module, query, key, value, scale=scale, dropout=0.0).flatten(1)
+
+
+def _layer(layer: Any, stack: bool, merge: bool) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return _Layer(
+        attention,
+        layer.input_layernorm,
+        _product((attention.q_proj, attention.k_proj, attention.v_proj), stack, merge),
+        _product((attention.o_proj,), stack, merge),
+        layer.post_attention_layernorm,
+        _product((mlp.gate_proj, mlp.up_proj), stack, merge),
+        _product((mlp.down_proj,), stack, merge),
+    )
+
+
+def _product(modules: tuple[nn.Module, ...], stack: bool, merge: bool) -> Product:
+    weights = [w for w in (_weight(module, merge) for module in modules) if w is not None]
+    if len(weights) < len(modules) or (len(weights) > 1 and not stack):
+        return modules
+    return torch.cat(weights) if len(weights) > 1 else weights[0]
+
+
+def _weight(module: nn.Module, merge: bool) -> Tensor | None:
+    """The one matrix that a bias-free linear layer multiplies by; None if there is none or it costs more."""
+    if type(module) is nn.Linear:
+        return module.weight if module.bias is None else None
+    factors = active_factors(module)
+    if factors is None:
+        return None
+    base: Any = module.base_layer
+    a, b, _ = factors
+    if base.bias is not None or not (merge or is_cheaper(a.shape[1], b.shape[0], a.shape[0])):
+        return None
+    return effective_weight(base.weight, *factors)
+
+
+def _norm(module: LlamaRMSNorm, x: Tensor) -> Tensor:
+    return RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[return-value]
+
+
+def _feed_forward(layer: _Layer, x: Tensor) -> Tensor:
+    """x + the layer's feed-forward block of x."""
+    norm = layer.feed_norm
+    if isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor):
+        return FeedForward.apply(x, norm.weight, norm.variance_epsilon, layer.gate_up, layer.down)  # type: ignore[return-value]
+    return _add(x, layer.down, SwiGLU.apply(_apply(layer.gate_up, _norm(norm, x))))
+
+
+def _apply(product: Product, x: Tensor) -> Tensor:
+    """The layers' outputs side by side."""
+    if isinstance(product, Tensor):
+        return F.linear(x, product)
+    return torch.cat([module(x) for module in product], -1)
+
+
+def _add(residual: Tensor, product: Product, x: Tensor) -> Tensor:
+    """residual + product(x)."""
+    if isinstance(product, Tensor):
+        return torch.addmm(residual, x, product.T)
+    return residual + _apply(product, x)

@@ -1,0 +1,275 @@
+"""Many (prompt, answer) sequences in one row without padding.
+
+All tokens of a batch lie in a single row (1, N) whose position ids restart with every sequence. Only attention needs
+to know where a sequence begins: a `Layout` tells it. Sequences may share prefixes (one prompt, many answers): each
+distinct prefix token then lies in the row once. `evaluation.engine.forward` runs models on such rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Sequence(NamedTuple):
+    """One (prompt, answer) pair of token ids; both non-empty, the answer ends with EOS if the record is complete."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+class Layout(Protocol):
+    """What the attention function asks to attend: how the tokens of the row belong together."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        """query (N, H, D), key and value (N, H_kv, D) of the row -> attention output (N, H, D)."""
+        ...
+
+
+class _Move(torch.autograd.Function):
+    """Rows `index` of x, where `inverse` undoes the move: the gradient is a gather too, and zero at `holes`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, keep: Tensor | None) -> Tensor:
+        ctx.inverse, ctx.keep = inverse, keep
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        grad = grads[0].contiguous().index_select(0, ctx.inverse)
+        if ctx.keep is not None:
+            grad = grad * ctx.keep
+        return grad, None, None, None
+
+
+@dataclass(frozen=True)
+class CausalLayout:
+    """B sequences of at most L tokens inside a row of N tokens.
+
+    gather (B*L,): row token at each padded place, 0 where there is none; scatter (N,): a padded place of each row
+    token; real (B*L, 1, 1): 1 at places that hold a token; shared: some row token lies in several sequences.
+
+    keys (T,): the row tokens of all sequences, one sequence after the other; spans: (start, stop, first, last) per
+    sequence whose row tokens start..stop belong to no sequence before it: they are the last ones among first..last,
+    which index `keys` if shared, else the row. Every row token lies between start and stop of one span.
+    plans: what kernels derive from the layout, kept for the next layer.
+    """
+
+    size: int
+    max_length: int
+    gather: Tensor
+    scatter: Tensor
+    real: Tensor
+    shared: bool
+    keys: Tensor
+    spans: tuple[tuple[int, int, int, int], ...]
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """(N, H, D) of the row -> (B, H, L, D)."""
+        if self.shared or not x.requires_grad:
+            y = x.index_select(0, self.gather)
+        else:
+            y = _Move.apply(x, self.gather, self.scatter, None)
+        return y.view(self.size, self.max_length, *x.shape[1:]).transpose(1, 2)
+
+    def unpad(self, y: Tensor) -> Tensor:
+        """(B, H, L, D) -> (N, H, D) of the row."""
+        flat = y.transpose(1, 2).reshape(self.size * self.max_length, y.shape[1], y.shape[3])
+        if self.shared or not y.requires_grad:
+            return flat.index_select(0, self.scatter)
+        return _Move.apply(flat, self.scatter, self.gather, self.real.to(flat.dtype))
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float
+    ) -> Tensor:
+        return self.unpad(attend_causal(self.pad(query), self.pad(key), self.pad(value), scale, dropout))
+
+
+def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
+    """Causal attention of (B, H, L, D) queries on (B, H_kv, L, D) keys and values; H a multiple of H_kv."""
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        dropout_p=dropout,
+        scale=scale,
+        is_causal=True,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def common_prefix(first: Seq[int], second: Seq[int]) -> int:
+    """How many tokens both sequences begin with."""
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return i
+    return min(len(first), len(second))
+
+
+def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
+    """Place in the row of every token of every sequence, such that equal prefixes share their places.
+
+    Places are numbered 0..N-1 without gaps, increasing along each sequence. Also returns how many tokens of each
+    sequence, its last ones and neighbours in the row, belong to it first.
+    """
+    order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
+    places: list[list[int]] = [[] for _ in sequences]
+    owned = [0] * len(sequences)
+    previous: Seq[int] = ()
+    previous_places: list[int] = []
+    used = 0
+    for i in order:
+        current = sequences[i]
+        common = common_prefix(previous, current)
+        fresh = len(current) - common
+        places[i] = previous_places[:common] + list(range(used, used + fresh))
+        owned[i] = fresh
+        used += fresh
+        previous, previous_places = current, places[i]
+    return places, owned
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """B sequences packed into one row of N tokens; M answer tokens, predicted from K row places.
+
+    input_ids, position_ids (N,); lengths, answer_lengths (B,); keep (K,): row places whose logits are needed;
+    rows (M,): the entry of `keep` that predicts each answer token; state_rows (M + number of `last`): the same,
+    followed in each sequence built with `last` by the entry of its last answer token; labels (M,): the answer
+    tokens; segment (M,): the index of their sequence; direct: `rows` is 0..K-1. Answer tokens lie in the order of the
+    sequences.
+    """
+
+    sequences: tuple[Sequence, ...]
+    input_ids: Tensor
+    position_ids: Tensor
+    lengths: Tensor
+    answer_lengths: Tensor
+    layout: CausalLayout
+    keep: Tensor
+    rows: Tensor
+    state_rows: Tensor
+    labels: Tensor
+    segment: Tensor
+    direct: bool
+
+    @classmethod
+    def build(
+        cls,
+        sequences: Seq[Sequence],
+        device: torch.device | str | None = None,
+        *,
+        share: bool = False,
+        last: bool | Seq[bool] = False,
+    ) -> PackedBatch:
+        """Pack the sequences; share=True computes equal prefixes (a common prompt) once.
+
+        The last answer token is only a label, so it is left out of the row unless `last`, one for all sequences or one
+        for each, asks for its state.
+        Raises ValueError for an empty list, an empty prompt or an empty answer.
+        """
+        sequences = tuple(Sequence(tuple(s[0]), tuple(s[1])) for s in sequences)
+        if not sequences:
+            raise ValueError("cannot pack an empty list of sequences")
+        for i, s in enumerate(sequences):
+            if not s.prompt or not s.answer:
+                raise ValueError(f"sequence {i} has an empty {'answer' if s.prompt else 'prompt'}")
+        with_last = [last] * len(sequences) if isinstance(last, bool) else list(last)
+        inputs = [
+            s.prompt + (s.answer if whole else s.answer[:-1]) for s, whole in zip(sequences, with_last, strict=True)
+        ]
+        layout, ids, positions, places = row_layout(inputs, share=share, device=device)
+        keep = _integers(row[len(s.prompt) - 1 :] for s, row in zip(sequences, places, strict=True))
+        state_rows = torch.arange(keep.numel())
+        if share:
+            keep, state_rows = torch.unique(keep, return_inverse=True)
+        answer_lengths = torch.tensor([len(s.answer) for s in sequences])
+        predicts = torch.ones(state_rows.numel(), dtype=torch.bool)
+        if any(with_last):
+            extra = torch.tensor(with_last)
+            predicts[(torch.cumsum(answer_lengths + extra, 0) - 1)[extra]] = False
+        labels = _integers(s.answer for s in sequences)
+        segment = torch.repeat_interleave(torch.arange(len(sequences)), answer_lengths)
+        return cls(
+            sequences=sequences,
+            input_ids=ids,
+            position_ids=positions,
+            lengths=torch.tensor([len(s.prompt) + len(s.answer) for s in sequences], device=device),
+            answer_lengths=answer_lengths.to(device),
+            layout=layout,
+            keep=keep.to(device),
+            rows=state_rows[predicts].to(device),
+            state_rows=state_rows.to(device),
+            labels=labels.to(device),
+            segment=segment.to(device),
+            direct=not (share or any(with_last)),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the model computes, N."""
+        return self.input_ids.numel()
+
+
+def row_layout(
+    sequences: Seq[Seq[int]], *, share: bool, device: torch.device | str | None = None
+) -> tuple[CausalLayout, Tensor, Tensor, list[list[int]]]:
+    """Layout, input ids (N,), position ids (N,) and the row places of every token of every sequence."""
+    sizes = [len(s) for s in sequences]
+    ends = list(itertools.accumulate(sizes))
+    if share:
+        places, owned = prefix_tree(sequences)
+    else:
+        places, owned = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)], sizes
+    lengths = torch.tensor(sizes)
+    longest = int(lengths.max())
+    flat_places = _integers(places)
+    flat_ids = _integers(sequences)
+    real = torch.arange(longest) < lengths[:, None]
+    padded = real.flatten().nonzero().squeeze(1)
+    total = int(flat_places.max()) + 1
+    shared = total < flat_places.numel()
+    spans = tuple(
+        (row[-1] + 1 - own, row[-1] + 1, *((end - len(row), end) if shared else (row[0], row[-1] + 1)))
+        for row, own, end in zip(places, owned, ends, strict=True)
+        if own
+    )
+    gather = torch.zeros(real.numel(), dtype=torch.long)
+    gather[padded] = flat_places
+    scatter, ids, positions = (torch.empty(total, dtype=torch.long) for _ in range(3))
+    scatter[flat_places] = padded
+    ids[flat_places] = flat_ids
+    positions[flat_places] = padded % longest
+    layout = CausalLayout(
+        size=len(sequences),
+        max_length=longest,
+        gather=gather.to(device),
+        scatter=scatter.to(device),
+        real=real.flatten()[:, None, None].to(device),
+        shared=shared,
+        keys=flat_places.to(device),
+        spans=spans,
+    )
+    return layout, ids.to(device), positions.to(device), places
+
+
+def _integers(parts: Iterable[Seq[int]]) -> Tensor:
+    """The parts one after the other, int64."""
+    return torch.from_numpy(np.array(list(itertools.chain.from_iterable(parts)), dtype=np.int64))
+
+
+def sequence_nll(logp: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Token log-probabilities (M,) -> (sum, mean) of the negative log-likelihood per sequence, each (B,), in nats."""
+    total = logp.new_zeros(batch.answer_lengths.numel()).index_add(0, batch.segment, -logp)
+    return total, total / batch.answer_lengths

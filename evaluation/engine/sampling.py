@@ -1,0 +1,196 @@
+"""Random continuations of prompts: temperature, top-k, top-p and adaptive temperature scaling, reproducibly seeded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evaluation.engine.decoding import decode
+
+_LIKELIEST = 64
+_NUMBERS_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Rule:
+    """From which distribution the next token is drawn.
+
+    temperature: of the softmax, 0 takes the likeliest token; top_k: only the k likeliest tokens, None: all; top_p: of
+    those the fewest whose probabilities reach top_p, in (0, 1]. confidence: adaptive temperature scaling (Scholten et
+    al. 2025, section 5): once the mean probability of the likeliest token over the tokens so far exceeds this
+    threshold in [0, 1], the rest of that continuation is greedy; None: never. Raises ValueError for a value out of
+    range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    confidence: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and not negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1 or None, got {self.top_k}")
+        if self.confidence is not None and not 0 <= self.confidence <= 1:
+            raise ValueError(f"confidence must lie in [0, 1] or be None, got {self.confidence}")
+
+
+def sample(
+    model: nn.Module,
+    prompts: Seq[Seq[int]],
+    samples: int,
+    *,
+    max_new_tokens: int,
+    stop_ids: Collection[int],
+    rule: Rule | None = None,
+    seed: int = 0,
+    questions: Seq[int] | None = None,
+    first: int = 0,
+    pad_id: int = 0,
+    token_budget: int | None = None,
+    max_batch: int | None = None,
+    mode: str = "auto",
+) -> list[list[list[int]]]:
+    """`samples` random continuations of each prompt, each without its stop token: result[prompt][sample] is a list.
+
+    A continuation depends on (seed, question, sample) and not on what else is in the batch, up to the rounding of the
+    logits. questions: the numbers that stand for the prompts (default 0, 1, …); the samples are numbered from `first`,
+    so that two calls with first=0, samples=a and first=a, samples=b give what one call with a + b gives. Other
+    arguments as in `decoding.decode`. Raises ValueError for a value out of range.
+    """
+    if samples < 1 or first < 0:
+        raise ValueError(f"samples must be at least 1 and first at least 0, got {samples} and {first}")
+    numbers = np.arange(len(prompts)) if questions is None else np.asarray(questions)
+    if numbers.shape != (len(prompts),):
+        raise ValueError(f"{len(prompts)} prompts but {len(numbers)} question numbers")
+    chooser = _Chooser(rule or Rule(), seed, numbers, samples, first)
+    produced = decode(
+        model,
+        prompts,
+        chooser,
+        copies=samples,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+        token_budget=token_budget,
+        max_batch=max_batch,
+        mode=mode,
+    )
+    return [produced[i * samples : (i + 1) * samples] for i in range(len(prompts))]
+
+
+class _Chooser:
+    """Draws the next token of each running continuation and remembers what the rule needs of its past."""
+
+    def __init__(self, rule: Rule, seed: int, questions: np.ndarray, samples: int, first: int) -> None:
+        self.rule, self.seed, self.questions, self.samples, self.first = rule, seed, questions, samples, first
+        self.steps = np.zeros(len(questions) * samples, np.int32)
+        self.confidences = np.zeros(len(self.steps) if rule.confidence is not None else 0)
+        self.certain = np.zeros(len(self.confidences), bool)
+
+    def __call__(self, logits: Tensor, units: list[int]) -> Tensor:
+        unit = np.asarray(units)
+        step = self.steps[unit]
+        self.steps[unit] += 1
+        question, number = self.questions[unit // self.samples], self.first + unit % self.samples
+        chance = torch.from_numpy(uniforms(self.seed, question, number, step)).to(logits.device)
+        tokens = draw(logits, chance, self.rule)
+        if self.rule.confidence is None:
+            return tokens
+        with np.errstate(invalid="ignore"):
+            self.certain[unit] |= self.confidences[unit] / step > self.rule.confidence
+        best, likeliest = logits.float().max(-1)
+        self.confidences[unit] += (best - logits.float().logsumexp(-1)).exp().cpu().numpy()
+        return torch.where(torch.from_numpy(self.certain[unit]).to(logits.device), likeliest, tokens)
+
+
+def draw(logits: Tensor, chance: Tensor, rule: Rule) -> Tensor:
+    """The token ids (B,) that numbers `chance` (B,) in [0, 1) pick from the distributions of logits (B, V).
+
+    The distribution is the one that transformers' temperature, top-k and top-p processors leave, in that order, but for
+    ties at the last place (top-k takes k tokens here, all equal ones there; top-p the reverse). The tokens follow each
+    other by falling probability, or by their ids where there are many. Raises ValueError for logits that are not
+    finite.
+    """
+    size = logits.shape[-1]
+    if len(logits) > (rows := max(1, _NUMBERS_AT_ONCE // size)):
+        parts = zip(logits.split(rows), chance.split(rows), strict=True)
+        return torch.cat([draw(some, chances, rule) for some, chances in parts])
+    largest = logits.float().amax(-1, keepdim=True)
+    if not torch.isfinite(largest).all():
+        raise ValueError("the model's logits are not finite")
+    if rule.temperature == 0:
+        return logits.argmax(-1)
+    scaled = (logits.float() - largest) / rule.temperature
+    if rule.top_k is None and rule.top_p == 1:
+        cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
+        target = (chance * cumulative[:, -1])[:, None]
+        return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=size - 1)
+    if rule.top_k is not None:
+        return _draw_likeliest(scaled, chance, rule.top_p, min(rule.top_k, size), None)
+    return _draw_likeliest(scaled, chance, rule.top_p, min(_LIKELIEST, size), scaled.logsumexp(-1))
+
+
+def _draw_likeliest(scaled: Tensor, chance: Tensor, top_p: float, count: int, total: Tensor | None) -> Tensor:
+    """As `draw`, looking at the `count` likeliest tokens of each row, and at all where they do not reach top_p.
+
+    total (B,): logarithm of the whole mass, or None where there are no more tokens.
+    """
+    values, ids = scaled.topk(count)
+    log_mass = values.logsumexp(-1) if total is None else total
+    probability = (values.double() - log_mass.double()[:, None]).exp_()
+    cumulative = probability.cumsum(-1)
+    kept = cumulative - probability < top_p
+    mass = torch.where(kept, probability, 0.0).sum(-1)
+    place = (cumulative <= (chance * mass)[:, None]).sum(-1).clamp_(max=count - 1)
+    place = torch.minimum(place, kept.sum(-1) - 1)
+    tokens = ids.gather(1, place[:, None]).squeeze(1)
+    if total is not None and count < scaled.shape[-1]:
+        short = (cumulative[:, -1] < top_p).nonzero().squeeze(1)
+        if short.numel():
+            tokens[short] = _draw_nucleus(scaled[short], chance[short], top_p, total[short])
+    return tokens
+
+
+def _draw_nucleus(scaled: Tensor, chance: Tensor, top_p: float, total: Tensor) -> Tensor:
+    """As `draw` for any number of tokens within top_p: the probabilities are sorted, their ids are not."""
+    probability = (scaled - total[:, None]).exp_()
+    falling = _sorted(probability).flip(-1)
+    exact = falling.double()
+    kept = exact.cumsum(-1) - exact < top_p
+    least = falling.gather(1, kept.sum(-1, keepdim=True) - 1)
+    cumulative = torch.where(probability >= least, probability, 0.0).cumsum(-1, dtype=torch.float64)
+    mass = cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, chance[:, None] * mass, right=True)
+    last = (cumulative < mass).sum(-1, keepdim=True)
+    return torch.minimum(found, last).squeeze(1)
+
+
+def _sorted(x: Tensor) -> Tensor:
+    """x (B, V) with rising rows; NumPy sorts numbers without their places several times as fast as torch on the CPU."""
+    return x.sort(-1).values if x.device.type != "cpu" else torch.from_numpy(np.sort(x.numpy(), axis=-1))
+
+
+def uniforms(seed: int, question: np.ndarray, sample: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1), float64, each a function of its (seed, question, sample, step) alone.
+
+    The arguments are whole numbers >= 0, arrays of one shape. Each is mixed in by the finaliser of SplitMix64 (Steele,
+    Lea & Flood 2014).
+    """
+    state = np.full(np.shape(question), seed % 2**64, np.uint64)
+    with np.errstate(over="ignore"):
+        for part in (question, sample, step):
+            state += (np.asarray(part).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state ^= state >> np.uint64(31)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,1 @@
+"""What is measured of answers and likelihoods: TOFU, MUSE, membership inference, ROUGE, rebound, verdicts."""

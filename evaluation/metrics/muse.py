@@ -1,0 +1,132 @@
+"""MUSE (Shi et al. 2024): what a model still recites of the texts to forget, what it still knows, and whom it betrays.
+
+- VerbMem (NVM in Oblivionis' tables): a passage of the forget texts is begun, the model goes on greedily; ROUGE-L F1
+  of its continuation against the true one. Lower is better.
+- KnowMem: questions about the texts after a few examples of answered questions; ROUGE-L recall of the greedy answer.
+  On forget texts (NKM) lower is better, on retain texts (UP, utility) higher.
+- PrivLeak: how far the AUC of the Min-40 % attack is from that of the retrained model. 0 is best.
+
+ROUGE takes words as they are, without stemming, as in the published evaluation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+from evaluation.hook import EvaluationSession, Result
+from evaluation.metrics.membership import SHARES, Candidate, auc, lowest_mean
+from evaluation.metrics.rouge import rouge_l
+
+KNOWLEDGE = ("forget", "retain")
+PRIVLEAK_ATTACK = "min_k_40"
+_END = re.compile(r"\n\n|\nQuestion|Question:")
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to continue: what stands before it (`shown`, and as token ids the whole prompt), and the true text."""
+
+    id: str
+    prompt: tuple[int, ...]
+    shown: str
+    truth: str
+
+
+def few_shot(examples: Seq[tuple[str, str]], question: str) -> str:
+    """The prompt of KnowMem: answered questions, blank lines between them, then the question.
+
+    It ends with "Answer:" and no space, which belongs to the answer's first token.
+    """
+    shots = "".join(f"Question: {q}\nAnswer: {a}\n\n" for q, a in examples)
+    return f"{shots}Question: {question}\nAnswer:"
+
+
+def first_answer(text: str) -> str:
+    """What a model says before a blank line or the next "Question", without white space around it."""
+    return _END.split(text, maxsplit=1)[0].strip()
+
+
+def privleak(model: float, oracle: float) -> float | None:
+    """PrivLeak in percent from the AUCs of the Min-40 % attack (forget texts are members) of model and retrained model.
+
+    (a − r) / r · 100 for a = 1 − model and r = 1 − oracle: MUSE's attack score is a loss, so its AUC is the probability
+    that a forget text has the *higher* loss of the lowest tokens. Hence MUSE's signs: negative, down to −100, where the
+    texts are still remembered (under-unlearned); positive where they are avoided (over-unlearned); 0 for the retrained
+    model. None where r is 0.
+    """
+    if not (0 <= model <= 1 and 0 <= oracle <= 1):
+        raise ValueError(f"an AUC lies in [0, 1], got {model} and {oracle}")
+    return None if oracle == 1 else 100 * (oracle - model) / (1 - oracle)
+
+
+@dataclass(frozen=True)
+class MuseEvaluator:
+    """verbmem, knowmem_forget, knowmem_retain in [0, 1], and privleak (percent) if `oracle_auc` is given.
+
+    What has no items has no metric. knowledge: "forget" and "retain" -> questions; decode: token ids -> text;
+    continuation, answer: most tokens that are generated; members, others: forget and holdout texts for the AUC, in
+    `details["auc"]`. The details hold per set id -> {shown, generated, truth, score}.
+    """
+
+    passages: Seq[Item]
+    knowledge: Mapping[str, Seq[Item]]
+    decode: Callable[[Seq[int]], str]
+    members: Seq[Candidate] = ()
+    others: Seq[Candidate] = ()
+    oracle_auc: float | None = None
+    continuation: int = 128
+    answer: int = 32
+    name: str = field(default="muse", init=False)
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.knowledge) - set(KNOWLEDGE):
+            raise ValueError(f"unknown sets {sorted(unknown)}, expected {' and '.join(KNOWLEDGE)}")
+
+    def request(self, session: EvaluationSession) -> None:
+        """Announce prompts and texts."""
+        if self.passages:
+            session.request(prompts=[x.prompt for x in self.passages], max_new_tokens=self.continuation)
+        if questions := [x.prompt for items in self.knowledge.values() for x in items]:
+            session.request(prompts=questions, max_new_tokens=self.answer)
+        if self.members and self.others:
+            session.request(sequences=[c.sequence for c in (*self.members, *self.others)])
+
+    def evaluate(self, session: EvaluationSession) -> Result:
+        """Measure."""
+        metrics: dict[str, float] = {}
+        details: dict[str, Any] = {}
+        if self.passages:
+            said = self._continued(session, self.passages, self.continuation)
+            scores = rouge_l(said, [x.truth for x in self.passages], stemmed=False).f1
+            metrics["verbmem"] = float(scores.mean())
+            details["verbmem"] = _rows(self.passages, said, scores)
+        for name, items in self.knowledge.items():
+            if items:
+                said = [first_answer(text) for text in self._continued(session, items, self.answer)]
+                scores = rouge_l(said, [x.truth for x in items], stemmed=False).recall
+                metrics[f"knowmem_{name}"] = float(scores.mean())
+                details[f"knowmem_{name}"] = _rows(items, said, scores)
+        if self.members and self.others:
+            details["auc"] = self._auc(session)
+            leak = None if self.oracle_auc is None else privleak(details["auc"], self.oracle_auc)
+            metrics |= {} if leak is None else {"privleak": leak}
+        return Result(metrics, details)
+
+    def _continued(self, session: EvaluationSession, items: Seq[Item], limit: int) -> list[str]:
+        return [self.decode(tokens) for tokens in session.greedy([x.prompt for x in items], limit)]
+
+    def _auc(self, session: EvaluationSession) -> float:
+        scores = session.scores([c.sequence for c in (*self.members, *self.others)])
+        values = [lowest_mean(x, SHARES[PRIVLEAK_ATTACK]) for x in scores.log_probs]
+        return auc(values[: len(self.members)], values[len(self.members) :])
+
+
+def _rows(items: Seq[Item], said: Seq[str], scores: Any) -> dict[str, dict[str, Any]]:
+    return {
+        x.id: {"shown": x.shown, "generated": text, "truth": x.truth, "score": float(score)}
+        for x, text, score in zip(items, said, scores, strict=True)
+    }

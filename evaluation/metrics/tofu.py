@@ -1,0 +1,280 @@
+"""TOFU: probability, ROUGE-L recall and truth ratio on four question sets, model utility and forget quality.
+
+`aggregate` reads a per-question log in the shape the TOFU authors publish; `TofuEvaluator` produces such a log for a
+model. Every number has this one implementation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import hmean, ks_2samp
+
+from evaluation.engine.likelihood import CONVENTIONS, exact_memorization, extraction_strength, probability, truth_ratio
+from evaluation.engine.packing import Sequence
+from evaluation.hook import EvaluationSession, Result
+from evaluation.metrics.rouge import rouge_l
+
+Log = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Section -> column -> question number -> value, as in the published logs."""
+
+SECTIONS = {
+    "forget": "eval_log_forget",
+    "retain": "eval_log",
+    "real_authors": "eval_real_author_wo_options",
+    "world_facts": "eval_real_world_wo_options",
+}
+TITLES = {
+    "forget": "Forget",
+    "retain": "Retain",
+    "real_authors": "Real Authors",
+    "world_facts": "Real World",
+}
+GENERAL = ("real_authors", "world_facts")
+UTILITY_SETS = ("retain", *GENERAL)
+MEASURES = {"ROUGE": "rouge", "Prob.": "prob", "Truth Ratio": "truth_ratio"}
+SHORT_NAMES = {
+    f"{measure} {title}": f"{name}_{short}" for name, title in TITLES.items() for measure, short in MEASURES.items()
+} | {"Model Utility": "model_utility", "Forget Quality": "forget_quality", "KS Test Forget": "forget_ks"}
+
+
+def _column(log: Log, name: str, column: str) -> np.ndarray | None:
+    """Values (n,) or (n, E) of a column of a question set, None where the set or the column is missing or empty."""
+    values = log.get(SECTIONS[name], {}).get(column)
+    if not values:
+        return None
+    try:
+        array = np.asarray(list(values.values()), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{SECTIONS[name]}.{column} is not a table of numbers: {error}") from None
+    if not np.isfinite(array).all():
+        raise ValueError(f"{SECTIONS[name]}.{column} holds a value that is not finite")
+    return array
+
+
+def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarray | None:
+    """Truth ratio of each question of a set, (n,) >= 0; None where the log lacks the losses."""
+    right, wrong = _column(log, name, "avg_paraphrased_loss"), _column(log, name, "average_perturb_loss")
+    if right is None or wrong is None:
+        return None
+    if len(right) != len(wrong):
+        raise ValueError(f"{SECTIONS[name]}: {len(right)} paraphrased losses, {len(wrong)} perturbed ones")
+    return truth_ratio(right, wrong, convention)
+
+
+def rouge_recalls(log: Log, name: str) -> np.ndarray | None:
+    """ROUGE-L recall (n,) of each generated answer, from the texts [prompt, generated, reference] of the log."""
+    texts = log.get(SECTIONS[name], {}).get("generated_text")
+    if not texts:
+        return None
+    _, generated, references = zip(*texts.values(), strict=True)
+    return rouge_l(generated, references).recall
+
+
+def _probabilities(log: Log, name: str) -> np.ndarray | None:
+    """P(a|q)^{1/|a|} of each question, on the general sets as a share of the correct and the perturbed answers'."""
+    losses = _column(log, name, "avg_gt_loss")
+    if losses is None or name not in GENERAL:
+        return None if losses is None else probability(losses)
+    wrong = _column(log, name, "average_perturb_loss")
+    if wrong is None:
+        return None
+    right = probability(losses)
+    return right / (right + probability(wrong).sum(-1))
+
+
+def _truth_ratio_score(ratios: np.ndarray, name: str) -> float:
+    """Mean of min(TR, 1/TR) on the forget set, of max(0, 1 - TR) elsewhere (Oblivionis eq. 14)."""
+    if name == "forget":
+        with np.errstate(divide="ignore"):
+            return float(np.minimum(ratios, 1 / ratios).mean())
+    return float(np.maximum(0.0, 1 - ratios).mean())
+
+
+def _measures(log: Log, name: str, convention: str) -> Iterator[tuple[str, float]]:
+    recalls = _column(log, name, "rougeL_recall")
+    recalls = rouge_recalls(log, name) if recalls is None else recalls
+    if recalls is not None:
+        yield f"ROUGE {TITLES[name]}", float(recalls.mean())
+    probabilities = _probabilities(log, name)
+    if probabilities is not None:
+        yield f"Prob. {TITLES[name]}", float(probabilities.mean())
+    ratios = truth_ratios(log, name, convention)
+    if ratios is not None:
+        yield f"Truth Ratio {TITLES[name]}", _truth_ratio_score(ratios, name)
+
+
+def forget_quality(ratios: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> tuple[float, float]:
+    """Two-sample Kolmogorov-Smirnov test of forget-set truth ratios, model against retrain oracle.
+
+    Returns (p-value, statistic), both in [0, 1] (Oblivionis eqs. 15-17). Raises ValueError for an empty sample.
+    """
+    if len(ratios) == 0 or len(oracle) == 0:
+        raise ValueError("forget quality needs truth ratios of the model and of the oracle")
+    test: Any = ks_2samp(ratios, oracle)
+    return float(test.pvalue), float(test.statistic)
+
+
+def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric") -> dict[str, float]:
+    """The aggregates of a log under the names of the TOFU code.
+
+    "ROUGE", "Prob." and "Truth Ratio" of "Forget", "Retain", "Real Authors", "Real World"; "Model Utility", the
+    harmonic mean of the nine numbers without the forget set (0 if any is 0; Oblivionis eq. 18); with the oracle's log
+    "Forget Quality" = "KS Test PVal Forget" and "KS Test Forget". convention: "geometric" (the published tables) or
+    "arithmetic" truth ratio. What the log has no data for is absent. Raises ValueError for an unknown convention, a
+    loss that is not finite, or an oracle without forget losses where the model has them.
+    """
+    if convention not in CONVENTIONS:
+        raise ValueError(f"unknown truth ratio convention {convention!r}, expected {' or '.join(CONVENTIONS)}")
+    result: dict[str, float] = {}
+    for name in SECTIONS:
+        result.update(_measures(log, name, convention))
+    names = [f"{measure} {TITLES[name]}" for measure in MEASURES for name in UTILITY_SETS]
+    if all(name in result for name in names):
+        result["Model Utility"] = float(hmean([result[name] for name in names]))
+    ratios = truth_ratios(log, "forget", convention)
+    if oracle is not None and ratios is not None:
+        expected = truth_ratios(oracle, "forget", convention)
+        if expected is None:
+            raise ValueError("the oracle's log has no forget-set losses")
+        p_value, statistic = forget_quality(ratios, expected)
+        result |= {"Forget Quality": p_value, "KS Test PVal Forget": p_value, "KS Test Forget": statistic}
+    return result
+
+
+@dataclass(frozen=True)
+class Question:
+    """A tokenised question: prompt and answers as token ids, answers ending with EOS; `text` is the true answer."""
+
+    id: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    text: str
+    paraphrase: tuple[int, ...] | None = None
+    perturbed: tuple[tuple[int, ...], ...] = ()
+
+    def sequences(self) -> list[Sequence]:
+        """The answer, the right answer of the truth ratio (the paraphrase, if any), then every perturbed one."""
+        right = self.answer if self.paraphrase is None else self.paraphrase
+        return [Sequence(self.prompt, answer) for answer in (self.answer, right, *self.perturbed)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much to evaluate: questions per set (None: all; otherwise evenly spaced), new tokens (0: no generation)."""
+
+    questions: int | None = None
+    max_new_tokens: int = 200
+    sets: tuple[str, ...] = tuple(SECTIONS)
+
+    def __post_init__(self) -> None:
+        if (self.questions is not None and self.questions < 1) or self.max_new_tokens < 0:
+            raise ValueError("a profile needs at least one question and max_new_tokens >= 0")
+        if unknown := set(self.sets) - set(SECTIONS):
+            raise ValueError(f"unknown question sets {sorted(unknown)}, expected some of {list(SECTIONS)}")
+
+    def pick(self, questions: Seq[Question]) -> tuple[Question, ...]:
+        """The questions this profile asks."""
+        if self.questions is None or self.questions >= len(questions):
+            return tuple(questions)
+        index = np.linspace(0, len(questions) - 1, self.questions).round().astype(int)
+        return tuple(questions[i] for i in index)
+
+
+FULL = Profile()
+LIGHT = Profile(questions=40, max_new_tokens=64, sets=("forget", "retain"))
+
+
+@dataclass(frozen=True)
+class TofuEvaluator:
+    """The TOFU metrics of the session's model, under short names (forget_prob, retain_rouge, model_utility, ...).
+
+    questions: question set ("forget", "retain", "real_authors", "world_facts") -> questions; decode: generated ids ->
+    text without special tokens; oracle: the retrain oracle's forget-set truth ratios of the same convention, gives
+    forget_quality and forget_ks. Beyond `aggregate`: extraction strength and exact memorisation of each set.
+    """
+
+    questions: Mapping[str, Seq[Question]]
+    decode: Callable[[Seq[int]], str]
+    convention: str = "geometric"
+    oracle: Seq[float] | None = None
+    profile: Profile = FULL
+    name: str = field(default="tofu", init=False)
+
+    def __post_init__(self) -> None:
+        if self.convention not in CONVENTIONS:
+            raise ValueError(f"unknown truth ratio convention {self.convention!r}, expected one of {CONVENTIONS}")
+        if unknown := set(self.questions) - set(SECTIONS):
+            raise ValueError(f"unknown question sets {sorted(unknown)}, expected some of {list(SECTIONS)}")
+
+    def asked(self) -> dict[str, tuple[Question, ...]]:
+        """The questions of each set that the profile asks; sets without questions are left out."""
+        picked = {name: self.profile.pick(self.questions.get(name, ())) for name in self.profile.sets}
+        return {name: questions for name, questions in picked.items() if questions}
+
+    def request(self, session: EvaluationSession) -> None:
+        """Tell the session what will be read."""
+        questions = [q for questions in self.asked().values() for q in questions]
+        session.request(sequences=[s for q in questions for s in q.sequences()])
+        if self.profile.max_new_tokens:
+            session.request(prompts=[q.prompt for q in questions], max_new_tokens=self.profile.max_new_tokens)
+
+    def evaluate(self, session: EvaluationSession) -> Result:
+        """Metrics, and in the details the log, the question ids of each section and the forget truth ratios."""
+        log: dict[str, dict[str, dict[str, Any]]] = {}
+        metrics: dict[str, float] = {}
+        ids: dict[str, list[str]] = {}
+        for name, questions in self.asked().items():
+            log[SECTIONS[name]], memorised = self._section(session, questions)
+            ids[SECTIONS[name]] = [q.id for q in questions]
+            metrics |= {f"{name}_{measure}": value for measure, value in memorised.items()}
+        aggregates = aggregate(log, convention=self.convention)
+        metrics |= {SHORT_NAMES[key]: value for key, value in aggregates.items()}
+        ratios = truth_ratios(log, "forget", self.convention)
+        if ratios is not None and self.oracle is not None:
+            metrics["forget_quality"], metrics["forget_ks"] = forget_quality(ratios, self.oracle)
+        details = {
+            "log": log,
+            "ids": ids,
+            "convention": self.convention,
+            "forget_truth_ratios": [] if ratios is None else ratios.tolist(),
+        }
+        return Result(metrics, details)
+
+    def _section(
+        self, session: EvaluationSession, questions: Seq[Question]
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+        per_question = [q.sequences() for q in questions]
+        scores = session.scores([s for sequences in per_question for s in sequences])
+        starts = np.cumsum([0] + [len(sequences) for sequences in per_question])
+        answers = starts[:-1]
+        losses = [scores.mean_nll[a:b].tolist() for a, b in itertools.pairwise(starts)]
+        section = {
+            "avg_gt_loss": _numbered(x[0] for x in losses),
+            "avg_paraphrased_loss": _numbered(x[1] for x in losses),
+        }
+        if all(q.perturbed for q in questions):
+            section["average_perturb_loss"] = _numbered(x[2:] for x in losses)
+        if self.profile.max_new_tokens:
+            produced = session.greedy([q.prompt for q in questions], self.profile.max_new_tokens)
+            texts = [
+                [self.decode(q.prompt), self.decode(tokens), q.text]
+                for q, tokens in zip(questions, produced, strict=True)
+            ]
+            section["generated_text"] = _numbered(texts)
+            recall = rouge_l([text[1] for text in texts], [text[2] for text in texts]).recall
+            section["rougeL_recall"] = _numbered(recall.tolist())
+        memorised = {
+            "extraction_strength": float(np.mean([extraction_strength(scores.correct[i]) for i in answers])),
+            "exact_memorization": float(np.mean([exact_memorization(scores.correct[i]) for i in answers])),
+        }
+        return section, memorised
+
+
+def _numbered(values: Any) -> dict[str, Any]:
+    return {str(i): value for i, value in enumerate(values)}

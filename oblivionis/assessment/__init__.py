@@ -1,0 +1,1 @@
+"""From a global model and the records of a run to what the model still knows."""

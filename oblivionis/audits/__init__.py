@@ -1,0 +1,1 @@
+"""Thorough measurements of finished runs, and what is asked for because of them."""

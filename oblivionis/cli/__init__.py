@@ -1,0 +1,1 @@
+"""The `oblivionis` command, one file per group of commands."""

@@ -1,0 +1,83 @@
+"""The commands `certificate create`, `certificate verify` and `certificate keygen`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+certificate_cli = typer.Typer(help="Certify that a deletion request was served, and how well.", no_args_is_help=True)
+
+
+def _say(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@certificate_cli.command("create")
+def create(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory with a finished stage unlearn.")],
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="A request of its requests.jsonl.")],
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Private key to sign with (default: an unsigned certificate).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the certificate (default: in the run).")
+    ] = None,
+) -> None:
+    """Write certificate.json and a page for a served request.
+
+    Its result, PASS, FAIL or INCONCLUSIVE, follows from the run's own files by the thresholds of its configuration.
+    """
+    from oblivionis.config import compose as configuration
+    from oblivionis.reports.certificate import signing as certificates
+    from oblivionis.reports.html import run_page as html_report
+    from oblivionis.runs.directory import RunDirectory
+
+    directory = RunDirectory.open(run)
+    folder, certificate = certificates.create(directory, request_id, key, out)
+    if out is None:
+        html_report.write_html(directory, configuration.from_yaml(directory.read_config()))
+    _say(_summary(certificate))
+    signed = "" if certificate["signature"] else "; not signed: give --key"
+    _say(f"{folder / certificates.JSON_FILE} and {certificates.PAGE_FILE}{signed}")
+
+
+@certificate_cli.command("verify")
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate.json, or its folder.")],
+    public_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The public key that must have signed it.")
+    ] = None,
+) -> None:
+    """Is a certificate as it was signed, and by whom? Needs no network and no run."""
+    from oblivionis.reports.certificate import signing as certificates
+
+    certificate, fingerprint = certificates.verify(file, public_key)
+    _say(_summary(certificate))
+    by = f"signed by {public_key}" if public_key else "signed; whose key that is, you must know from elsewhere"
+    _say(f"{by} (SHA-256 of the key: {fingerprint})")
+
+
+@certificate_cli.command("keygen")
+def keygen(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The private key; FILE.pub is the public one.")] = Path(
+        "certificate.key"
+    ),
+) -> None:
+    """Make a pair of Ed25519 keys. Nothing is overwritten."""
+    from oblivionis.reports.certificate import signing as certificates
+
+    public = certificates.generate_key(out)
+    shown = certificates.fingerprint(certificates.read_public_key(public))
+    _say(f"private key: {out} (keep it secret)\npublic key: {public}\nSHA-256 of the key: {shown}")
+
+
+def _summary(certificate: dict) -> str:
+    request = certificate["request"]
+    lines = [f"{certificate['result']}: request {request['id']} of client {request['client']}"]
+    for check in certificate["checks"]:
+        mark = "" if check["required"] else " (not required)"
+        lines.append(f"  {check['name']}{mark}: {check['result']}, {check['why']}")
+    return "\n".join(lines)

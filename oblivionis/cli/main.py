@@ -1,0 +1,386 @@
+"""The `oblivionis` command."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from oblivionis import __version__
+from oblivionis.cli.attack import attack
+from oblivionis.cli.certificate import certificate_cli
+from oblivionis.cli.deploy import deploy_cli
+from oblivionis.cli.leakage import audit_leakage
+from oblivionis.cli.people import audit_person, request_from_audit
+from oblivionis.cli.request import request_cli
+from oblivionis.cli.wikimem import wikimem_cli
+from oblivionis.config import compose as configuration
+from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+
+if TYPE_CHECKING:
+    from oblivionis.config.schema import Config
+    from oblivionis.runs.directory import RunDirectory
+
+COMMANDS = "oblivionis.commands"
+"""Entry points of packages above this one, each a Typer group: `bench` comes from `benchmarks`."""
+
+cli = typer.Typer(
+    name="oblivionis",
+    help="Federated fine-tuning and targeted unlearning of language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+config_cli = typer.Typer(help="Show, check and list configurations.", no_args_is_help=True)
+data_cli = typer.Typer(help="Look at the data before a run.", no_args_is_help=True)
+model_cli = typer.Typer(help="Base models.", no_args_is_help=True)
+audit_cli = typer.Typer(help="Measure thoroughly what a model still knows.", no_args_is_help=True)
+runs_cli = typer.Typer(help="Look at finished and unfinished runs.", no_args_is_help=True)
+cli.add_typer(config_cli, name="config")
+cli.add_typer(data_cli, name="data")
+cli.add_typer(model_cli, name="model")
+cli.add_typer(audit_cli, name="audit")
+cli.add_typer(request_cli, name="request")
+cli.add_typer(certificate_cli, name="certificate")
+cli.add_typer(runs_cli, name="runs")
+cli.add_typer(wikimem_cli, name="wikimem")
+cli.add_typer(deploy_cli, name="deploy")
+cli.command("attack")(attack)
+audit_cli.command("leakage")(audit_leakage)
+audit_cli.command("person")(audit_person)
+request_cli.command("from-audit")(request_from_audit)
+for entry in entry_points(group=COMMANDS):
+    cli.add_typer(entry.load(), name=entry.name)
+
+USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[EXPERIMENT] [KEY=VALUE]...",
+        help="A name in `conf/` or a YAML file (default: `default`), then any option, e.g. `strategy=fedadam` "
+        "`unlearning=simnpo` `federation.rounds.unlearn=5`. See `oblivionis config list`.",
+        show_default=False,
+    ),
+]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one message and exit code 2, a failed run 1, Ctrl-C 130."""
+    sys.exit(_guard(lambda: cli(standalone_mode=False)))
+
+
+def _guard(command: Callable[[], object]) -> int:
+    errors = Console(stderr=True)
+    try:
+        result = command()
+        return result if isinstance(result, int) else 0
+    except configuration.ConfigError as error:
+        errors.print(configuration.render_problems(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        return USER_ERROR
+    except RunInterrupted as error:
+        errors.print(str(error), style="yellow", markup=False, highlight=False, soft_wrap=True)
+        return INTERRUPTED
+    except OblivionisError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return FAILURE if isinstance(error, RunFailed) else USER_ERROR
+    except typer.Exit as error:
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Exception as error:
+        if isinstance(code := getattr(error, "exit_code", None), int):  # a mistake in the arguments: click's own text
+            getattr(error, "show", lambda: None)()
+            return code
+        traceback.print_exc()
+        errors.print("\nThis is a fault of oblivionis, not of your input.", style="red")
+        return FAILURE
+
+
+def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
+    """The experiment (first argument without `=`) and the overrides."""
+    arguments = list(arguments or [])
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], arguments[1:]
+    return "default", arguments
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit()
+
+
+@cli.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None: ...
+
+
+@cli.command()
+def simulate(
+    arguments: Arguments = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run from its last complete round.")
+    ] = None,
+) -> None:
+    """Run the stages of an experiment on simulated clients and compare the models that come out.
+
+    Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
+    """
+    from oblivionis.runs.directory import RunDirectory
+
+    console = Console()
+    if resume is not None:
+        if arguments:
+            raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
+        run = RunDirectory.open(resume)
+        config = configuration.from_yaml(run.read_config())
+        _check(config, console, new=False)
+    else:
+        experiment, overrides = split_arguments(arguments)
+        config = configuration.compose(experiment, overrides)
+        _check(config, console, new=True)
+        run = RunDirectory.create(Path(config.output), config.name)
+        run.write_config(configuration.to_yaml(config))
+    console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+    with run.lock():
+        hint = f"continue with: oblivionis simulate --resume {run.path}"
+        try:
+            _simulate(config, run, console)
+        except (RunInterrupted, KeyboardInterrupt):
+            raise RunInterrupted(f"stopped; {hint}") from None
+        except BaseException:
+            Console(stderr=True).print(
+                f"the run failed; see {run.path / 'flower.log'}\n{hint}", highlight=False, soft_wrap=True
+            )
+            raise
+
+
+def _check(config: Config, console: Console, *, new: bool) -> None:
+    """What needs torch and flwr to be known before a run; mistakes in a configuration are told without them."""
+    from oblivionis.requests.schedule import check_requests
+    from oblivionis.server.preflight import preflight
+
+    if new:
+        check_requests(config)
+    preflight(config, console)
+
+
+def _simulate(config: Config, run: RunDirectory, console: Console) -> None:
+    from oblivionis.reports import summary as report
+    from oblivionis.reports.html import run_page as html_report
+    from oblivionis.runs.progress import for_console
+    from oblivionis.server.simulation import simulate as run_simulation
+    from oblivionis.server.stages import planned_rounds
+
+    events = for_console(console, planned_rounds(config))
+    try:
+        run_simulation(config, run, events)
+    finally:
+        events.close()
+    html_report.write_html(run, config)
+    report.print_summary(run, config, console)
+
+
+@cli.command()
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run directory or a checkpoint file.")],
+    stage: Annotated[
+        str | None, typer.Option(help="Which stage's final model of a RUN (default: the last finished one).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. evaluation.truth_ratio=…")
+    ] = None,
+) -> None:
+    """Measure a checkpoint anew with the full profile and print its metrics."""
+    from oblivionis.assessment.assessor import evaluate_checkpoint
+    from oblivionis.reports import summary as report
+    from oblivionis.runs.progress import LineEvents
+
+    console = Console()
+    run, checkpoint, metrics = evaluate_checkpoint(target, stage, set_ or [], LineEvents(console))
+    title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
+    console.print(report.metrics_table({checkpoint.stage: metrics}, title=title))
+
+
+@cli.command()
+def chat(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory with a finished stage.")],
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Ask the model of this stage only; repeatable (default: all finished).")
+    ] = None,
+    question: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Answer this and stop; repeatable.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample at this temperature; 0: greedy (default: greedy, 1 where sampling).")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from so many likeliest tokens.")] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Adaptive temperature scaling: greedy above this mean confidence (the paper: 0.9)."),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Sample so many answers of each model.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens (default: that of the run's full evaluation).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the samples, and of what /forget and /retain ask.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
+    ] = None,
+) -> None:
+    """Ask the finetuned, unlearned and retrained model of a run the same questions, side by side.
+
+    Questions are typed, piped in (one a line) or given with --question. `/help` lists the commands.
+    """
+    from oblivionis.audits.chat import Chat, Decoding
+    from oblivionis.cli.chat import ask, converse
+
+    decoding = Decoding(temperature, top_p, top_k, confidence, samples, max_new_tokens, seed)
+    console = Console()
+    talk = Chat(run, stage or (), decoding, set_ or ())
+    for text in question or ():
+        ask(talk, text, console)
+    if not question:
+        converse(talk, console, stdin_is_terminal=sys.stdin.isatty())
+
+
+@config_cli.command("show")
+def config_show(arguments: Arguments = None) -> None:
+    """Print the complete, resolved configuration as YAML."""
+    experiment, overrides = split_arguments(arguments)
+    print(configuration.to_yaml(configuration.compose(experiment, overrides)), end="")
+
+
+@config_cli.command("check")
+def config_check(arguments: Arguments = None) -> None:
+    """Check a configuration; all problems are listed at once (exit code 2)."""
+    experiment, overrides = split_arguments(arguments)
+    configuration.compose(experiment, overrides)
+    print(f"{experiment}: no problems")
+
+
+@config_cli.command("list")
+def config_list() -> None:
+    """List the experiments and the choices of each group."""
+    table = Table("group", "choices", box=None)
+    table.add_row("experiment", ", ".join(configuration.list_experiments()))
+    for group, names in configuration.list_choices().items():
+        table.add_row(group, ", ".join(names))
+    Console().print(table)
+
+
+@data_cli.command("describe")
+def data_describe(
+    arguments: Arguments = None,
+    subject: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which clients hold records about this subject, and which.")
+    ] = None,
+    subjects: Annotated[bool, typer.Option("--subjects", help="List all subjects and who holds them.")] = False,
+) -> None:
+    """Sizes, records per client, and where the records to forget lie."""
+    from oblivionis.data.corpora import load_partition
+    from oblivionis.data.subjects import Subjects
+    from oblivionis.models.corpus import corpus_of
+    from oblivionis.reports import summary as report
+    from oblivionis.reports.nodes import print_nodes
+
+    experiment, overrides = split_arguments(arguments)
+    config = configuration.compose(experiment, overrides)
+    if config.data.name == "node":
+        return print_nodes(config, Console())
+    corpus = corpus_of(config)
+    partition = load_partition(corpus, config)
+    if subject is not None:
+        report.print_subject(Subjects.of(corpus, partition), subject, Console())
+    elif subjects:
+        report.print_subjects(Subjects.of(corpus, partition), Console())
+    else:
+        report.print_data(corpus, partition, Console())
+
+
+@model_cli.command("info")
+def model_info(arguments: Arguments = None) -> None:
+    """Parameters, trainable share, bytes per exchange, fingerprint and memory of the configured model.
+
+    Nothing is loaded: also a model that does not fit into this machine can be looked at.
+    """
+    from oblivionis.models import loading, memory
+    from oblivionis.models.fingerprint import fingerprint_source
+    from oblivionis.models.machine import Machine
+    from oblivionis.reports import summary as report
+    from oblivionis.server.preflight import memory_table, summary
+
+    experiment, overrides = split_arguments(arguments)
+    config = configuration.compose(experiment, overrides)
+    machine, console = Machine.here(), Console()
+    need = memory.estimate(config, machine)
+    folder = loading.resolve(config.model.source, config.model.revision)
+    fingerprint = fingerprint_source(config.model.source, config.model.revision)
+    report.print_model(config, need, len(loading.load_tokenizer(folder)), fingerprint, console)
+    console.print(memory_table(need))
+    console.print(f"a simulation here: {summary(need, machine)}", highlight=False, soft_wrap=True)
+
+
+@model_cli.command("build")
+def model_build(
+    out: Annotated[Path, typer.Argument(help="Folder for the new model (Hugging Face format).")] = Path("tiny-llama"),
+    seed: Annotated[int, typer.Option(help="Seed of weights and training text.")] = 0,
+    pack: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the file that ships inside the package.")
+    ] = None,
+) -> None:
+    """Train a tiny Llama from nothing by the recipe of the embedded one (some minutes on two cores)."""
+    from rich.progress import Progress
+
+    from oblivionis.models import tiny
+
+    if out.exists() and any(out.iterdir()):
+        raise OblivionisError(f"{out} is not empty; choose another folder")
+    with Progress() as progress:
+        task = progress.add_task("training the tiny Llama", total=None)
+
+        def show(done: int, total: int, text: str = "") -> None:
+            progress.update(task, completed=done, total=total, description=f"training the tiny Llama {text}")
+
+        tiny.build(out, seed=seed, progress=show)
+    print(f"wrote {out}")
+    if pack is not None:
+        tiny.pack(out, pack)
+        print(f"wrote {pack}")
+
+
+@runs_cli.command("list")
+def runs_list(output: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs")) -> None:
+    """List the runs of a folder with what they did and how far they came."""
+    from oblivionis.reports import summary as report
+
+    report.print_runs(output, Console())
+
+
+@runs_cli.command("show")
+def runs_show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Print a run's comparison table, sample answers and requests again."""
+    from oblivionis.reports import summary as report
+    from oblivionis.runs.directory import RunDirectory
+
+    directory = RunDirectory.open(run)
+    report.print_summary(directory, configuration.from_yaml(directory.read_config()), Console())
+
+
+if __name__ == "__main__":
+    main()

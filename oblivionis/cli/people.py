@@ -1,0 +1,181 @@
+"""The commands about people: `audit person` and `request from-audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from oblivionis.config import compose as configuration
+from oblivionis.errors import OblivionisError
+
+People = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this person; repeatable.")]
+
+
+def audit_person(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|MODEL",
+            help="A run directory, a checkpoint file, a name in `conf/model`, a model folder or a name on the hub.",
+        ),
+    ],
+    subjects: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON lines with `subject`, `property` and `values` (default: what a run's data state about the "
+            "people to forget, and about as many others).",
+        ),
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")] = None,
+    person: People = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N people.")] = None,
+    phrasings: Annotated[
+        str, typer.Option(help="canaries, or records: the training records' own words, in the run's prompt template.")
+    ] = "canaries",
+    templates: Annotated[
+        int | None, typer.Option(min=1, max=11, metavar="N", help="Only the first N phrasings of a fact.")
+    ] = None,
+    context: Annotated[
+        int, typer.Option(min=0, max=4, metavar="N", help="Say so many other facts about the person first.")
+    ] = 0,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AUDIT|STAGE",
+            help="Show this audit (its folder), or that of this stage of the run, as before (default: finetune, once "
+            "audited).",
+        ),
+    ] = None,
+    counterfactuals: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder with counterfactuals.json: values of other people by property id."),
+    ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER|NAME", help="Sentence encoder that tells which values mean the same."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
+    ] = None,
+) -> None:
+    """Which facts about people a model has memorised, how strongly, and in how many phrasings (WikiMem).
+
+    Repeated into the same folder it scores only the people that are missing, so it may be interrupted.
+    """
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from evaluation.wikimem.engine import Asking
+    from oblivionis.audits import leakage as audit
+    from oblivionis.audits import people as person_audit
+    from oblivionis.audits.people_outcomes import before_audit
+    from oblivionis.data.person_facts import read_facts
+    from oblivionis.reports import people as person_report
+    from oblivionis.reports import people_figures as person_figures
+    from oblivionis.reports.html import run_page as html_report
+
+    if phrasings not in person_audit.PHRASINGS:
+        raise OblivionisError(f"--phrasings {phrasings!r}; expected one of {', '.join(person_audit.PHRASINGS)}")
+    facts = None if subjects is None else read_facts(subjects)
+    values = None if counterfactuals is None else person_audit.load_values(counterfactuals)
+    embed = None if embedder is None else person_audit.load_embedder(embedder)
+    subject = audit.find_subject(target, stage, set_ or [], kind="person")
+    facts = person_audit.own_facts(subject, person or ()) if facts is None else facts
+    facts = person_audit.choose(facts, person) if person else facts
+    settings = person_audit.Settings(
+        Asking(templates=templates, context=context),
+        phrasings,
+        values,
+        embedder,
+        embed,
+        None if counterfactuals is None else str(counterfactuals.resolve()),
+    )
+    before = before_audit(subject.run, subject.stage, against)
+    folder = out or subject.folder
+    console = Console()
+    columns = (TextColumn("scoring facts"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        result = person_audit.audit_people(
+            subject,
+            person_audit.first_people(facts, limit),
+            settings,
+            folder,
+            subjects_file=None if subjects is None else str(subjects.resolve()),
+            before=before,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    person_report.print_audit(result, console)
+    person_figures.write_figures(result, folder / "figures")
+    lines = [f"results: {folder} (audit.json, scores/, figures/people.svg)"]
+    if subject.run is not None and out is None:
+        html_report.write_html(subject.run, configuration.from_yaml(subject.run.read_config()))
+        lines.append(f"a page per person: {subject.run.path / 'report.html'}")
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def request_from_audit(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="AUDIT", help="Folder of an `audit person`, or its audit.json.", show_default=False),
+    ],
+    person: People = None,
+    min_strength: Annotated[float, typer.Option(help="Least z* of a phrasing that counts.")] = 2.0,
+    min_phrasings: Annotated[int, typer.Option(min=1, help="In how many such phrasings a fact must be memorised.")] = 1,
+    at_round: Annotated[int, typer.Option(min=1, metavar="N", help="Round of the stage unlearn in which to ask.")] = 1,
+    per_round: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Ask for at most so many in a round, the others in the next ones (default: all at once; clients that "
+            "forget in the same round are averaged, so that each forgets less).",
+        ),
+    ] = None,
+    scope: Annotated[
+        str, typer.Option(help="records: those that state a memorised fact; subject: all about the person.")
+    ] = "records",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The schedule (default: requests.jsonl beside the audit).")
+    ] = None,
+) -> None:
+    """Turn what an audit found memorised into deletion requests, as a schedule that `simulate` serves."""
+    from oblivionis.audits import to_requests as audit_requests
+    from oblivionis.audits.people_outcomes import read_audit
+    from oblivionis.reports import people as person_report
+
+    if scope not in audit_requests.SCOPES:
+        raise OblivionisError(f"--scope {scope!r}; expected one of {', '.join(audit_requests.SCOPES)}")
+    if not min_strength >= 0:
+        raise OblivionisError(f"--min-strength {min_strength}; expected a number of at least 0")
+    audit = read_audit(source)
+    plan = audit_requests.plan_requests(
+        audit, person or (), scope=scope, min_strength=min_strength, min_phrasings=min_phrasings
+    )
+    console = Console()
+    person_report.print_plan(plan, console)
+    if not plan.demands:
+        why = (
+            "no training record states what is memorised"
+            if plan.nothing
+            else f"no fact is memorised in {min_phrasings} or more phrasings with a z* of at least {min_strength:g}"
+        )
+        console.print(f"Nothing to ask for: {why}.", markup=False, highlight=False)
+        return
+    file = out or (source if source.is_dir() else source.parent) / "requests.jsonl"
+    try:
+        lines, last = audit_requests.write_schedule(plan, file, scope=scope, round=at_round, per_round=per_round)
+    except OSError as error:
+        raise OblivionisError(f"--out {file}: {error.strerror}") from error
+    serve, again = person_report.commands(plan, audit, file)
+    rounds = plan.config.federation.rounds.unlearn
+    if last > rounds:
+        serve += f" federation.rounds.unlearn={last}"
+    text = f"{lines} request{'s' * (lines != 1)} written to {file}\nserve: {serve}\nthen:  {again}"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,181 @@
+"""The commands `request submit`, `request list` and `request verify`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from oblivionis.errors import OblivionisError
+
+if TYPE_CHECKING:
+    from oblivionis.data.records import Record
+    from oblivionis.requests.node_ledger import NodeRequest
+
+_ID_WIDTH = len("20260301-0a1b2c3d")
+
+request_cli = typer.Typer(help="Ask for deletion.", no_args_is_help=True)
+
+NodeDir = Annotated[
+    Path, typer.Option("--node-dir", metavar="DIR", help="The node's own folder, whose data/*.jsonl hold its records.")
+]
+
+
+@request_cli.command("submit")
+def submit(
+    node_dir: NodeDir,
+    ids: Annotated[
+        str | None, typer.Option("--ids", metavar="A,B", help="Ids of the records, with commas between.")
+    ] = None,
+    subject: Annotated[str | None, typer.Option(metavar="NAME", help="All records about this person.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything: this client leaves the federation.")] = False,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in the node's ledger; it never leaves.")] = "",
+    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Name of the request.")] = None,
+) -> None:
+    """Ask, on the client's own machine, that records be forgotten.
+
+    The request is entered into the node's ledger; the server learns of it in the next round of a run with
+    unlearning.requests.policy=nodes.
+    """
+    from oblivionis.requests.node_ledger import NodeLedger
+    from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
+
+    given = [ids is not None, subject is not None, everything]
+    if sum(given) != 1:
+        raise OblivionisError("say what is to be forgotten: one of --ids, --subject and --all")
+    if not reason.strip():
+        raise OblivionisError("--reason TEXT is missing: why is it to be forgotten? (it stays on this machine)")
+    records = _records(node_dir)
+    if ids is not None:
+        wanted, scope = _named(ids, records, node_dir), SCOPE_RECORDS
+    elif subject is not None:
+        wanted, scope = _about(subject, records, node_dir), SCOPE_SUBJECT
+    else:
+        wanted, scope = [r.id for r in records], SCOPE_CLIENT
+    name = "" if subject is None else next(" ".join(r.subject.split()) for r in records if r.id == wanted[0])
+    made = NodeLedger(node_dir).submit(wanted, scope=scope, subject=name, reason=reason, id=id)
+    count = len(made.record_ids)
+    text = f"request {made.id}: {count} record{'s' * (count != 1)}, entered into {NodeLedger(node_dir).path}"
+    if left_out := len(set(wanted)) - count:
+        text += f"\n{left_out} more {'are' if left_out > 1 else 'is'} asked for already"
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@request_cli.command("list")
+def list_requests(
+    node_dir: NodeDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON object per request.")] = False
+) -> None:
+    """The requests that were made on this node, and what became of them."""
+    from dataclasses import asdict
+
+    from oblivionis.requests.node_ledger import NodeLedger
+
+    _need_folder(node_dir)
+    requests = NodeLedger(node_dir).requests()
+    if as_json:
+        for request in requests:
+            print(json.dumps(asdict(request), ensure_ascii=False))
+        return
+    if not requests:
+        print("no request was made on this node")
+        return
+    table = Table(box=None)
+    table.add_column("request", overflow="fold", min_width=_ID_WIDTH)
+    table.add_column("made", no_wrap=True)
+    for head in ("forgets", "state", "reason"):
+        table.add_column(head, overflow="fold")
+    for r in requests:
+        table.add_row(*_row(r))
+    Console().print(table, markup=False, highlight=False)
+
+
+@request_cli.command("verify")
+def verify(
+    places: Annotated[
+        list[Path], typer.Argument(metavar="DIR|FILE...", help="Run folders, node folders, or ledgers themselves.")
+    ],
+    node_dir: Annotated[
+        list[Path] | None,
+        typer.Option("--node-dir", metavar="DIR", help="Compare the run's ledger with this node's, too; repeatable."),
+    ] = None,
+) -> None:
+    """Was a line of a ledger removed, altered or moved? Exit code 1 if so.
+
+    Lines cut off at the end show in the other side's ledger: name the run and, with --node-dir, its nodes.
+    """
+    from oblivionis.requests.verify import check_ledgers
+
+    console = Console()
+    findings = check_ledgers(places, node_dir or [])
+    for checked, faults in findings:
+        lines = f"{len(checked.entries)} line{'s' * (len(checked.entries) != 1)}"
+        verdict = f"broken ({len(faults)} fault{'s' * (len(faults) != 1)})" if faults else "unbroken"
+        said = [f"{checked.path}: {lines}, {verdict}, ends with {checked.head[:12]}…"]
+        said += [f"  {text}" for text in (*faults, *checked.remarks)]
+        console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
+    if any(faults for _, faults in findings):
+        raise typer.Exit(1)
+
+
+def _records(node_dir: Path) -> Sequence[Record]:
+    from oblivionis.requests.node_records import read_node
+
+    _need_folder(node_dir)
+    return read_node(node_dir).records
+
+
+def _need_folder(node_dir: Path) -> None:
+    if not node_dir.is_dir():
+        raise OblivionisError(f"--node-dir {node_dir}: no such folder; expected the node's own folder")
+
+
+def _named(ids: str, records: Sequence[Record], node_dir: Path) -> list[str]:
+    from oblivionis.config.problems import did_you_mean
+
+    wanted = [name.strip() for name in ids.split(",") if name.strip()]
+    if not wanted:
+        raise OblivionisError("--ids: expected ids of records, with commas between")
+    held = {r.id for r in records}
+    where = f"--ids: no record of {node_dir / 'data'} has the id"
+    unknown = {i: did_you_mean(i, held) for i in wanted if i not in held}
+    if unknown:
+        raise OblivionisError("\n".join(f"{where} {i!r}{hint and f'; {hint}'}" for i, hint in unknown.items()))
+    return wanted
+
+
+def _about(subject: str, records: Sequence[Record], node_dir: Path) -> list[str]:
+    from oblivionis.config.problems import did_you_mean
+    from oblivionis.naming import subject_key
+
+    key = subject_key(subject)
+    wanted = [r.id for r in records if subject_key(r.subject) == key]
+    if not wanted:
+        hint = did_you_mean(subject, {r.subject for r in records})
+        message = f"--subject: no record of {node_dir / 'data'} is about {subject!r}"
+        raise OblivionisError(f"{message}; {hint}" if hint else message)
+    return wanted
+
+
+def _row(request: NodeRequest) -> list[str]:
+    number = len(request.record_ids)
+    records = f"{number} record{'s'[: number != 1]}"
+    what = {"client": f"all, {records}: the client leaves", "subject": f"{records} about {request.subject}"}
+    state = [
+        request.state,
+        "" if request.served_round is None else f"round {request.served_round} of {request.run}",
+        "" if request.rouge is None else f"ROUGE-L {request.rouge:.3f}",
+        request.note,
+    ]
+    return [
+        request.id,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(request.time)),
+        what.get(request.scope, records),
+        ", ".join(filter(None, state)),
+        request.reason,
+    ]

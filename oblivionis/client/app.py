@@ -1,0 +1,261 @@
+"""The Flower ClientApp: the same in a simulation and on a real client machine.
+
+In a deployment every message starts a new process. What needs torch is therefore imported where it is used: a query, by
+which all clients are asked each round, is answered without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from oblivionis import seeds
+from oblivionis.config import compose as configuration
+from oblivionis.config.schema import Config
+from oblivionis.data.errors import DataError
+from oblivionis.errors import ClientError, OblivionisError
+from oblivionis.requests.demands import DemandError, accept, forget_set, read_demands
+from oblivionis.requests.from_nodes import answer_query
+from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.requests.node_records import DATA_NODES, NODE_DIR, counts, node_folder, read_node
+from strategies import protocol
+
+if TYPE_CHECKING:
+    from oblivionis.client.worker import Worker
+
+app = ClientApp()
+log = logging.getLogger("flwr")
+
+CLIENT_ERROR_CODE = 1001
+
+
+def _answer(handler: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+    """Turn any exception into an error reply with its reason, so that one bad record never takes down the process."""
+
+    @functools.wraps(handler)
+    def wrapped(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception as error:
+            expected = isinstance(error, OblivionisError | ValueError | FloatingPointError)
+            log.error("client %s: %s", context.node_config.get("partition-id"), error, exc_info=not expected)
+            reason = str(error) if expected else f"{type(error).__name__}: {error}"
+            if _confidential(message, context):
+                reason = _without_content(error)
+            return Message(Error(code=CLIENT_ERROR_CODE, reason=reason[:2000]), reply_to=message)
+
+    return wrapped
+
+
+def _confidential(message: Message, context: Context) -> bool:
+    """Whether this client's records are its own, so that no error message, which may quote them, may leave it."""
+    if context.node_config.get(NODE_DIR):
+        return True
+    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord()) if message.has_content() else {}
+    return bool(config.get(DATA_NODES))
+
+
+def _without_content(error: Exception) -> str:
+    """What the server may know of an error: what names ids and numbers only is told, of all else the kind."""
+    if isinstance(error, ClientError | DemandError):
+        return str(error)
+    if isinstance(error, DataError):
+        count = len(error.problems)
+        found = f" ({count} problem{'s' if count > 1 else ''})" if count else ""
+        return f"its records cannot be used{found}; the log of this node says which"
+    return f"{type(error).__name__}; the log of this node says more"
+
+
+@app.query()
+@_answer
+def query(message: Message, context: Context) -> Message:
+    """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run.
+
+    Where the records are the clients' own, also how many it holds, and how many of them it may be trained on. A server
+    that keeps a ledger of requests is told of those that were made here.
+    """
+    client = _partition(context)
+    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
+    node = node_folder(context.node_config, config, client)
+    answer = MetricRecord({protocol.PARTITION_ID: client})
+    if config.get("data") == "node":
+        answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = counts(node)
+    content = RecordDict({protocol.METRICS: answer})
+    if (requests := answer_query(config, client, node.path)) is not None:
+        content[protocol.REQUESTS] = requests
+    return Message(content, reply_to=message)
+
+
+@app.train()
+@_answer
+def train(message: Message, context: Context) -> Message:
+    """FedFT: local epochs on the current data: without tombstones, open requests and whatever the stage excludes.
+
+    A client that left the federation refuses.
+    """
+    task = _Task(message, context)
+    if (request := task.node.left_by()) is not None:
+        raise ClientError(f"client {task.client} has left the federation by request {request!r} and trains no more")
+    excluded = task.withheld()
+    if task.text("exclude") == "forget-split":
+        excluded |= task.worker.holding(task.client).marked
+    vector, report = task.worker.finetune(
+        task.client,
+        task.vector,
+        excluded=excluded,
+        epochs=task.number("epochs", task.config.federation.local_epochs),
+        proximal_mu=task.real(protocol.PROXIMAL_MU, 0.0),
+        seed=task.seed,
+    )
+    return task.reply(
+        vector,
+        {
+            protocol.NUM_EXAMPLES: report.num_examples,
+            "train-loss": report.last_loss,
+            "train-seconds": report.seconds,
+            "train-steps": report.steps,
+        },
+    )
+
+
+@app.train("unlearn")
+@_answer
+def unlearn(message: Message, context: Context) -> Message:
+    """FedTU: forget the named records, or all if the client leaves.
+
+    They are buried first: whatever happens next, no exchange trains on them.
+    """
+    task = _Task(message, context)
+    record_ids = task.bury()
+    vector, report = task.worker.forget(
+        task.client,
+        task.vector,
+        record_ids=record_ids,
+        tombstones=task.withheld(),
+        proximal_mu=0.0,
+        seed=task.seed,
+        reference=task.read(protocol.REFERENCE) if protocol.REFERENCE in message.content.array_records else None,
+    )
+    told = {
+        "forget-nll-before": report.first_forget_nll,
+        "forget-nll-after": report.last_forget_nll,
+        "forget-entropy-before": report.first_forget_entropy,
+        "forget-entropy-after": report.last_forget_entropy,
+    }
+    return task.reply(
+        vector,
+        {
+            protocol.NUM_EXAMPLES: report.num_examples,
+            "unlearn-loss": report.last_loss,
+            "unlearn-seconds": report.seconds,
+            "unlearn-steps": report.steps,
+            **{name: value for name, value in told.items() if math.isfinite(value)},
+        },
+    )
+
+
+@app.query("bury")
+@_answer
+def bury(message: Message, context: Context) -> Message:
+    """FedEraser: bury the named records. The server rebuilds the model; nothing is trained here."""
+    task = _Task(message, context)
+    record_ids = task.bury()
+    live = len(task.worker.holding(task.client).select(task.node.tombstones()))
+    return task.reply(None, {protocol.NUM_EXAMPLES: len(record_ids), protocol.LIVE_RECORDS: live})
+
+
+@app.evaluate("audit")
+@_answer
+def audit(message: Message, context: Context) -> Message:
+    """Measure what the received model knows of the named records, all if the client leaves; numbers leave, no record.
+
+    The same before and after they are buried.
+    """
+    from oblivionis.client import audit as node_audit
+
+    task = _Task(message, context)
+    held = [record.id for record in task.worker.holding(task.client).records]
+    forget = forget_set(read_demands(task.message_config), held, task.node.buried())
+    numbers = node_audit.audit(task.worker, task.client, task.vector, forget, task.withheld(), folder=task.node.path)
+    return task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
+
+
+class _Task:
+    """A message unpacked and checked, with the worker that serves it."""
+
+    def __init__(self, message: Message, context: Context) -> None:
+        from oblivionis.client.worker import resident
+        from oblivionis.models.fingerprint import fingerprint_source
+
+        self._message = message
+        self.message_config: ConfigRecord = message.content.config_records[protocol.CONFIG]
+        self.client = _partition(context)
+        self.config = _parse(self.text("settings"))
+        expected = self.text("fingerprint")
+        actual = fingerprint_source(self.config.model.source, self.config.model.revision)
+        if actual != expected:
+            raise ClientError(
+                f"client {self.client} has another base model: fingerprint {actual[:12]}, the server's is "
+                f"{expected[:12]}; install the same {self.config.model.source!r} on this node"
+            )
+        self.worker: Worker = resident(self.config)
+        if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
+            raise ClientError(f"client {self.client} would train other parameters than the server sends")
+        self.node = node_folder(context.node_config, self.message_config, self.client)
+        if self.config.data.name == "node":
+            self.worker.hold(self.client, read_node(self.node.path))
+        self.seed = seeds.derive(
+            self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
+        )
+
+    @property
+    def vector(self) -> np.ndarray:
+        """The global model that the server sent."""
+        return self.read(protocol.ARRAYS)
+
+    def read(self, record: str) -> np.ndarray:
+        """The flat parameters in an ArrayRecord of the message."""
+        return np.array(self._message.content.array_records[record][protocol.ADAPTER].numpy(), dtype=np.float32)
+
+    def bury(self) -> set[str]:
+        """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
+        held = [record.id for record in self.worker.holding(self.client).records]
+        return accept(read_demands(self.message_config), held, self.node)
+
+    def withheld(self) -> set[str]:
+        """Ids of records not to be trained on: those buried, and those that somebody asked for on this node, served or
+        not."""
+        return {*self.node.tombstones(), *NodeLedger(self.node.path).asked()}
+
+    def text(self, key: str) -> str:
+        return str(self.message_config.get(key, ""))
+
+    def number(self, key: str, default: int) -> int:
+        return int(self.message_config.get(key, default))  # type: ignore[arg-type]
+
+    def real(self, key: str, default: float) -> float:
+        return float(self.message_config.get(key, default))  # type: ignore[arg-type]
+
+    def reply(self, vector: np.ndarray | None, metrics: dict[str, int | float]) -> Message:
+        content = RecordDict({protocol.METRICS: MetricRecord({**metrics, protocol.PARTITION_ID: self.client})})
+        if vector is not None:
+            content[protocol.ARRAYS] = ArrayRecord({protocol.ADAPTER: Array(vector)})
+        return Message(content, reply_to=self._message)
+
+
+def _partition(context: Context) -> int:
+    if "partition-id" not in context.node_config:
+        raise ClientError('this node has no partition-id; start it with --node-config "partition-id=…"')
+    return int(context.node_config["partition-id"])
+
+
+@functools.lru_cache(maxsize=4)
+def _parse(settings: str) -> Config:
+    return configuration.from_yaml(settings)

@@ -1,0 +1,81 @@
+"""A client's audit of its own records: it measures what the model still knows of them, and tells numbers only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from oblivionis.assessment.assessor import Assessor
+from oblivionis.assessment.audit_numbers import NAMES, REQUEST_PROB, REQUEST_ROUGE
+from oblivionis.client.worker import Worker
+from oblivionis.config.schema import Config
+from oblivionis.data.records import Corpus, Record
+from oblivionis.errors import ClientError, OblivionisError
+from oblivionis.requests.node_records import FACTS_FILE
+
+log = logging.getLogger("flwr")
+
+
+def audit(
+    worker: Worker,
+    client: int,
+    vector: np.ndarray,
+    forget_ids: Collection[str],
+    tombstones: Collection[str],
+    folder: Path,
+) -> dict[str, float]:
+    """What the model with `vector` knows of the records `forget_ids` of `client`, beside those that it keeps.
+
+    By name: the means of ROUGE-L recall and probability over the records to forget (`request_rouge`, `request_prob`);
+    what `evaluation.audit.profile` asks of both groups (TOFU's measures, leakage bounds, RULER's Lens 2, WikiMem where
+    `<folder>/facts.jsonl` or the records state facts); how many records there are in each group, and how many
+    evaluators failed (their reasons go to the client's own log). tombstones: records that are neither to be forgotten
+    now nor kept. Raises ClientError when the client holds none of `forget_ids`.
+    """
+    records = worker.holding(client).records
+    forget = tuple(r for r in records if r.id in forget_ids)
+    retain = tuple(r for r in records if r.id not in forget_ids and r.id not in tombstones)
+    if not forget:
+        raise ClientError(f"client {client} holds none of the records that are to be audited")
+    assessor = _assessor(worker, forget, retain, folder)
+    measured = assessor.measure(vector, full=worker.config.evaluation.audit.profile == "full")
+    for name, reason in measured.report.failed.items():
+        log.warning("client %d: the audit goes without %s: %s", client, name, reason)
+    ids = [r.id for r in forget]
+    rouge = dict(measured.forget_rouge())
+    if missing := [i for i in ids if i not in rouge]:
+        rouge |= assessor.recalls(vector, missing)
+    prob = assessor.knowledge(vector, ids, rouge=False)["prob"]
+    return {
+        **{name: float(value) for name, value in measured.metrics.items() if name in NAMES},
+        REQUEST_ROUGE: float(np.mean([rouge[i] for i in ids])),
+        # A model that computes no number any more knows nothing.
+        REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
+        "forget_records": float(len(forget)),
+        "retain_records": float(len(retain)),
+        "failed_evaluators": float(len(measured.report.failed)),
+    }
+
+
+def _assessor(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, ...], folder: Path) -> Assessor:
+    """An assessor of these records; a faulty file of facts costs WikiMem and nothing else."""
+    sets = {name: records for name, records in (("forget", forget), ("retain", retain)) if records}
+    corpus = Corpus("node", (*forget, *retain), frozenset(r.id for r in forget), sets)
+    facts = folder / FACTS_FILE
+    try:
+        return Assessor(worker.assembled, corpus, _with_facts(worker.config, facts if facts.is_file() else None))
+    except OblivionisError as error:
+        if not facts.is_file():
+            raise
+        log.warning("the audit goes without WikiMem: %s", error)
+        return Assessor(worker.assembled, corpus, _with_facts(worker.config, None))
+
+
+def _with_facts(config: Config, facts: Path | None) -> Config:
+    """`config` with WikiMem's subjects from the client's own file: a path of the server's means nothing here."""
+    wikimem = replace(config.evaluation.wikimem, subjects=None if facts is None else str(facts))
+    return replace(config, evaluation=replace(config.evaluation, wikimem=wikimem))

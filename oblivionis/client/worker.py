@@ -1,0 +1,221 @@
+"""The resident part of a client process: one base model and the records, however many clients the process plays."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from clients import losses
+from clients.entropy import Entropy
+from clients.flat import FlatParameters
+from clients.optimisation import Ball
+from clients.training import Prox, TrainReport, TrainSettings, train
+from clients.unlearning import UnlearnReport, unlearn
+from evaluation.engine.packing import Sequence as TokenSequence
+from oblivionis import seeds
+from oblivionis.config.schema import Config
+from oblivionis.data.corpora import load_partition
+from oblivionis.data.records import Corpus, Record
+from oblivionis.data.tokenize import encode_all
+from oblivionis.errors import ClientError
+from oblivionis.models import adapters
+from oblivionis.models.assembly import assemble
+from oblivionis.models.corpus import corpus_of
+from oblivionis.models.random_model import expected_distance
+from oblivionis.requests.node_records import NodeRecords
+
+_RESIDENT_PARTITIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One client's records in their order, with their token sequences; `marked`: ids of the forget split."""
+
+    records: tuple[Record, ...]
+    sequences: tuple[TokenSequence, ...]
+    truncated: int
+    marked: frozenset[str] = frozenset()
+
+    def select(self, excluded: Collection[str]) -> list[TokenSequence]:
+        return [s for r, s in zip(self.records, self.sequences, strict=True) if r.id not in excluded]
+
+
+class Worker:
+    """A base model with its adapter slot, and the corpus. Built once per process and configuration.
+
+    Of `node` data there is no corpus: clients bring their own records with `hold`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        torch.set_num_threads(max(1, config.federation.client_threads))
+        torch.set_flush_denormal(True)
+        self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        self.flat: FlatParameters = self.assembled.flat
+        own = config.data.name == "node"
+        self.corpus = Corpus("node", (), frozenset()) if own else corpus_of(config)
+        self.partition = None if own else load_partition(self.corpus, config)
+        self._holdings: OrderedDict[int, Holding] = OrderedDict()
+
+    def holding(self, client: int) -> Holding:
+        """The records of `client`, tokenised; the most recently used clients stay in memory."""
+        if client in self._holdings:
+            self._holdings.move_to_end(client)
+            return self._holdings[client]
+        if self.partition is None:
+            raise ClientError(f"client {client} has not read its own records")
+        if not 0 <= client < len(self.partition.clients):
+            raise ClientError(f"partition {client} does not exist: the configuration has {len(self.partition.clients)}")
+        records = tuple(self.corpus.train[i] for i in self.partition.clients[client])
+        return self._keep(client, records, self.corpus.forget_ids)
+
+    def hold(self, client: int, own: NodeRecords) -> Holding:
+        """Take `own` as the records of `client`; they are tokenised anew only if they have changed."""
+        known = self._holdings.get(client)
+        if known is not None and (known.records, known.marked) == (own.records, own.marked):
+            return self.holding(client)
+        return self._keep(client, own.records, own.marked)
+
+    def _keep(self, client: int, records: tuple[Record, ...], marked: frozenset[str]) -> Holding:
+        encoded, truncated = encode_all(
+            records,
+            self.assembled.tokenizer,
+            self.assembled.template,
+            max_length=self.config.model.max_length,
+            on_overflow=self.config.model.on_overflow,
+        )
+        sequences = tuple(TokenSequence(e.prompt, e.answer) for e in encoded)
+        self._holdings[client] = Holding(records, sequences, truncated, marked)
+        while len(self._holdings) > _RESIDENT_PARTITIONS:
+            self._holdings.popitem(last=False)
+        return self._holdings[client]
+
+    def finetune(
+        self,
+        client: int,
+        vector: np.ndarray,
+        *,
+        excluded: Collection[str],
+        epochs: int,
+        proximal_mu: float,
+        seed: int,
+    ) -> tuple[np.ndarray, TrainReport]:
+        """Train from the global `vector` on all records of `client` but `excluded`; the new vector and a report."""
+        sequences = self.holding(client).select(excluded)
+        if not sequences:
+            raise ClientError(f"client {client} has no record left to train on")
+        self._load(vector)
+        settings = self._settings(epochs=epochs)
+        prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
+        report = train(self.assembled.model, self.flat, sequences, settings, prox=prox, seed=seed)
+        return self.flat.numpy(), report
+
+    def forget(
+        self,
+        client: int,
+        vector: np.ndarray,
+        *,
+        record_ids: Collection[str],
+        tombstones: Collection[str],
+        proximal_mu: float,
+        seed: int,
+        reference: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, UnlearnReport]:
+        """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
+
+        PGA starts from `reference`, the model of the other clients, and stays within a ball around it.
+        """
+        holding = self.holding(client)
+        held = {r.id for r in holding.records}
+        foreign = [i for i in record_ids if i not in held]
+        if foreign:
+            raise ClientError(f"client {client} does not hold record {foreign[0]!r} ({len(foreign)} unknown)")
+        wanted = set(record_ids)
+        forget_set = holding.select(held - wanted)
+        retain_set = holding.select(wanted.union(tombstones))
+        unlearning = self.config.unlearning
+        if not retain_set and losses.get(unlearning.method).needs_retain:
+            raise ClientError(
+                f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
+                "choose another method"
+            )
+        ball, limit = None, unlearning.forget_nll_limit
+        if unlearning.method == "pga":
+            if reference is None:
+                raise ClientError("pga starts from the model of the other clients, which the server did not send")
+            vector = reference
+            ball = Ball(reference, unlearning.params["radius"] or self._distance_to_random(reference) / 3)
+            limit = limit or math.log(len(self.assembled.tokenizer))
+        self._load(vector)
+        settings = self._settings(
+            epochs=unlearning.epochs,
+            learning_rate=unlearning.learning_rate,
+            batch_size=unlearning.batch_size,
+            weight_decay=unlearning.weight_decay,
+            max_grad_norm=unlearning.max_grad_norm,
+        )
+        prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
+        report = unlearn(
+            self.assembled.model,
+            self.flat,
+            forget_set,
+            retain_set,
+            unlearning.method,
+            dict(unlearning.params),
+            settings,
+            seed=seed,
+            prox=prox,
+            entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
+            retain_loss=unlearning.retain_loss,
+            forget_nll_limit=limit,
+            ball=ball,
+        )
+        return self.flat.numpy(), report
+
+    def _distance_to_random(self, vector: np.ndarray) -> float:
+        model = self.config.model
+        initializer_range = getattr(self.assembled.model.config, "initializer_range", 0.02)
+        return expected_distance(vector, self.flat.manifest, model.mode, initializer_range)
+
+    def _load(self, vector: np.ndarray) -> None:
+        adapters.check_vector(vector, self.flat.manifest)
+        self.flat.load(vector)
+
+    def _settings(self, *, epochs: int, **changes: float | int | None) -> TrainSettings:
+        training = self.config.training
+        values: dict = {
+            "learning_rate": training.learning_rate,
+            "weight_decay": training.weight_decay,
+            "batch_size": training.batch_size,
+            "warmup_epochs": training.warmup_epochs,
+            "warmup_ratio": training.warmup_ratio,
+            "schedule": training.schedule,
+            "max_grad_norm": training.max_grad_norm,
+            "gradient_accumulation": training.gradient_accumulation,
+            "optimizer": training.optimizer,
+            "gradient_checkpointing": training.gradient_checkpointing,
+        }
+        values.update({k: v for k, v in changes.items() if v is not None})
+        return TrainSettings(epochs=epochs, **values)
+
+
+_worker: Worker | None = None
+
+
+def resident(config: Config) -> Worker:
+    """This process's worker for `config`, rebuilt only when what it was built from changes."""
+    global _worker
+    if _worker is None or _built_from(_worker.config) != _built_from(config):
+        _worker = None
+        _worker = Worker(config)
+    _worker.config = config
+    return _worker
+
+
+def _built_from(config: Config) -> tuple[object, ...]:
+    return config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed

@@ -1,0 +1,1 @@
+"""The configuration: YAML files and overrides in, one checked dataclass out."""

@@ -1,0 +1,451 @@
+"""Checks that need more than one key: sizes against clients, stages against each other, files that must exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from oblivionis.config.problems import Problem
+from oblivionis.config.schema import MUSE, STAGES, Config
+from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
+
+TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
+EMBEDDED_CONTEXT = 512
+WITH_RETAIN_LOSS = ("grad_diff", "npo", "simnpo")
+WITHOUT_FORGET_LIKELIHOOD = ("fine_tune", "rmu")
+LEAST_ORACLES = 3
+WITHOUT_HOLDINGS = ("nodes", "file", "none")
+NEEDS_RETAIN = ("fine_tune", "neg_grad", "scrub")
+
+Check = Callable[[Config], Iterator[Problem]]
+CHECKS: list[tuple[tuple[str, ...], Check]] = []
+
+
+def cross_checks(config: Config, bad: set[str]) -> list[Problem]:
+    """Everything that is wrong between keys; a check that reads a key in `bad` is left out."""
+    found: list[Problem] = []
+    for used, check in CHECKS:
+        if not any(_touches(path, key) for path in bad for key in used):
+            found += check(config)
+    return found
+
+
+def _touches(path: str, key: str) -> bool:
+    return path == key or path.startswith(f"{key}.") or key.startswith(f"{path}.")
+
+
+def _reads(*keys: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        CHECKS.append((keys, check))
+        return check
+
+    return register
+
+
+@_reads("stages", "start_from")
+def _stages(config: Config) -> Iterator[Problem]:
+    ordered = [stage for stage in STAGES if stage in config.stages]
+    if config.stages != ordered:
+        hint = f"write stages=[{','.join(ordered)}]"
+        yield Problem("stages", f"{config.stages} is out of order", f"the order {', '.join(STAGES)}", hint)
+    if "unlearn" in config.stages and "finetune" not in config.stages and config.start_from is None:
+        yield Problem(
+            "stages", "unlearn has no finetuned model to start from", "finetune in stages", "or give start_from"
+        )
+
+
+@_reads("name")
+def _run_name(config: Config) -> Iterator[Problem]:
+    name = config.name
+    if name is not None and (name in ("", ".", "..") or name != name.strip() or set(name) & set('/\\:*?"<>|\0\n')):
+        yield Problem("name", f"{name!r} cannot be the name of a folder", "letters, digits, - _ . or space")
+
+
+@_reads("start_from")
+def _start_from(config: Config) -> Iterator[Problem]:
+    if config.start_from is not None and not (Path(config.start_from).expanduser() / "config.yaml").is_file():
+        yield Problem("start_from", f"{config.start_from} is no run directory", "a folder with a config.yaml")
+
+
+@_reads("evaluation.ruler.oracles")
+def _ruler_oracles(config: Config) -> Iterator[Problem]:
+    given = config.evaluation.ruler.oracles
+    for path in given:
+        if not (Path(path).expanduser() / "config.yaml").is_file():
+            yield Problem("evaluation.ruler.oracles", f"{path} is no run directory", "folders with a config.yaml")
+    if len({Path(path).expanduser().resolve() for path in given}) < len(given):
+        yield Problem("evaluation.ruler.oracles", "names a run more than once", "each run once")
+    if 0 < len(given) < LEAST_ORACLES:
+        count = f"{len(given)} run{'s' if len(given) > 1 else ''}"
+        message = f"{count} cannot tell how far retrained models lie apart"
+        yield Problem("evaluation.ruler.oracles", message, f"at least {LEAST_ORACLES}, or none")
+
+
+@_reads("attack")
+def _attack_texts(config: Config) -> Iterator[Problem]:
+    for name in ("rephrasings", "jailbreaks"):
+        for text in getattr(config.attack, name):
+            if "{question}" not in text and "{lower}" not in text:
+                yield Problem(f"attack.{name}", f"{text!r} does not ask the question", "a text with {question}")
+
+
+@_reads("model.source")
+def _source(config: Config) -> Iterator[Problem]:
+    source = config.model.source
+    as_path = source.startswith((".", "/", "~")) or source.count("/") > 1
+    if source != "embedded" and as_path and not (Path(source).expanduser() / "config.json").is_file():
+        yield Problem("model.source", f"{source} is no model folder", "a folder with a config.json, or a hub name")
+
+
+@_reads("model.source", "model.max_length")
+def _embedded_context(config: Config) -> Iterator[Problem]:
+    if config.model.source == "embedded" and config.model.max_length > EMBEDDED_CONTEXT:
+        message = f"{config.model.max_length} is more than the embedded model reads"
+        yield Problem("model.max_length", message, f"value <= {EMBEDDED_CONTEXT}")
+
+
+@_reads("model.source", "model.template.kind")
+def _embedded_template(config: Config) -> Iterator[Problem]:
+    if config.model.source == "embedded" and config.model.template.kind == "chat":
+        yield Problem("model.template.kind", "the embedded model has no chat template", "qa")
+
+
+@_reads("model.mode", "model.lora.aggregation")
+def _aggregation(config: Config) -> Iterator[Problem]:
+    aggregation = config.model.lora.aggregation
+    if config.model.mode == "full" and aggregation != "factors":
+        message = f"{aggregation} is about LoRA's factors, but model.mode=full trains all weights and has none"
+        yield Problem("model.lora.aggregation", message, "factors", "or set model.mode=lora")
+
+
+@_reads("model.template.kind", "model.template.answer_prefix", "model.template.question_suffix")
+def _clean_boundary(config: Config) -> Iterator[Problem]:
+    template = config.model.template
+    key, end = (
+        ("answer_prefix", template.answer_prefix)
+        if template.answer_prefix
+        else (
+            "question_suffix",
+            template.question_suffix,
+        )
+    )
+    if template.kind == "qa" and end.endswith(" "):
+        yield Problem(
+            f"model.template.{key}",
+            f"the prompt ends in a space ({end!r}), which a tokenizer merges with the answer",
+            "no space at the end",
+            "put it into model.template.answer_separator",
+        )
+
+
+@_reads("unlearning")
+def _unlearning_options(config: Config) -> Iterator[Problem]:
+    """Options that the method would not look at, and a hyperparameter whose range is its own."""
+    unlearning = config.unlearning
+    if unlearning.retain_loss != "nll" and unlearning.method not in WITH_RETAIN_LOSS:
+        message = f"{unlearning.method} has no retain term to choose"
+        expected = f"nll, or one of the methods {', '.join(WITH_RETAIN_LOSS)}"
+        yield Problem("unlearning.retain_loss", message, expected)
+    entropy = unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
+    blind = unlearning.method == "federaser" or (unlearning.method in WITHOUT_FORGET_LIKELIHOOD and not entropy)
+    if unlearning.forget_nll_limit is not None and blind:
+        message = f"{unlearning.method} does not look at the likelihood of forget records"
+        yield Problem("unlearning.forget_nll_limit", message, "null")
+    if unlearning.requests.scope == "client" and unlearning.method in NEEDS_RETAIN:
+        message = f"{unlearning.method} needs retain records, and a client that leaves has none"
+        yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
+    alpha = unlearning.params.get("alpha")
+    if unlearning.method == "neg_grad" and isinstance(alpha, float) and alpha > 1:
+        yield Problem("unlearning.params.alpha", f"{alpha} is out of range", "0 <= value <= 1 (neg_grad)")
+
+
+@_reads("training.optimizer", "model.device")
+def _optimizer(config: Config) -> Iterator[Problem]:
+    if config.training.optimizer == "paged_adamw_32bit" and config.model.device == "cpu":
+        yield Problem("training.optimizer", "paged_adamw_32bit needs CUDA, but model.device is cpu", "adamw")
+
+
+@_reads("model.mode", "model.quantization")
+def _quantized(config: Config) -> Iterator[Problem]:
+    if config.model.mode == "full" and config.model.quantization != "none":
+        message = f"{config.model.quantization} weights cannot be trained, but model.mode is full"
+        yield Problem("model.quantization", message, "none", "or train adapters with model.mode=lora")
+
+
+@_reads("federation.client_gpus", "model.device")
+def _client_gpus(config: Config) -> Iterator[Problem]:
+    share = config.federation.client_gpus
+    if share > 0 and config.model.device == "cpu":
+        message = f"{share:g} GPUs are reserved for each client, but model.device is cpu"
+        yield Problem("federation.client_gpus", message, "0", "or set model.device=auto")
+    elif share > 1 and share != int(share):
+        message = f"{share:g} GPUs cannot be reserved"
+        yield Problem("federation.client_gpus", message, "a share of one, or a whole number")
+
+
+@_reads("data.name", "data.path")
+def _data_path(config: Config) -> Iterator[Problem]:
+    name, path = config.data.name, config.data.path
+    if name == "jsonl" and path is None:
+        yield Problem("data.path", "jsonl data need a file", "the path of a file of JSON lines")
+    elif name == "jsonl" and path is not None and not _lines_file(path).is_file():
+        expected = "the path of a file of JSON lines, or of a folder with train.jsonl"
+        yield Problem("data.path", f"there is no file {_lines_file(path)}", expected)
+
+
+@_reads("data.name", "data.path")
+def _own_questions(config: Config) -> Iterator[Problem]:
+    path = config.data.path
+    if config.data.name == "node" and path is not None and not Path(path).expanduser().exists():
+        expected = "a file of questions as JSON lines, or a folder with retain_perturbed.jsonl, … (or null)"
+        yield Problem("data.path", f"there is no file {path}", expected)
+
+
+@_reads("data.name", "data.nodes", "federation.clients")
+def _nodes(config: Config) -> Iterator[Problem]:
+    nodes = config.data.nodes
+    if nodes is None:
+        return
+    if config.data.name != "node":
+        yield Problem("data.nodes", f"{config.data.name} data are not read from clients' folders", "null, or data=node")
+        return
+    folders = [simulated_folder(nodes, client) / DATA_FOLDER for client in range(config.federation.clients)]
+    missing = next((folder for folder in folders if not folder.is_dir()), None)
+    if missing is not None:
+        expected = f"node0/data to node{config.federation.clients - 1}/data (federation.clients), with *.jsonl in each"
+        yield Problem("data.nodes", f"there is no folder {missing}", expected)
+
+
+@_reads("data.name", "stages", "unlearning.requests")
+def _own_records(config: Config) -> Iterator[Problem]:
+    """What a server that knows no record cannot do."""
+    if config.data.name != "node":
+        return
+    if "local" in config.stages:
+        yield Problem("stages", "the stage local measures each client on the server", "stages without local")
+    requests = config.unlearning.requests
+    if "unlearn" in config.stages and requests.policy not in WITHOUT_HOLDINGS:
+        message = f"with data=node the server does not know who holds what, and `{requests.policy}` goes by that"
+        yield Problem("unlearning.requests.policy", message, f"one of {', '.join(WITHOUT_HOLDINGS)}")
+
+
+def _lines_file(path: str) -> Path:
+    """The file of training records that `data.path` names for `jsonl`."""
+    given = Path(path).expanduser()
+    return given / "train.jsonl" if given.is_dir() else given
+
+
+@_reads("data.name", "data.path", "data.forget_split")
+def _tofu_folder(config: Config) -> Iterator[Problem]:
+    if config.data.name != "tofu" or config.data.path is None:
+        return
+    folder = Path(config.data.path).expanduser()
+    if not folder.is_dir():
+        yield Problem(
+            "data.path", f"there is no folder {config.data.path}", "a folder with full.json, forget01.json, …"
+        )
+        return
+    split = config.data.forget_split
+    missing = [n for n in ("full.json", f"{split}.json") if not (folder / n).is_file()]
+    if missing:
+        yield Problem("data.path", f"{config.data.path} lacks {', '.join(missing)}", "the JSON lines of locuslab/TOFU")
+
+
+@_reads("data.name", "data.forget_file")
+def _forget_file(config: Config) -> Iterator[Problem]:
+    file = config.data.forget_file
+    if config.data.name == "jsonl" and file is not None and not Path(file).expanduser().is_file():
+        yield Problem("data.forget_file", f"there is no file {file}", "a file with one record id per line")
+
+
+@_reads("data.name", "data.holdout_file")
+def _holdout_file(config: Config) -> Iterator[Problem]:
+    file = config.data.holdout_file
+    if file is not None and config.data.name == "jsonl" and not Path(file).expanduser().is_file():
+        yield Problem("data.holdout_file", f"there is no file {file}", "a file of records as JSON lines")
+
+
+@_reads("data.name", "data.path", "data.muse_forget")
+def _muse(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name == "muse_books" and data.muse_forget != "raw":
+        yield Problem("data.muse_forget", f"MUSE-Books has no {data.muse_forget}", "raw, or data=muse_news")
+    if data.name in ("muse_news", "muse_books") and data.path and not Path(data.path).expanduser().is_dir():
+        expected = "a folder with raw/forget.json, raw/retain2.json, verbmem/forget.json, …"
+        yield Problem("data.path", f"there is no folder {data.path}", expected)
+
+
+@_reads("data.name", "data.passages", "data.forget_passages")
+def _forget_passages(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name == "muse_tiny" and data.forget_passages >= data.passages:
+        message = f"{data.forget_passages} of {data.passages} articles leave nothing to retain"
+        yield Problem("data.forget_passages", message, f"1 <= value <= {data.passages - 1}")
+
+
+@_reads("data.name", "data.authors", "data.forget_authors")
+def _forget_authors(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name == "fictitious" and data.forget_authors >= data.authors:
+        yield Problem(
+            "data.forget_authors",
+            f"{data.forget_authors} of {data.authors} authors leave nobody to retain",
+            f"1 <= value <= {data.authors - 1}",
+        )
+
+
+@_reads(
+    "federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author", "data.holdout_authors"
+)
+def _records(config: Config) -> Iterator[Problem]:
+    records, clients = _size(config), config.federation.clients
+    if records is not None and clients > records:
+        yield Problem(
+            "federation.clients",
+            f"{clients} clients cannot share {records} record{'' if records == 1 else 's'}",
+            f"1 <= value <= {records}",
+        )
+
+
+@_reads("federation.clients", "data.name", "data.authors", "data.partition.scheme", "data.holdout_authors")
+def _authors(config: Config) -> Iterator[Problem]:
+    data, clients = config.data, config.federation.clients
+    authors = {"fictitious": data.authors, "tofu": TOFU_AUTHORS - data.holdout_authors}.get(data.name)
+    if data.partition.scheme == "by_author" and authors is not None and clients > authors:
+        yield Problem(
+            "federation.clients",
+            f"{clients} clients cannot share {authors} authors (data.partition.scheme is by_author)",
+            f"1 <= value <= {authors}",
+        )
+
+
+def _size(config: Config) -> int | None:
+    """Number of training records where the configuration tells it, else None."""
+    data = config.data
+    if data.name == "fictitious":
+        return data.authors * data.questions_per_author
+    if data.name == "tofu":
+        return TOFU_RECORDS - data.holdout_authors * (TOFU_RECORDS // TOFU_AUTHORS)
+    if data.name in MUSE:
+        return None
+    file = _lines_file(data.path) if data.path and data.name == "jsonl" else None
+    if file is None or not file.is_file():
+        return None
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+@_reads("federation.min_clients", "federation.clients")
+def _min_clients(config: Config) -> Iterator[Problem]:
+    federation = config.federation
+    if federation.min_clients > federation.clients:
+        message = f"{federation.min_clients} is more than the {federation.clients} clients there are"
+        yield Problem("federation.min_clients", message, f"1 <= value <= {federation.clients}")
+
+
+@_reads("federation.local_clients", "federation.clients")
+def _local_clients(config: Config) -> Iterator[Problem]:
+    federation = config.federation
+    if federation.local_clients is not None and federation.local_clients > federation.clients:
+        message = f"{federation.local_clients} is more than the {federation.clients} clients there are"
+        yield Problem("federation.local_clients", message, f"1 <= value <= {federation.clients}")
+
+
+@_reads("training.warmup_epochs", "training.warmup_ratio")
+def _one_warmup(config: Config) -> Iterator[Problem]:
+    training = config.training
+    if training.warmup_ratio and training.warmup_epochs:
+        message = f"{training.warmup_ratio:g} is given besides training.warmup_epochs={training.warmup_epochs:g}"
+        yield Problem("training.warmup_ratio", message, "one of the two", "set training.warmup_epochs=0")
+
+
+@_reads("training.warmup_epochs", "federation.local_epochs")
+def _warmup(config: Config) -> Iterator[Problem]:
+    warmup, epochs = config.training.warmup_epochs, config.federation.local_epochs
+    if warmup > epochs:
+        message = f"{warmup:g} epochs of warm-up do not fit into federation.local_epochs={epochs}"
+        yield Problem("training.warmup_epochs", message, f"0 <= value <= {epochs}")
+
+
+@_reads("unlearning.method", "unlearning.updates", "unlearning.entropy", "stages", "federation.keep_checkpoints")
+def _needs_updates(config: Config) -> Iterator[Problem]:
+    """What the methods that go by the clients' updates ask of other keys."""
+    unlearning = config.unlearning
+    method, updates, entropy = unlearning.method, unlearning.updates, unlearning.entropy
+    if method not in ("federaser", "pga"):
+        return
+    if "local" in config.stages:
+        message = f"{method} needs other clients, and the stage local has none"
+        yield Problem("stages", message, "stages without local, or another unlearning method")
+    if updates.keep == 0:
+        message = f"{method} needs the clients' updates"
+        yield Problem("unlearning.updates.keep", message, "null or at least 1")
+    if method == "pga" and updates.every != 1:
+        message = "pga starts from the newest round, which must be kept"
+        yield Problem("unlearning.updates.every", message, "1")
+    least = config.federation.keep_checkpoints
+    if method == "pga" and updates.keep is not None and 0 < updates.keep < least:
+        message = "pga needs the newest round of every checkpoint that a run may continue from"
+        yield Problem("unlearning.updates.keep", message, f"null or at least federation.keep_checkpoints={least}")
+    if method == "federaser" and (entropy.forget or entropy.retain):
+        message = "federaser trains on nothing that is to be forgotten"
+        yield Problem("unlearning.entropy", message, "weights of 0")
+
+
+@_reads("unlearning.requests", "federation.clients")
+def _request_clients(config: Config) -> Iterator[Problem]:
+    requests, clients = config.unlearning.requests, config.federation.clients
+    wrong = [client for client in requests.clients or [] if not 0 <= client < clients]
+    if wrong:
+        message = f"there is no client {', '.join(map(str, wrong))}"
+        yield Problem("unlearning.requests.clients", message, f"numbers from 0 to {clients - 1}")
+
+
+@_reads("unlearning.requests", "federation.rounds.unlearn", "stages")
+def _request_round(config: Config) -> Iterator[Problem]:
+    requests, rounds = config.unlearning.requests, config.federation.rounds.unlearn
+    at_round = requests.policy in ("all_at_round", "subjects_at_round")
+    if at_round and "unlearn" in config.stages and requests.round > rounds:
+        message = f"round {requests.round} never comes: federation.rounds.unlearn is {rounds}"
+        yield Problem("unlearning.requests.round", message, f"1 <= value <= {rounds}")
+
+
+@_reads("unlearning.requests")
+def _request_scope(config: Config) -> Iterator[Problem]:
+    requests = config.unlearning.requests
+    if requests.scope == "client" and requests.policy in ("file", "subjects_at_round"):
+        message = f"the policy `{requests.policy}` says itself who asks for what"
+        hint = 'in a schedule, a line with "scope": "client" lets a client leave' if requests.policy == "file" else ""
+        yield Problem("unlearning.requests.scope", message, "forget_split", hint)
+
+
+@_reads("unlearning.requests")
+def _request_subjects(config: Config) -> Iterator[Problem]:
+    requests = config.unlearning.requests
+    if requests.policy != "subjects_at_round":
+        return
+    if not requests.subjects:
+        yield Problem(
+            "unlearning.requests.subjects",
+            "the policy `subjects_at_round` needs names",
+            "a list of names",
+            "`oblivionis data describe --subjects` lists them",
+        )
+    names = requests.subjects or []
+    keys = [subject_key(name) for name in names]
+    twice = next((name for i, name in enumerate(names) if keys[i] in keys[:i]), None)
+    if twice is not None:
+        yield Problem("unlearning.requests.subjects", f"names {twice!r} more than once", "each name once")
+
+
+@_reads("unlearning.requests")
+def _request_file(config: Config) -> Iterator[Problem]:
+    requests = config.unlearning.requests
+    if requests.policy != "file":
+        return
+    if requests.file is None:
+        yield Problem("unlearning.requests.file", "the policy `file` needs one", "a file of requests as JSON lines")
+    elif not Path(requests.file).expanduser().is_file():
+        yield Problem(
+            "unlearning.requests.file", f"there is no file {requests.file}", "a file of requests as JSON lines"
+        )

@@ -1,0 +1,240 @@
+"""Checks one composed mapping against the schema, key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from oblivionis.config.limits import PARAMETERS, About
+from oblivionis.config.problems import Problem, did_you_mean, nearest
+from oblivionis.config.schema import Config
+
+KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One leaf of the schema: `kind` is its type without `None`, `item` the type of a list's items."""
+
+    path: str
+    kind: type
+    item: type | None
+    optional: bool
+    default: Any
+    about: About
+
+
+def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Every section of the schema with its dotted path, outermost first; the whole is the section `""`."""
+    yield prefix, cls
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from sections(hints[field.name], f"{prefix}.{field.name}".lstrip("."))
+
+
+def schema_keys() -> dict[str, Key]:
+    """Every leaf of the schema by its dotted path, in the order of declaration."""
+    return {key.path: key for key in keys_of(Config, Config(), "")}
+
+
+def keys_of(cls: type, defaults: Any, prefix: str = "") -> Iterator[Key]:
+    """Every leaf of a dataclass of settings, with its default in the instance `defaults`."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        path = f"{prefix}.{field.name}".lstrip(".")
+        default = getattr(defaults, field.name)
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from keys_of(hints[field.name], default, path)
+            continue
+        hint = hints[field.name]
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        plain = next(member for member in members if member is not type(None))
+        kind = typing.get_origin(plain) or plain
+        item = typing.get_args(plain)[0] if kind is list else None
+        yield Key(path, kind, item, type(None) in members, default, field.metadata["about"])
+
+
+KEYS = schema_keys()
+SECTIONS = {path for path, _ in sections()}
+
+
+def expectation(key: Key) -> str:
+    """What a key takes, in words: choices, or type and range."""
+    limits, nullable = key.about, " or null" if key.optional else ""
+    if key.kind is list:
+        items = f"names from {', '.join(limits.choices)}" if limits.choices else f"{KIND_NAMES[key.item or str]}s"
+        return f"a list of {items.replace('a text', 'text').replace('a whole number', 'whole number')}{nullable}"
+    if limits.choices:
+        return f"one of {', '.join(limits.choices)}{nullable}"
+    if limits.range() and key.kind in (int, float):
+        return limits.range() + nullable
+    return KIND_NAMES.get(key.kind, "a mapping") + nullable
+
+
+def check_values(
+    tree: Mapping[str, Any], origins: Mapping[str, str], more: Iterable[str] = ()
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The values that are right, by dotted path, and a problem for each key that is unknown or has a wrong value.
+
+    `origins` says for a dotted path where its value was given; it is named in the problem. `more` are known paths
+    beside the schema's, for hints.
+    """
+    good: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for path, value in _leaves(tree, ""):
+        inner = [origins[o] for o in origins if o.startswith(f"{path}.")] if isinstance(value, Mapping) else []
+        where = inner[-1] if inner else origins.get(path, "")
+        if path in KEYS:
+            value, problem = check_value(KEYS[path], value, where)
+            if problem is None:
+                good[path] = value
+            else:
+                problems.append(problem)
+        elif path in SECTIONS:
+            names = ", ".join(known_below(path))
+            problems.append(Problem(path, f"{value!r} is not a section", f"a mapping with {names}", "", where))
+        else:
+            problems.append(unknown_key(path, where, more))
+    return good, problems
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        path = f"{prefix}.{name}".lstrip(".")
+        if path in SECTIONS and isinstance(value, Mapping):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def known_below(section: str) -> list[str]:
+    """Names directly inside a section (`""`: at the top)."""
+    head = f"{section}." if section else ""
+    inside = [path[len(head) :] for path in [*KEYS, *SECTIONS] if path.startswith(head) and path != section]
+    return sorted({name.split(".")[0] for name in inside})
+
+
+def unknown_key(path: str, where: str = "", more: Iterable[str] = ()) -> Problem:
+    """The problem of a key that the schema lacks, with the nearest known key.
+
+    A slip of the pen in the section's own names is nearest, then a key of the same name elsewhere (`learning_rate`:
+    `training.learning_rate`), then a similar name in the section, then one anywhere. `more` are known paths beside
+    the schema's: a method's hyperparameters.
+    """
+    section, _, name = path.rpartition(".")
+    while section and section not in SECTIONS and section not in KEYS:
+        section, _, name = section.rpartition(".")
+    if section in KEYS:
+        return Problem(path, f"{section} has no keys of its own", expectation(KEYS[section]), "", where)
+    head = f"{section}." if section else ""
+    siblings = known_below(section)
+    paths = [*KEYS, *more, *(s for s in SECTIONS if s)]
+    last = path.rpartition(".")[2]
+    same = [known for known in paths if known.rpartition(".")[2] == last]
+    same = [known for known in same if head and known.startswith(head)] or same
+    near, very_near = nearest(name, siblings), nearest(name, siblings, cutoff=0.85)
+    by_leaf = {known.rpartition(".")[2]: known for known in reversed(paths)}
+    far = nearest(last, by_leaf, cutoff=0.75)
+    if same and not very_near:
+        hint = f"did you mean {' or '.join(same[:3])}?"
+    elif near:
+        hint = f"did you mean {head}{near}?"
+    else:
+        hint = f"did you mean {by_leaf[far]}?" if far else ""
+    expected = "" if hint else f"a key of {section or 'the configuration'}: {', '.join(siblings)}"
+    return Problem(path, "unknown key", expected, hint, where)
+
+
+def check_value(key: Key, value: Any, where: str = "") -> tuple[Any, Problem | None]:
+    """The value in the key's type, or the problem with it."""
+    expected = expectation(key)
+    if value is None:
+        return None, None if key.optional else Problem(key.path, "null is not allowed", expected, "", where)
+    if key.kind is dict:
+        wrong = (
+            None if isinstance(value, Mapping) else Problem(key.path, f"{value!r} is no mapping", expected, "", where)
+        )
+        return value, wrong
+    if key.kind is not list:
+        return _check_scalar(key.path, key.kind, key.about, value, expected, where)
+    if not isinstance(value, list):
+        return None, Problem(key.path, f"{value!r} is not a list", expected, _list_hint(key.path, value), where)
+    if key.about.at_least is not None and len(value) < key.about.at_least:
+        return None, Problem(key.path, "the list is empty", expected, "", where)
+    items = []
+    bare = dataclasses.replace(key.about, at_least=None)
+    for number, entry in enumerate(value):
+        item, problem = _check_scalar(f"{key.path}[{number}]", key.item or str, bare, entry, expected, where)
+        if problem:
+            return None, problem
+        items.append(item)
+    if len(set(items)) != len(items):
+        return None, Problem(key.path, f"{value!r} names something twice", expected, "", where)
+    return items, None
+
+
+def _list_hint(path: str, value: Any) -> str:
+    return f"write {path}=[{value}]" if isinstance(value, (str, int, float)) else ""
+
+
+def _check_scalar(
+    path: str, kind: type, limits: About, value: Any, expected: str, where: str
+) -> tuple[Any, Problem | None]:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        quote = "; put it in quotes" if kind is str and isinstance(value, (int, float)) else ""
+        named = KIND_NAMES[kind]
+        message = f"{value!r} is not {named}{quote}"
+        return None, Problem(path, message, "" if expected == named else expected, "", where)
+    if isinstance(value, str):
+        if limits.choices and value not in limits.choices:
+            return None, Problem(
+                path, f"unknown choice {value!r}", expected, did_you_mean(value, limits.choices), where
+            )
+        if value == "???":
+            return None, Problem(path, "a value must be given", expected, "", where)
+        if not limits.allows(len(value)):
+            return None, Problem(path, "the text is empty", expected, "", where)
+    elif isinstance(value, float) and not math.isfinite(value):
+        return None, Problem(path, f"{value} is not finite", expected, "", where)
+    elif not isinstance(value, bool) and not limits.allows(value):
+        return None, Problem(path, f"{value} is out of range", expected, "", where)
+    return value, None
+
+
+def check_params(
+    method: str,
+    defaults: Mapping[str, Any],
+    given: Mapping[str, Any],
+    origins: Mapping[str, str],
+    head: str = "unlearning.params.",
+) -> tuple[dict[str, Any], list[Problem]]:
+    """The hyperparameters of a method in their types, and what is wrong with them.
+
+    `defaults` are those of the method's file: its keys are the known ones and its values tell the types. A number's
+    limits are those of `PARAMETERS` where it is named there. `head` comes before a name in its path.
+    """
+    good, problems = dict(defaults), []
+    for name, value in given.items():
+        path = f"{head}{name}"
+        where = origins.get(path, "")
+        if name not in defaults:
+            expected = f"a parameter of {method}: {', '.join(defaults) or 'it has none'}"
+            problems.append(Problem(path, "unknown key", expected, did_you_mean(str(name), defaults, head), where))
+            continue
+        default = defaults[name]
+        kind = type(default) if isinstance(default, (bool, str)) else float
+        kind = int if isinstance(default, int) and not isinstance(default, bool) else kind
+        key = Key(path, kind, None, default is None, default, PARAMETERS.get(name, About("")))
+        checked, problem = check_value(key, value, where)
+        if problem:
+            problems.append(problem)
+        else:
+            good[name] = checked
+    return good, problems

@@ -1,0 +1,82 @@
+"""From the configuration to a corpus and its partition: the same on the server and on every client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oblivionis.config.schema import MUSE, Config, Data
+from oblivionis.data import fictitious, jsonl, muse, muse_tiny, tofu
+from oblivionis.data.partition import Partition, partition
+from oblivionis.data.records import Corpus
+from oblivionis.data.tokenize import cut
+from oblivionis.errors import OblivionisError
+
+Cutter = Callable[[], tuple[Any, int]]
+"""The tokenizer of the model, and how many of its tokens a piece of text may have."""
+TINY_HOLDOUT = 2
+"""Articles of `muse_tiny` that are held out, for each one to forget."""
+
+
+def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
+    """The corpus that `data` names. Errors of the source are DataError with the file and line.
+
+    cutter: what cuts texts into records; MUSE's data need it (OblivionisError).
+
+    Of `node` data it holds the server's own questions and no training record: those are the clients' own.
+    """
+    path = Path(data.path).expanduser() if data.path else None
+    if data.name == "node":
+        return Corpus("node", (), frozenset(), jsonl.read_questions(path) if path else {})
+    if data.name == "fictitious":
+        return fictitious.corpus(
+            authors=data.authors,
+            questions_per_author=data.questions_per_author,
+            forget_authors=data.forget_authors,
+            seed=data.seed,
+            holdout_authors=data.holdout_authors,
+            same_questions=data.same_questions,
+        )
+    if data.name == "tofu":
+        return tofu.load(
+            path, data.forget_split, revision=data.revision, holdout_authors=data.holdout_authors, seed=data.seed
+        )
+    if data.name in MUSE:
+        return _texts(data, path, cutter)
+    assert path is not None, "the configuration check demands data.path for data.name=jsonl"
+    forget, holdout = (Path(f).expanduser() if f else None for f in (data.forget_file, data.holdout_file))
+    return jsonl.load(path, forget_file=forget, holdout_file=holdout)
+
+
+def _texts(data: Data, path: Path | None, cutter: Cutter | None) -> Corpus:
+    if cutter is None:
+        raise OblivionisError(f"the texts of {data.name} are cut by the model's tokenizer, and no model is given")
+    tokenizer, size = cutter()
+
+    def pieces(texts: Any) -> list[list[tuple[tuple[int, ...], str]]]:
+        found = cut(texts, tokenizer, size)
+        return [[(ids, tokenizer.decode(ids, skip_special_tokens=True)) for ids in text] for text in found]
+
+    if data.name == "muse_tiny":
+        tables = muse_tiny.tables(data.passages, data.forget_passages, TINY_HOLDOUT * data.forget_passages, data.seed)
+        return muse.assemble("muse_tiny", tables, pieces)
+    return muse.load(data.name, path, pieces, forget_set=data.muse_forget, revision=data.revision)
+
+
+def load_partition(corpus: Corpus, config: Config) -> Partition:
+    """Who holds what. The partition depends on the data and its own seed, not on the run seed.
+
+    Raises OblivionisError for `node` data.
+    """
+    if config.data.name == "node":
+        raise OblivionisError("data=node: which client holds which record is known on the clients' machines only")
+    scheme = config.data.partition
+    return partition(
+        corpus,
+        scheme=scheme.scheme,
+        clients=config.federation.clients,
+        alpha=scheme.alpha,
+        seed=scheme.seed,
+        forget_placement=scheme.forget_placement,
+    )

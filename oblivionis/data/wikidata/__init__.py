@@ -1,0 +1,1 @@
+"""Reads a Wikidata JSON dump into subjects and values for WikiMem."""

@@ -1,0 +1,22 @@
+"""The corpus of a configuration; its model's tokenizer cuts texts into records."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from oblivionis.config.schema import Config
+from oblivionis.data.corpora import load_corpus
+from oblivionis.data.records import Corpus
+from oblivionis.models.loading import load_tokenizer, resolve
+
+
+def corpus_of(config: Config) -> Corpus:
+    """As `load_corpus`; texts are cut into records of `model.max_length` tokens, the start token included."""
+    model = config.model
+    return load_corpus(config.data, lambda: (_tokenizer(model.source, model.revision), model.max_length - 1))
+
+
+@cache
+def _tokenizer(source: str, revision: str | None) -> Any:
+    return load_tokenizer(resolve(source, revision))

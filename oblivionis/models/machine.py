@@ -1,0 +1,96 @@
+"""What the machine has and what a simulation takes of it: client processes at once, GPUs, optional packages."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import psutil
+
+from oblivionis.config.schema import Config
+from oblivionis.errors import OblivionisError
+from oblivionis.models.loading import require_bitsandbytes
+
+
+class ResourceError(OblivionisError):
+    """The machine lacks what the configuration asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """CPU cores, GPUs, free bytes of RAM and of the first GPU, which the server uses too."""
+
+    cpus: int
+    gpus: int
+    free_ram: int
+    free_gpu: int = 0
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, now."""
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        free = torch.cuda.mem_get_info(0)[0] if gpus else 0
+        return cls(usable_cpus(), gpus, psutil.virtual_memory().available, free)
+
+
+def usable_cpus() -> int:
+    """CPU cores that this process may run on: fewer than the machine's under `taskset` or in a container."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def participants(config: Config) -> int:
+    """Clients that fine-tune in a round."""
+    federation = config.federation
+    return max(federation.min_clients, math.ceil(federation.clients * federation.fraction_train), 1)
+
+
+def uses_gpu(config: Config, machine: Machine) -> bool:
+    """Whether the models lie on a GPU."""
+    return config.model.device == "cuda" or (config.model.device == "auto" and machine.gpus > 0)
+
+
+def client_processes(config: Config, machine: Machine) -> int:
+    """Client processes that run at once: as cores and GPUs allow, no more than clients take part in a round."""
+    federation = config.federation
+    fitting = max(1, machine.cpus // federation.client_cpus)
+    if federation.client_gpus > 0:
+        fitting = min(fitting, int(machine.gpus / federation.client_gpus))
+    return min(fitting, participants(config))
+
+
+def check(config: Config, machine: Machine) -> list[str]:
+    """Hints on what is allowed but seldom meant. Raises ResourceError, or ModelError for a missing package."""
+    model, federation = config.model, config.federation
+    if model.quantization != "none":
+        require_bitsandbytes(f"model.quantization={model.quantization}")
+    on_gpu = uses_gpu(config, machine)
+    if model.device == "cuda" and machine.gpus == 0:
+        raise ResourceError("model.device is cuda, but torch sees no GPU; use model.device=auto")
+    if federation.client_gpus > machine.gpus and federation.ray_address is None:
+        found = "no GPU" if machine.gpus == 0 else f"{machine.gpus} GPU{'' if machine.gpus == 1 else 's'}"
+        raise ResourceError(
+            f"federation.client_gpus={federation.client_gpus:g} is more than this machine has, torch sees {found}; "
+            + ("set federation.client_gpus=0 to run on the CPU" if machine.gpus == 0 else "lower it")
+        )
+    if config.training.optimizer == "paged_adamw_32bit":
+        if not on_gpu:
+            raise ResourceError("training.optimizer=paged_adamw_32bit needs a GPU; use training.optimizer=adamw")
+        require_bitsandbytes("training.optimizer=paged_adamw_32bit")
+    hints = []
+    if on_gpu and federation.client_gpus == 0:
+        count = client_processes(config, machine)
+        hints.append(
+            f"federation.client_gpus is 0: nothing limits how many of the client processes (here {count}) share the "
+            "first GPU; 1 gives each a GPU of its own, 0.5 lets two share one"
+        )
+    if model.quantization == "int8" and not on_gpu:
+        hints.append(
+            "int8 on a CPU: bitsandbytes trains with dequantised weights, but rounds activations to 8 bits as well "
+            "when it evaluates, so that the same loss differs a little between the two; nf4 has no such difference"
+        )
+    return hints

@@ -1,0 +1,29 @@
+"""What is called the same everywhere: people, the folders of clients, the models of a run."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+DATA_FOLDER = "data"
+"""Below a client's own folder: its records."""
+MODELS = {
+    "finetune": "finetuned",
+    "unlearn": "unlearned",
+    "retrain": "retrained",
+    "local": "local (mean)",
+    "local_unlearned": "local, unlearned (mean)",
+}
+"""What readers call the model that a stage ends with."""
+SETS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}
+"""What readers call the question sets."""
+
+
+def subject_key(name: str) -> str:
+    """The name of a subject without what does not tell two apart: letter case and the width of white space."""
+    return " ".join(unicodedata.normalize("NFC", name).split()).casefold()
+
+
+def simulated_folder(nodes: str, client: int) -> Path:
+    """The folder of a simulated client among `nodes` (`data.nodes`)."""
+    return Path(nodes).expanduser() / f"node{client}"

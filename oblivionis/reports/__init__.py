@@ -1,0 +1,1 @@
+"""What people read of a run: tables, pages, warnings, certificates."""

@@ -1,0 +1,255 @@
+"""Attacks for their reader: the table on the terminal, the section of the report."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from oblivionis.reports.markup import html_table, section_heading
+from oblivionis.runs.directory import RunDirectory
+
+MODELS = {"unlearn": "unlearned", "finetune": "finetuned", "retrain": "retrained"}
+MEASURES = {"prob": "Prob", "rouge": "ROUGE", "truth_ratio": "Truth r."}
+NAMES = {
+    "none": "no attack",
+    "quantise": "quantise",
+    "relearn": "relearn",
+    "sampling": "sample",
+    "rephrase": "rephrase",
+    "jailbreak": "jailbreak",
+    "prefix": "prefix",
+}
+WORDED = ("quantise", "rephrase", "jailbreak")
+MEMBERSHIP = {
+    "loss": "loss",
+    "zlib": "zlib",
+    "min_k_20": "Min-20 %",
+    "min_k_40": "Min-40 %",
+    "min_k_plus_plus": "Min-20 %++",
+    "reference": "reference model",
+}
+WORDS = {
+    "still known": "comes back",
+    "over-unlearned": "below",
+    "near": "as retrained",
+    "undecided": "undecided",
+}
+LEGEND = (
+    "before→after the attack, on the forget questions that it asks (n); Δ: after, less the retrained model after the "
+    "same attack. Comes back (or still known, where no attack is needed): the answers are more than twice as probable "
+    "as in the attacked retrained model, below: less than half, both on enough questions to rule out chance (one-sided "
+    "Wilcoxon signed-rank test, p at most 0.01; sampled answers: by that test of their ROUGE-L recall alone). Truth "
+    "r.: mean of min(R, 1/R)."
+)
+MEMBERSHIP_LEGEND = (
+    "Membership inference: 0.5 is chance, [ ] a 95 % bootstrap interval. The goal is the retrained model's value; p: "
+    "DeLong's test of the difference."
+)
+NO_ORACLE = "No verdicts: they compare with the retrained model. Add the stage retrain to `stages`."
+LEAST_LABEL, MOST_LABEL = 18, 44
+
+
+def latest(run: RunDirectory) -> list[dict[str, Any]]:
+    """The newest results of each attacked stage of a run; those that cannot be read are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((run.path / "attacks").glob("*/results.json")):
+        results = _read(path)
+        if results is not None and results["round"] >= found.get(results["stage"], {"round": -1})["round"]:
+            found[results["stage"]] = results
+    return [found[stage] for stage in MODELS if stage in found]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def print_results(results: Mapping[str, Any], console: Console) -> None:
+    """The tables and what they say in words; a narrow terminal gets no truth ratios."""
+    console.print(_tables(results, console.width))
+    for line in _words(results):
+        console.print(line, markup=False, highlight=False)
+
+
+def _tables(results: Mapping[str, Any], width: int) -> Group:
+    oracle = results["oracle"]
+    name = _model(results)
+    title = f"Attacks on {results['run']}, {name} model (round {results['round']})"
+    each = 22 if oracle else 10
+    shown = [m for m in MEASURES if m != "truth_ratio" or width >= LEAST_LABEL + 3 * each + 18]
+    label = max(LEAST_LABEL, min(MOST_LABEL, width - len(shown) * each - 18))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    table.add_column("attack", no_wrap=True)
+    table.add_column("n", justify="right")
+    for measure in shown:
+        table.add_column(f"{MEASURES[measure]}\n{name}", justify="right", no_wrap=True)
+        if oracle:
+            table.add_column("\nretr.", justify="right", no_wrap=True)
+            table.add_column("\nΔ", justify="right", no_wrap=True)
+    if oracle:
+        table.add_column("verdict", no_wrap=True)
+    previous = ""
+    for row in results["rows"]:
+        if previous and row["attack"] != previous:
+            table.add_section()
+        cells = [c for m in shown for c in _cells(row, m, results)]
+        style = "red" if row.get("verdict") == "still known" else ""
+        words = [_word(row, results)] if oracle else []
+        table.add_row(Text(_label(row, label)), str(row["questions"]), *cells, *words, style=style)
+        previous = row["attack"]
+    parts: list[Any] = [Text(title, style="bold"), table]
+    return Group(*parts, *([_membership_table(results)] if results["membership"] else []))
+
+
+def _model(results: Mapping[str, Any]) -> str:
+    stage: str = results["stage"]
+    return MODELS.get(stage, stage)
+
+
+def _word(row: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    word = row.get("verdict")
+    if word is None:
+        return "–"
+    return word if word == "still known" and _known(results) else WORDS[word]
+
+
+def _known(results: Mapping[str, Any]) -> bool:
+    """Whether the answers are still known without any attack."""
+    return any(row["attack"] == "none" and row.get("verdict") == "still known" for row in results["rows"])
+
+
+def _label(row: Mapping[str, Any], width: int = 1000) -> str:
+    kind, variant = NAMES[row["attack"]], row["variant"]
+    text = f"{kind}{': ' if row['attack'] in WORDED else ' '}{variant}".strip()
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def _cells(row: Mapping[str, Any], measure: str, results: Mapping[str, Any], *, whole: bool = False) -> list[str]:
+    """Before→after of the attacked model, after (`whole`: also before) of the retrained one, and the difference."""
+    models, oracle = row["models"], results["oracle"]
+    cells = [_course(models[results["stage"]], measure)]
+    if oracle:
+        theirs = models.get(oracle, {"before": {}, "after": {}})
+        cells.append(_course(theirs, measure) if whole else _number(theirs["after"].get(measure)))
+        difference = row.get("difference", {}).get(measure)
+        cells.append("–" if difference is None else f"{difference:+.2f}")
+    return cells
+
+
+def _course(values: Mapping[str, Mapping[str, float]], measure: str) -> str:
+    before, after = (values[moment].get(measure) for moment in ("before", "after"))
+    if after is None:
+        return "–"
+    return _number(after) if before == after else f"{_number(before)}→{_number(after)}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _membership_table(results: Mapping[str, Any]) -> Group:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(_membership_head(results)):
+        table.add_column(head, justify="right" if i else "left")
+    for row in _membership_rows(results):
+        table.add_row(*row)
+    return Group(Text("Membership inference: AUC of forget against holdout records", style="bold"), table)
+
+
+def _membership_head(results: Mapping[str, Any]) -> list[str]:
+    name = _model(results)
+    return ["inference", "n", name, *(["retrained", "Δ", "p"] if results["oracle"] else [])]
+
+
+def _membership_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for row in results["membership"]:
+        kind: str = row["variant"]
+        cells = [MEMBERSHIP.get(kind) or kind, f"{row['members']} + {row['others']}"]
+        for stage in filter(None, (results["stage"], results["oracle"])):
+            of = row["models"].get(stage)
+            cells.append(f"{of['auc']:.2f} [{of['low']:.2f}, {of['high']:.2f}]" if of else "–")
+        if results["oracle"]:
+            known = "difference" in row
+            cells += [f"{row['difference']:+.2f}", f"{row['p']:.2g}"] if known else ["–", "–"]
+        rows.append(cells)
+    return rows
+
+
+def _words(results: Mapping[str, Any]) -> list[str]:
+    """What stands below the tables."""
+    lines = [_outcome(results), LEGEND] if results["oracle"] else [LEGEND, NO_ORACLE]
+    lines += [MEMBERSHIP_LEGEND] if results["membership"] else []
+    for row in results["rows"]:
+        sampled = row["models"][results["stage"]]["after"]
+        if "m_bin" in sampled:
+            theirs = row["models"].get(results["oracle"], {}).get("after", {})
+            lines.append(
+                f"Sampling, bounds: M_μ {_beside(sampled, theirs, 'm_mu')}, M_bin {_beside(sampled, theirs, 'm_bin')} "
+                "(means over questions, see docs/leakage.md)."
+            )
+    lines += [f"{name}: left out, {why}." for name, why in results["left_out"].items()]
+    lines += [f"{name} failed: {why}." for name, why in results["failed"].items()]
+    return lines
+
+
+def _outcome(results: Mapping[str, Any]) -> str:
+    """Which attacks bring back more than the retrained model gives away under them."""
+    attacks = [row for row in results["rows"] if row["attack"] != "none" and "verdict" in row]
+    back = [row for row in attacks if row["verdict"] == "still known"]
+    head = "Without any attack the answers are still known. " if _known(results) else ""
+    more = "more than the retrained model gives away"
+    if not back:
+        undecided = sum(row["verdict"] == "undecided" for row in attacks)
+        tail = f" ({undecided} undecided)" if undecided else ""
+        return f"{head}None of {len(attacks)} attacks is shown to bring back {more}{tail}."
+    named = "; ".join(_label(row, MOST_LABEL) for row in back)
+    return f"{head}{len(back)} of {len(attacks)} attacks bring back {more}: {named}."
+
+
+def _beside(ours: Mapping[str, float], theirs: Mapping[str, float], name: str) -> str:
+    return _number(ours[name]) + (f" (retrained {_number(theirs[name])})" if name in theirs else "")
+
+
+def section(run: RunDirectory) -> list[str]:
+    """The part of `report.html`; nothing where the run was not attacked."""
+    parts = []
+    for results in latest(run):
+        parts += [f"<h3>{html.escape(_model(results))}, round {results['round']}</h3>", _html_rows(results)]
+        if results["membership"]:
+            head, rows = _membership_head(results), _membership_rows(results)
+            parts.append("<p>Membership inference: AUC of forget against holdout records.</p>")
+            parts.append(html_table(head, ["who", *["n"] * (len(head) - 1)], [[*map(html.escape, r)] for r in rows]))
+        parts += [f"<p>{html.escape(line)}</p>" for line in _words(results)]
+    return [section_heading("attacks", "Attacks"), *parts] if parts else []
+
+
+def _html_rows(results: Mapping[str, Any]) -> str:
+    """The table; below each value of the attacked model, smaller, that of the retrained one."""
+    oracle = results["oracle"]
+    below = "<br><small>retrained</small>" if oracle else ""
+    heads = [h for m in MEASURES.values() for h in (f"{m}{below}", *(["Δ"] if oracle else []))]
+    rows = []
+    for row in results["rows"]:
+        cells = []
+        for measure in MEASURES:
+            mine, *others = _cells(row, measure, results, whole=True)
+            cells += [f"{mine}<br><small>{others[0]}</small>", others[1]] if others else [mine]
+        if oracle:
+            word = _word(row, results)
+            cells.append(f"<b class=mark>{word}</b>" if row.get("verdict") == "still known" else word)
+            cells.append(f"{row['p_above']:.2g}" if "p_above" in row else "–")
+        label = f'<div style="min-width: 13rem">{html.escape(_label(row))}</div>'
+        rows.append([label, str(row["questions"]), *cells])
+    tail = (["verdict", "p above"], ["who", "n"]) if oracle else ([], [])
+    return html_table(["attack", "n", *heads, *tail[0]], ["", "n", *["n"] * len(heads), *tail[1]], rows)

@@ -1,0 +1,29 @@
+"""Numbers and texts as readers see them."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None) -> str:
+    """A cell: three decimals, powers of ten where that would hide the value, a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
+    if value != 0 and abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.3f}"
+
+
+def printable(text: str) -> str:
+    """`text` as one line without control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def bytes_text(number: float) -> str:
+    """`number` bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"

@@ -1,0 +1,192 @@
+"""A page of a run's report for each person that was audited: facts before and after, phrasings, deletion requests."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from oblivionis.audits.people_outcomes import STAGES, Outcome, Person, PersonAudit, audits_of, in_words, person_slug
+from oblivionis.files import write_atomic
+from oblivionis.naming import MODELS, subject_key
+from oblivionis.reports import summary as report
+from oblivionis.reports.format import number
+from oblivionis.reports.markup import html_page, html_table
+from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.runs.directory import RunDirectory
+
+FOLDER = "people"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the audits of a run say about a person: by stage, and the outcomes by stage, of facts by their `inputs`."""
+
+    name: str
+    people: dict[str, Person] = field(default_factory=dict)
+    outcomes: dict[str, dict[str, Outcome]] = field(default_factory=dict)
+
+    @property
+    def latest(self) -> tuple[str, Person]:
+        """The audit that the page is about: of the unlearned model where there is one."""
+        stage = next(s for s in ("unlearn", "finetune", "retrain") if s in self.people)
+        return stage, self.people[stage]
+
+
+def section(run: RunDirectory) -> list[str]:
+    """The part of `report.html` that lists the people, with links to their pages; nothing without an audit."""
+    known, stages, requests = _known(audits_of(run)), _stages(audits_of(run)), list(Ledger(run.ledger_path))
+    if not known:
+        return []
+    rows = []
+    for one in known.values():
+        person = one.latest[1]
+        link = f'<a href="{FOLDER}/{person_slug(one.name)}.html">{html.escape(one.name)}</a>'
+        mine = requests_about(person, requests)
+        states = ", ".join(dict.fromkeys(request.state for request in mine)) or "–"
+        shares = [_share([one.outcomes.get(s, {}).get(f.inputs) for f in person.facts]) for s in stages]
+        rows.append([link, html.escape(person.cohort or ""), str(len(person.facts)), *shares, states])
+    heads = ["person", "cohort", "facts", *(MODELS[stage] for stage in stages), "requests"]
+    return [
+        '<h2 id="people">People</h2>',
+        "<p>Share of phrasings in which the facts about a person are memorised (WikiMem).</p>",
+        html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows),
+    ]
+
+
+def write_pages(run: RunDirectory) -> None:
+    """Write `people/<name>.html` for everybody that the latest person audits of `run` are about, and no others."""
+    audits, requests = audits_of(run), list(Ledger(run.ledger_path))
+    known = _known(audits)
+    written = set()
+    for one in known.values():
+        name = f"{person_slug(one.name)}.html"
+        page = html_page(f"{one.name} in {run.name}", _page(run, one, audits, requests))
+        write_atomic(run.path / FOLDER / name, page)
+        written.add(name)
+    for path in (run.path / FOLDER).glob("*.html"):
+        if path.name not in written:
+            path.unlink()
+
+
+def requests_about(person: Person, requests: Sequence[Request]) -> list[Request]:
+    """The deletion requests that name the person, or a record about the person."""
+    names = {subject_key(name) for name in (person.name, person.subject) if name}
+    records = set(person.record_ids)
+    return [r for r in requests if (r.subject and subject_key(r.subject) in names) or records & set(r.record_ids)]
+
+
+def _known(audits: Mapping[str, PersonAudit]) -> dict[str, _Known]:
+    found: dict[str, _Known] = {}
+    for stage, audit in audits.items():
+        for person in audit.people:
+            one = found.setdefault(subject_key(person.name), _Known(person.name))
+            one.people[stage] = person
+            one.outcomes.setdefault(stage, {}).update({f.inputs: f.outcome for f in person.facts})
+            if audit.against_stage is not None and audit.against_stage not in audits:
+                before = {f.inputs: f.before for f in person.facts if f.before is not None}
+                one.outcomes.setdefault(audit.against_stage, {}).update(before)
+    return found
+
+
+def _stages(audits: Mapping[str, PersonAudit]) -> list[str]:
+    """The stages that something is known of."""
+    known = {*audits, *(audit.against_stage for audit in audits.values())}
+    return [stage for stage in STAGES if stage in known]
+
+
+def _share(outcomes: Sequence[Outcome | None]) -> str:
+    if not outcomes or any(outcome is None for outcome in outcomes):
+        return "–"
+    return f"{sum(o.memorized / o.phrasings for o in outcomes if o is not None) / len(outcomes):.0%}"
+
+
+def _page(run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request]) -> list[str]:
+    stage, person = one.latest
+    stages = _stages(audits)
+    audit = audits[stage]
+    return [
+        '<p><a href="../report.html">report</a></p>',
+        f"<h1>{html.escape(one.name)}</h1>",
+        f"<p>Run <b>{html.escape(run.name)}</b>{_who(person)}.</p>",
+        "<h2>What is memorised</h2>",
+        _facts(one, person, stages),
+        f"<p>{html.escape(_how(audit))}</p>",
+        "<h2>Deletion requests</h2>",
+        _requests(requests_about(person, requests), person),
+        f"<h2>Phrasings, {html.escape(MODELS[stage])} model</h2>",
+        *(_phrasings(person, i) for i in range(len(person.facts))),
+    ]
+
+
+def _who(person: Person) -> str:
+    parts = [f"cohort {person.cohort}"] if person.cohort else []
+    if person.subject and subject_key(person.subject) != subject_key(person.name):
+        parts.append(f"{person.subject} in the data")
+    count = len(person.record_ids)
+    parts.append(f"{count} training record{'s' * (count != 1)} about this person")
+    return "".join(f"; {html.escape(part)}" for part in parts)
+
+
+def _how(audit: PersonAudit) -> str:
+    words = "the records' own words" if audit.settings.get("phrasings") == "records" else "canaries of WikiMem"
+    return (
+        f"Memorised in so many phrasings ({words}): the true value ranks before all values of other people, however "
+        "likely they are by themselves. z* says by how many standard deviations, on average over those phrasings. Not "
+        "memorised is no proof of absence: another phrasing may still bring the fact out."
+    )
+
+
+def _facts(one: _Known, person: Person, stages: Sequence[str]) -> str:
+    rows = []
+    for fact in person.facts:
+        outcomes = [one.outcomes.get(stage, {}).get(fact.inputs) for stage in stages]
+        instead = html.escape(fact.outcome.instead or "")
+        rows.append([html.escape(fact.label), html.escape(" / ".join(fact.values)), *map(_meter, outcomes), instead])
+    heads = ["fact", "true value", *(MODELS[stage] for stage in stages), "ranked first instead"]
+    return html_table(heads, [""] * len(heads), rows)
+
+
+def _meter(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "–"
+    return f'<meter max="{outcome.phrasings}" value="{outcome.memorized}"></meter> {html.escape(in_words(outcome))}'
+
+
+def _requests(requests: Sequence[Request], person: Person) -> str:
+    if not requests:
+        return "<p>None names this person.</p>"
+    mine = set(person.record_ids)
+    rows = [
+        [
+            html.escape(r.id),
+            str(r.client),
+            html.escape(report.request_kind(r)),
+            f"{len(mine & set(r.record_ids))} of {len(r.record_ids)}",
+            str(r.round),
+            "–" if r.served_round is None else str(r.served_round),
+            html.escape(r.state),
+            number(r.rouge),
+            html.escape(r.reason),
+        ]
+        for r in requests
+    ]
+    heads = ["request", "client", "forgets", "records about this person", "asked in round", "served in", "state"]
+    classes = ["who", "n", "", "n", "n", "n", "who", "n", ""]
+    return html_table([*heads, "final ROUGE-L recall", "reason"], classes, rows)
+
+
+def _phrasings(person: Person, index: int) -> str:
+    fact = person.facts[index]
+    rows = [
+        [
+            html.escape(p.template),
+            "memorised" if p.memorized else f"rank {p.rank}",
+            number(p.strength),
+            html.escape(p.first),
+        ]
+        for p in fact.phrasings
+    ]
+    title = html.escape(f"{fact.label}: {' / '.join(fact.values)} ({in_words(fact.outcome)})")
+    table = html_table(["phrasing", "true value", "z*", "ranked first"], ["text", "who", "n", ""], rows)
+    return f"<details><summary>{title}</summary>{table}</details>"

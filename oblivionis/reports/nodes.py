@@ -1,0 +1,70 @@
+"""What a user sees of clients that keep their records: their folders before a simulation, their audits after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
+from oblivionis.config.schema import Config
+from oblivionis.errors import OblivionisError
+from oblivionis.naming import simulated_folder
+from oblivionis.requests.ledger import Ledger
+from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.requests.node_records import counts, read_node
+from oblivionis.runs.directory import RunDirectory
+
+SHOWN = {
+    "request_rouge": "ROUGE-L recall",
+    "request_prob": "Prob",
+    "leakage_m_bin": "M_bin",
+    "ruler_mean_rank": "mean rank",
+    "retain_rouge": "retain ROUGE",
+    "retain_prob": "retain Prob",
+}
+"""Numbers of an audit that fit into a table, with their headings."""
+
+
+def print_nodes(config: Config, console: Console) -> None:
+    """A line per client's folder under `data.nodes`. OblivionisError without that, DataError for faulty records."""
+    if config.data.nodes is None:
+        raise OblivionisError(
+            "data=node: only the clients can read their records; give data.nodes to look into folders"
+        )
+    heads = ("client", "records", "subjects", "to forget", "live")
+    table = Table(*(Column(head, justify="right") for head in heads), "folder")
+    for client in range(config.federation.clients):
+        folder = simulated_folder(config.data.nodes, client)
+        own = read_node(folder)
+        subjects = len({record.subject for record in own.records})
+        _, live = counts(NodeFolder(folder))
+        table.add_row(*map(str, (client, len(own.records), subjects, len(own.marked), live, folder)))
+    console.print(table)
+
+
+def audits(run: RunDirectory) -> list[dict[str, Any]]:
+    """The audits of the run's requests, in the order of the ledger."""
+    found = (read_audit(run.path, request.id) for request in Ledger(run.ledger_path))
+    return [audit for audit in found if audit is not None]
+
+
+def audit_rows(audit: Mapping[str, Any]) -> list[list[str]]:
+    """A row per moment that was measured: the moment and the numbers of `SHOWN`, a dash for one that is missing."""
+    return [
+        [moment, *(f"{audit[moment][name]:.3f}" if name in audit[moment] else "–" for name in SHOWN)]
+        for moment in MOMENTS
+        if moment in audit
+    ]
+
+
+def audit_table(run: RunDirectory) -> Table | None:
+    """What the clients measured of their requests, None where none did."""
+    table = Table("request", "client", "moment", *(Column(head, justify="right") for head in SHOWN.values()))
+    table.title, table.title_justify = "Measured by the clients on their own records", "left"
+    for audit in audits(run):
+        for number, row in enumerate(audit_rows(audit)):
+            table.add_row(*((audit["request"], str(audit["client"])) if number == 0 else ("", "")), *row)
+    return table if table.rows else None

@@ -1,0 +1,180 @@
+"""What a run was asked to do and what it did, for somebody who did not run it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oblivionis.config.schema import Config
+from oblivionis.reports import summary as report
+from oblivionis.reports.markup import explained, facts_list, html_table
+from oblivionis.runs.directory import RunDirectory
+
+_ORDER = ("finetune", "retrain", "unlearn", "local", "local_unlearned")
+_POLICIES = {
+    "random_client_per_round": "each round one client that holds records to forget, drawn at random",
+    "all_at_round": "the named clients, or all that hold records to forget, at once",
+    "subjects_at_round": "the people named, on all clients at once",
+    "file": "a schedule in a file",
+    "nodes": "whoever makes a request on a client's machine",
+    "none": "nobody",
+}
+_SPREAD = {
+    "iid": "spread evenly over the clients at random",
+    "by_author": "all records of an author with one client",
+    "dirichlet": "spread unevenly over the clients (Dirichlet)",
+}
+
+
+def in_short(run: RunDirectory, config: Config) -> str:
+    """One sentence that says what the run is about."""
+    federation = config.federation
+    return (
+        f"{federation.clients} clients fine-tune the language model “{config.model.name}” together on the data "
+        f"“{config.data.name}” without sharing them; some of the records are to be forgotten again. This page says "
+        "what was asked, what was done and how well it went."
+    )
+
+
+def asked(run: RunDirectory, config: Config) -> str:
+    """The settings that matter, as a list."""
+    federation = config.federation
+    rounds = [f"{s} ({getattr(federation.rounds, s)} rounds)" for s in config.stages if s != "local"]
+    rounds += ["local (each client alone)"] if "local" in config.stages else []
+    asking = "unlearn" in config.stages
+    facts = {
+        explained("Stage", "Stages"): ", ".join(rounds),
+        "Model": f"{_model(config)}; seed {config.seed}",
+        "Data": _data(config),
+        "Clients": f"{federation.clients}; {federation.fraction_train:.0%} of them fine-tune in a round, "
+        f"{federation.local_epochs} epochs each",
+        "Aggregator": config.strategy.name,
+        "Unlearning": _method(config) if asking else "",
+        explained("FedTU", "Who asks to forget"): _policy(config) if asking else "",
+        explained("Truth ratio"): config.evaluation.truth_ratio,
+        "Software": _software(run.environment()),
+    }
+    return facts_list({label: html.escape(text) for label, text in facts.items()})
+
+
+def _model(config: Config) -> str:
+    model = config.model
+    how = f"LoRA of rank {model.lora.rank}" if model.mode == "lora" else "all weights"
+    source = "the embedded one" if model.source == "embedded" else model.source
+    return f"{model.name} ({source}), trained: {how}"
+
+
+def _data(config: Config) -> str:
+    data = config.data
+    if data.name == "fictitious":
+        asked = "the same questions" if data.same_questions else "questions"
+        what = (
+            f"{data.authors} made-up authors with {data.questions_per_author} {asked} each, "
+            f"{data.forget_authors} authors to forget"
+        )
+    elif data.name == "node":
+        return "each client's own, which stay on its machine"
+    elif data.name == "tofu":
+        what = f"TOFU, records to forget: {data.forget_split}"
+    else:
+        what = f"{data.name}: {Path(data.path).name}" if data.path else data.name
+    return f"{what}; {_SPREAD[data.partition.scheme]}"
+
+
+def _method(config: Config) -> str:
+    unlearning = config.unlearning
+    rate = config.training.learning_rate if unlearning.learning_rate is None else unlearning.learning_rate
+    values = {"epochs": unlearning.epochs, "learning rate": f"{rate:g}", **unlearning.params}
+    return f"{report.method(config)} ({', '.join(f'{name} {value}' for name, value in values.items())})"
+
+
+def _policy(config: Config) -> str:
+    requests = config.unlearning.requests
+    text = _POLICIES[requests.policy]
+    if requests.policy in ("all_at_round", "subjects_at_round"):
+        text += f", in round {requests.round}"
+    leaving = requests.scope == "client" and requests.policy in ("random_client_per_round", "all_at_round")
+    return text + ("; who asks leaves with all its records" if leaving else "")
+
+
+def _software(environment: Mapping[str, Any]) -> str:
+    if not environment:
+        return ""
+    packages = {name: v for name, v in environment.get("packages", {}).items() if v and name in ("flwr", "torch")}
+    parts = [
+        f"Oblivionis {environment.get('oblivionis', '?')}",
+        *(f"{name} {version}" for name, version in packages.items()),
+        f"Python {environment.get('python', '?')}",
+    ]
+    return f"{', '.join(parts)}; {environment.get('cpus', '?')} CPU cores, {environment.get('platform', '')}"
+
+
+def done(run: RunDirectory) -> str:
+    """A row per stage with its rounds, seconds and clients, and who took part in each round."""
+    rows = [row for row in run.metrics() if row["evaluator"] == "federation"]
+    stages = [stage for stage in _ORDER if run.stage_summary(stage) or any(r["stage"] == stage for r in rows)]
+    if not stages:
+        return "<p>Nothing yet.</p>"
+    table = html_table(
+        [
+            explained("Stage", "stage"),
+            explained("Round", "rounds"),
+            explained("Seconds", "seconds"),
+            "clients that trained",
+            "of them per round",
+            explained("Failed replies", "failed replies"),
+            "",
+        ],
+        ["who", *["n"] * 5, ""],
+        [_stage(run, stage, [row for row in rows if row["stage"] == stage]) for stage in stages],
+    )
+    return table + "".join(_took_part(stage, [row for row in rows if row["stage"] == stage]) for stage in stages)
+
+
+def _stage(run: RunDirectory, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    summary = run.stage_summary(stage)
+    trained = [row["clients"].get("train", []) for row in rows if "clients" in row]
+    mean = sum(map(len, trained)) / len(trained) if trained else 0
+    local = summary is not None and "clients" in summary
+    state = "not finished" if summary is None else ""
+    if summary and "reused_from" in summary:
+        state = f"taken over from the run {Path(summary['reused_from']).name}"
+    return [
+        stage,
+        str(summary.get("rounds", "–") if summary else len(rows)),
+        f"{summary['seconds']:.0f}" if summary and "seconds" in summary else "–",
+        str(summary["clients"]) if summary and local else _or_dash(len({c for clients in trained for c in clients})),
+        f"{mean:.3g}" if trained else "–",
+        str(sum(int(row["metrics"].get("failures") or 0) for row in rows)) if rows else "–",
+        html.escape(state),
+    ]
+
+
+def _or_dash(count: int) -> str:
+    return str(count) if count else "–"
+
+
+def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Who answered in each round, in a part that can be opened; nothing where that was not written down."""
+    rows = [row for row in rows if "clients" in row]
+    if not rows:
+        return ""
+    cells = [
+        [
+            str(row["round"]),
+            _clients([*row["clients"].get("unlearn", []), *row["clients"].get("calibrate", [])]),
+            _clients(row["clients"].get("train", [])),
+            _clients(row["clients"].get("failed", [])),
+            f"{row['metrics'].get('seconds', 0):.1f}",
+        ]
+        for row in rows
+    ]
+    heads = ["round", explained("FedTU", "unlearned"), "trained", explained("Failed replies", "failed"), "seconds"]
+    table = html_table(heads, ["n", "", "", "", "n"], cells)
+    return f"<details><summary>Who took part in {stage}, round by round</summary>{table}</details>"
+
+
+def _clients(clients: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(set(clients)))) or "–"

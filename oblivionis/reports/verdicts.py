@@ -1,0 +1,123 @@
+"""What it means that the unlearned model knows less, or more, of the forget questions than the retrained one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from evaluation.engine.likelihood import truth_ratio
+from evaluation.metrics.tofu import SECTIONS
+from evaluation.metrics.verdict import (
+    FACTOR,
+    LEAST_QUESTIONS,
+    NEAR,
+    OVER_UNLEARNED,
+    STILL_KNOWN,
+    UNDECIDED,
+    Verdict,
+    judge_probability,
+    judge_truth_ratio,
+)
+from oblivionis.files import write_json
+from oblivionis.reports import ruler as ruler_report
+from oblivionis.reports.format import number
+from oblivionis.runs.directory import RunDirectory
+
+ROWS = {"prob": ("Forget", "Prob"), "truth_ratio": ("Forget", "Forget truth ratio")}
+"""The row of the comparison table that a verdict belongs to."""
+MARKS = {OVER_UNLEARNED: "↓", STILL_KNOWN: "↑"}
+MEANING = {
+    OVER_UNLEARNED: "The model does not merely not know the answers, it avoids them: that is itself a sign of the "
+    "records (Streisand effect), and it usually costs utility.",
+    STILL_KNOWN: "The records are still known.",
+}
+
+
+def find_verdicts(run: RunDirectory, convention: str = "geometric") -> dict[str, Verdict]:
+    """The verdicts on the unlearned model beside the retrained one, by measure: `prob` and `truth_ratio`.
+
+    From the per-question logs of the two finished stages, whichever ended first, on the questions that both were asked.
+    Without one of the logs, or without common questions, there is none.
+    """
+    finished = all(run.stage_summary(stage) is not None for stage in ("unlearn", "retrain"))
+    log, oracle = run.evaluation_log("unlearn"), run.evaluation_log("retrain")
+    if not finished or log is None or oracle is None:
+        return {}
+    found = {
+        "prob": judge_probability(*_common(_column(log, "avg_gt_loss"), _column(oracle, "avg_gt_loss"))),
+        "truth_ratio": judge_truth_ratio(*_common(_truth_ratios(log, convention), _truth_ratios(oracle, convention))),
+    }
+    return {measure: verdict for measure, verdict in found.items() if verdict is not None}
+
+
+def _column(log: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """A column of the forget questions by question id, by the question's number where the log has no ids."""
+    values = log.get(SECTIONS["forget"], {}).get(column) or {}
+    ids = log.get("ids", {}).get(SECTIONS["forget"], [])
+    return dict(zip(ids if len(ids) == len(values) else values, values.values(), strict=True))
+
+
+def _truth_ratios(log: Mapping[str, Any], convention: str) -> dict[str, float]:
+    right, wrong = _column(log, "avg_paraphrased_loss"), _column(log, "average_perturb_loss")
+    with np.errstate(invalid="ignore"):
+        return {i: float(truth_ratio(right[i], wrong[i], convention)) for i in right if wrong.get(i)}
+
+
+def _common(mine: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[list[float], list[float]]:
+    both = [i for i in mine if i in theirs]
+    return [mine[i] for i in both], [theirs[i] for i in both]
+
+
+def marks(verdicts: Mapping[str, Verdict]) -> dict[tuple[str, str], str]:
+    """Row of the comparison table -> the mark in the unlearned model's cell, where there is one."""
+    return {ROWS[m]: MARKS[v.verdict] for m, v in verdicts.items() if v.verdict in MARKS}
+
+
+def sentences(verdicts: Mapping[str, Verdict]) -> list[str]:
+    """A line for each measure, under the comparison table: both values, how far apart they are, and what that means."""
+    return [_sentence(measure, verdict) for measure, verdict in verdicts.items()]
+
+
+def _sentence(measure: str, found: Verdict) -> str:
+    ours, theirs = number(found.value), number(found.oracle)
+    what = "Prob of the forget answers" if measure == "prob" else "Forget truth ratio, right over wrong answers"
+    line = f"{what}: unlearned {ours}, retrained {theirs}"
+    below = found.value < found.oracle
+    p = found.p_below if below else found.p_above
+    words = {
+        OVER_UNLEARNED: f"far below (p = {number(p)}), over-unlearned.",
+        STILL_KNOWN: f"far above (p = {number(p)}), under-unlearned.",
+        NEAR: f"within a factor of {FACTOR:g}.",
+        UNDECIDED: f"far {'below' if below else 'above'}, but {_doubt(found, p)}.",
+    }
+    mark = MARKS.get(found.verdict, "")
+    return " ".join(
+        part for part in (mark, f"{line}, that is", words[found.verdict], MEANING.get(found.verdict)) if part
+    )
+
+
+def _doubt(found: Verdict, p: float) -> str:
+    if found.questions < LEAST_QUESTIONS:
+        questions = f"{found.questions} question{'' if found.questions == 1 else 's'}"
+        return f"whether by chance {questions} cannot tell (it takes {LEAST_QUESTIONS})"
+    return f"not on enough of the {found.questions} questions to rule out chance (p = {number(p)})"
+
+
+def write_verdicts(run: RunDirectory, convention: str) -> None:
+    """Write `verdicts.json`: per measure the verdict and its figures, nothing where there is no verdict.
+
+    What RULER says of the unlearned model stands apart, under `ruler`.
+    """
+    found, ruler = find_verdicts(run, convention), ruler_report.verdict_facts(run)
+    if found:
+        facts = {m: {"verdict": v.verdict, **{k: _finite(x) for k, x in asdict(v).items()}} for m, v in found.items()}
+        written = {"model": "unlearn", "oracle": "retrain", "measures": facts}
+        write_json(run.path / "verdicts.json", {**written, **({"ruler": ruler} if ruler else {})})
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

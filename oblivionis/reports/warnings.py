@@ -1,0 +1,247 @@
+"""What a reader of a run must know before believing its numbers: what went wrong, and how far the claims reach."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evaluation.leakage import bounds
+from evaluation.metrics.tofu import SECTIONS
+from evaluation.metrics.verdict import OVER_UNLEARNED, STILL_KNOWN
+from oblivionis.config.schema import Config
+from oblivionis.reports import ruler as ruler_report
+from oblivionis.reports import summary as report
+from oblivionis.reports import verdicts
+from oblivionis.reports.format import number, printable
+from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, SERVED, Ledger, Request
+from oblivionis.runs.directory import RunDirectory
+
+UTILITY_SHARE = 0.5
+"""Model utility and retain ROUGE-L recall below this share of the finetuned model's have collapsed."""
+LEAST_KS_QUESTIONS = 40
+"""Forget questions of TOFU's smallest split: with fewer, a high forget quality says little."""
+LARGEST_SLACK = 0.1
+"""Bounds on the mean leakage that cannot be below this, whatever the model says, are called loose."""
+SIGNIFICANT = 0.05
+ONE_ORACLE = "one oracle"
+NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunWarning:
+    """kind: a short name that is the same in every run; text: one sentence or two; limit: nothing is wrong, but the
+    numbers say less than they seem to."""
+
+    kind: str
+    text: str
+    limit: bool = False
+
+
+def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
+    """All warnings about a run, finished or not, the graver ones first. Nothing is measured anew."""
+    metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
+    found = [
+        *_unfinished(run, config),
+        *_verdicts(run, config),
+        *_utility(metrics),
+        *_oracle(run, config, metrics),
+        *_requests(run, config),
+        *_failed_evaluators(run),
+        *_failed_replies(run),
+        *_questions(run, metrics),
+        *_samples(config, metrics),
+    ]
+    return sorted(found, key=lambda w: w.limit)
+
+
+def _unfinished(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
+    missing = [stage for stage in config.stages if run.stage_summary(stage) is None]
+    if missing:
+        yield RunWarning("unfinished", f"The run is not finished: {_listed(missing)} did not come to an end.")
+
+
+def _verdicts(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
+    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
+    for line, verdict in zip(verdicts.sentences(found), found.values(), strict=True):
+        if verdict.verdict in (OVER_UNLEARNED, STILL_KNOWN):
+            yield RunWarning(verdict.verdict, line[2:])
+
+
+def _utility(metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
+    before, after = metrics.get("finetune", {}), metrics.get("unlearn", {})
+    for key, name in (("model_utility", "Model utility"), ("retain_rouge", "Retain ROUGE-L recall")):
+        old, new = before.get(key), after.get(key)
+        if old is None or new is None:
+            continue
+        if old > 0 and new < UTILITY_SHARE * old:
+            yield RunWarning(
+                "collapsed utility",
+                f"{name} collapsed: {number(new)} after unlearning, {number(old)} before, less than "
+                f"{UTILITY_SHARE:.0%} of it. What is forgotten says little of a model that knows little else.",
+            )
+        elif old == 0:
+            yield RunWarning(
+                "collapsed utility",
+                f"{name} is 0 in the finetuned model already: training did not work, and there was nothing to keep.",
+            )
+
+
+def _oracle(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
+    if "unlearn" not in metrics:
+        return
+    if "retrain" not in metrics:
+        yield RunWarning(
+            "missing oracle",
+            "There is no retrained model: nothing says how a model would look that never saw the records, so there is "
+            "no forget quality and no word on over-unlearning. Add the stage retrain to `stages`.",
+        )
+        return
+    p = metrics.get("finetune", {}).get("forget_quality")
+    if p is not None and p > SIGNIFICANT:
+        yield RunWarning(
+            "nothing to forget",
+            f"The finetuned model cannot be told from the retrained one on the forget questions (p = "
+            f"{number(p)}): as far as these show, there was nothing to forget.",
+        )
+    if not ruler_report.bands(run):
+        yield RunWarning(
+            ONE_ORACLE,
+            "One retrained model of one seed: how far retrained models of other seeds lie from it is not known, so a "
+            "small difference from it may be chance. `evaluation.ruler.oracles` takes more of them.",
+            limit=True,
+        )
+
+
+def _requests(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
+    if run.stage_summary("unlearn") is None:
+        return
+    requests = list(Ledger(run.ledger_path))
+    limit = config.unlearning.requests.verify_max_rouge
+    if waiting := [r for r in requests if r.state == PENDING]:
+        reasons = Counter(r.failure for r in waiting if r.failure)
+        why = f" Most frequent reason: {printable(reasons.most_common(1)[0][0])}." if reasons else ""
+        yield RunWarning("pending requests", f"{_count(waiting)} still pending: {_named(waiting)}.{why}")
+    if refused := [r for r in requests if r.state == REJECTED]:
+        yield RunWarning("rejected requests", f"{_count(refused)} rejected: {_named(refused)}.")
+    if failed := [r for r in requests if r.state == SERVED and r.rouge is not None]:
+        yield RunWarning(
+            "failed verification",
+            f"{_count(failed)} served but not verified: the final model still recites the records (ROUGE-L recall "
+            f"above {limit:g}): {_named(failed)}.",
+        )
+    yield from _not_asked(run, requests)
+
+
+def _not_asked(run: RunDirectory, requests: Sequence[Request]) -> Iterator[RunWarning]:
+    """Forget questions about records that nobody served: they pull the forget rows towards the finetuned model."""
+    ids = (run.evaluation_log("unlearn") or {}).get("ids", {}).get(SECTIONS["forget"], [])
+    gone = {i for r in requests if r.state not in (PENDING, REJECTED, COVERED) for i in r.record_ids}
+    named = {i for r in requests for i in r.record_ids}
+    left = [i for i in ids if i not in gone]
+    if left and len(left) < len(ids) and named & set(ids):
+        yield RunWarning(
+            "records not deleted",
+            f"{len(left)} of {len(ids)} forget questions are about records whose deletion was not served (or not asked "
+            "for): the forget rows are means over both.",
+        )
+
+
+def _failed_evaluators(run: RunDirectory) -> Iterator[RunWarning]:
+    rows = run.metrics()
+    failed = [row for row in rows if row.get("error")]
+    for name in dict.fromkeys(row["evaluator"] for row in failed):
+        mine = [row for row in failed if row["evaluator"] == name]
+        times = sum(row["evaluator"] == name for row in rows)
+        first = mine[0]
+        yield RunWarning(
+            "failed evaluator",
+            f"The evaluator {name} failed in {len(mine)} of {times} evaluations, first in {first['stage']}, round "
+            f"{first['round']}: {printable(str(first['error']))}",
+        )
+
+
+def _failed_replies(run: RunDirectory) -> Iterator[RunWarning]:
+    rows = [row["metrics"] for row in run.metrics() if row["evaluator"] == "federation"]
+    failures = [int(values.get("failures") or 0) for values in rows]
+    if sum(failures):
+        rounds = sum(count > 0 for count in failures)
+        answers = "reply failed and its client was" if sum(failures) == 1 else "replies failed and their clients were"
+        yield RunWarning(
+            "failed replies",
+            f"{sum(failures)} {answers} left out, in {rounds} of {len(rows)} rounds; `flower.log` says why.",
+        )
+
+
+def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
+    if metrics.get("unlearn", {}).get("forget_quality") is None:
+        return
+    sizes = [_truth_ratios(run.evaluation_log(stage)) for stage in ("unlearn", "retrain")]
+    questions = min(sizes)
+    if 0 < questions < LEAST_KS_QUESTIONS:
+        least = ks_p_value(questions, questions)
+        text = (
+            f"Forget quality compares {questions} questions of either model: no p-value below {number(least)} "
+            "can occur, "
+        )
+        steps = [k for k in range(1, questions + 1) if ks_p_value(questions, k) < SIGNIFICANT]
+        text += (
+            f"and a distance of less than {steps[0] / questions:.2f} between the two distributions (of at most 1) "
+            f"passes as no difference (p ≥ {SIGNIFICANT:g})."
+            if steps
+            else f"so not even models that share nothing are told apart at {SIGNIFICANT:g}."
+        )
+        yield RunWarning("few questions", text, limit=True)
+
+
+def ks_p_value(questions: int, steps: int) -> float:
+    """p-value of the two-sample Kolmogorov–Smirnov test with so many values on either side and D = steps / questions.
+
+    Exact and two-sided (Gnedenko & Korolyuk 1951), in (0, 1]; `steps` from 1 to `questions`.
+    """
+    ways = [(-1) ** (j + 1) * math.comb(2 * questions, questions - j * steps) for j in range(1, questions // steps + 1)]
+    return min(1.0, 2 * sum(ways) / math.comb(2 * questions, questions))
+
+
+def _truth_ratios(log: Mapping[str, Any] | None) -> int:
+    return len((log or {}).get(SECTIONS["forget"], {}).get("avg_paraphrased_loss") or ())
+
+
+def _samples(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
+    values, settings = metrics.get("unlearn") or metrics.get("finetune") or {}, config.evaluation.leakage
+    samples = int(values.get("leakage_samples") or 0)
+    if not samples:
+        return
+    least = float(bounds.binary_leakage_bound(0, samples, settings.alpha))
+    if least > settings.limit:
+        yield RunWarning(
+            "few samples",
+            f"{samples} sampled answers per question cannot certify that a question does not leak: even without a leak "
+            f"M_bin is {least:.2f}, the limit {settings.limit:g}. `oblivionis audit leakage` draws more.",
+            limit=True,
+        )
+    slack = float(bounds.expectation_upper_bound(np.zeros(samples), settings.alpha))
+    if slack > LARGEST_SLACK:
+        yield RunWarning(
+            "few samples",
+            f"The bound on the mean leakage cannot be below {slack:.2f} with {samples} sampled answers per question, "
+            "whatever the model says. `oblivionis audit leakage` draws more.",
+            limit=True,
+        )
+
+
+def _count(requests: Sequence[Request]) -> str:
+    return "1 deletion request is" if len(requests) == 1 else f"{len(requests)} deletion requests are"
+
+
+def _named(requests: Sequence[Request]) -> str:
+    return _listed([printable(r.id) for r in requests])
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

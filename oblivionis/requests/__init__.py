@@ -1,0 +1,1 @@
+"""Deletion requests: who asks for what, the ledgers, and the folders of the nodes."""

@@ -1,0 +1,168 @@
+"""Who holds what, and the requests that simulated clients make of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from oblivionis.config.schema import Config
+from oblivionis.data.partition import Partition
+from oblivionis.data.records import Corpus
+from oblivionis.data.subjects import Subjects
+from oblivionis.requests.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request
+from oblivionis.requests.remote_holdings import RemoteHoldings
+from oblivionis.runs.directory import RunDirectory
+from strategies.protocol import SCOPE_CLIENT
+from strategies.requests import UnlearnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Record ids per client, those of them that belong to the forget split, and those about each subject."""
+
+    records: Mapping[int, tuple[str, ...]]
+    forget: Mapping[int, tuple[str, ...]]
+    subjects: Subjects
+
+    @classmethod
+    def of(cls, corpus: Corpus, partition: Partition) -> Holdings:
+        records = dict(enumerate(partition.ids))
+        forget = {c: kept for c, ids in records.items() if (kept := tuple(i for i in ids if i in corpus.forget_ids))}
+        return cls(records, forget, Subjects.of(corpus, partition))
+
+    @property
+    def clients(self) -> int:
+        return len(self.records)
+
+    def count(self, client: int) -> int:
+        """Records of `client`."""
+        return len(self.records[client])
+
+    def foreign(self, client: int, record_ids: Sequence[str]) -> list[str]:
+        """Those of `record_ids` that `client` does not hold."""
+        held = set(self.records[client])
+        return [i for i in record_ids if i not in held]
+
+    def live(self, client: int, *, without_forget_split: bool) -> int:
+        """How many records `client` can train on, tombstones aside."""
+        excluded = len(self.forget.get(client, ())) if without_forget_split else 0
+        return self.count(client) - excluded
+
+
+class PerRecord(Protocol):
+    """What a verification reads: the ROUGE-L recall of each forget question by record id."""
+
+    def forget_rouge(self) -> Mapping[str, float]: ...
+
+
+Recalls = Callable[[Sequence[str]], Mapping[str, float]]
+"""Record ids → ROUGE-L recall of the final model's greedy answer to each."""
+
+
+class LedgerRequests:
+    """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
+
+    def __init__(self, ledger: Ledger, max_rouge: float) -> None:
+        self._ledger, self._max_rouge = ledger, max_rouge
+
+    def served(self, request: UnlearnRequest, round: int, info: Mapping[str, float]) -> None:
+        numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
+        self._ledger.served(request.request_id, round, count=len(request.record_ids), **numbers)
+
+    def failed(self, request: UnlearnRequest, round: int, reason: str) -> None:
+        self._ledger.failed(request.request_id, round, reason)
+
+    def applied(self, round: int, before: str, after: str) -> None:
+        """The exchange of `round` changed the global model: note its SHA-256 before and after with what it served."""
+        for request in [r for r in self._ledger if r.served_round == round and r.state == SERVED]:
+            self._ledger.applied(request.id, round, before, after)
+
+    def waiting(self, round: int) -> list[Request]:
+        """The requests that are pending in `round`."""
+        return self._ledger.pending(round)
+
+    def served_so_far(self) -> list[Request]:
+        """The requests that were served, also those verified since, in the order in which they were made."""
+        return [r for r in self._ledger if r.served_round is not None]
+
+    def leaves(self, client: int) -> bool:
+        """Whether `client` has asked to leave."""
+        return any(r.scope == SCOPE_CLIENT for r in self._ledger.of_client(client) if r.state != REJECTED)
+
+    def roll_back(self, round: int) -> None:
+        self._ledger.roll_back(round)
+
+    def verify(self, round: int, measured: PerRecord, recalls: Recalls) -> dict[str, int]:
+        """Check each served request: is the mean ROUGE-L recall on its records at most the configured limit?
+
+        `recalls` is called once, for those records that were not among the forget questions asked, if any. A request
+        that fails stays served. Returns how many requests are in each state.
+        """
+        served = [r for r in self._ledger if r.state == SERVED]
+        rouge = dict(measured.forget_rouge())
+        missing = [i for r in served for i in r.record_ids if i not in rouge]
+        if missing:
+            rouge.update(recalls(missing))
+        return self.verify_means(round, {r.id: sum(rouge[i] for i in r.record_ids) / len(r.record_ids) for r in served})
+
+    def verify_means(self, round: int, means: Mapping[str, float]) -> dict[str, int]:
+        """The same from the mean ROUGE-L recall by request; a request without one stays as it is."""
+        for request in [r for r in self._ledger if r.state == SERVED and r.id in means]:
+            mean = means[request.id]
+            self._ledger.verified(request.id, round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
+        return dict(Counter(request.state for request in self._ledger))
+
+    def close(self, round: int) -> None:
+        """The stage has ended after `round`."""
+
+
+class SimulatedRequests(LedgerRequests):
+    """FedTU's source of requests in a simulation: a policy plays the clients, the ledger remembers.
+
+    It stands in for the clients' own requests, and so knows their records; the messages carry ids only.
+    """
+
+    def __init__(
+        self, policy: Policy, ledger: Ledger, holdings: Holdings | RemoteHoldings, max_rouge: float, last_round: int
+    ) -> None:
+        super().__init__(ledger, max_rouge)
+        self._policy, self._holdings, self._last_round = policy, holdings, last_round
+
+    @classmethod
+    def of(
+        cls, config: Config, run: RunDirectory, holdings: Holdings | RemoteHoldings, policy: Policy | None
+    ) -> SimulatedRequests:
+        """The requests of `policy`, kept in the run's ledger; None for stages in which nobody asks."""
+        settings = config.unlearning.requests
+        ledger = Ledger(run.path / "no-requests.jsonl" if policy is None else run.ledger_path)
+        policy = NoRequests() if policy is None else policy
+        return cls(policy, ledger, holdings, settings.verify_max_rouge, config.federation.rounds.unlearn)
+
+    def pending(self, round: int) -> Sequence[UnlearnRequest]:
+        """Let the policy submit what is due in `round`, then list what is pending.
+
+        No record is asked for twice: of a new request only the records remain that no earlier one names, and one
+        without any such record is entered as covered. The policy does not see requests of `round` itself: when a
+        resumed run repeats the round, it asks for the same. Nobody asks after the last planned round: the rounds that
+        are added then serve what is waiting.
+        """
+        asked = {i for r in self._ledger if r.round < round and r.state != REJECTED for i in r.record_ids}
+        open_ = {c: [i for i in ids if i not in asked] for c, ids in self._holdings.forget.items()}
+        for request in self._policy.due(round, open_) if round <= self._last_round else ():
+            new = tuple(i for i in request.record_ids if i not in asked)
+            asked.update(new)
+            self._ledger.submit(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
+        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(round)]
+
+    def live(self, client: int) -> int:
+        """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.
+
+        That holds for rounds that a resumed run repeats, too: the records lie buried, and who has left stays away.
+        """
+        if self.leaves(client):
+            return 0
+        asked = {i for r in self._ledger.of_client(client) if r.state != REJECTED for i in r.record_ids}
+        left = self._holdings.count(client) - len(asked)
+        return min(left, self._holdings.live(client, without_forget_split=False))

@@ -1,0 +1,233 @@
+"""The requests that are made on a node, and what the server said of them: a hash-chained file in the node's folder."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from oblivionis.chain import HASH, Checked, append_linked, check_chain, head_of
+from oblivionis.files import read_lines
+from oblivionis.requests.ledger import OUTCOMES, RequestError
+from oblivionis.requests.wire import valid_id
+from strategies.protocol import SCOPE_RECORDS, SCOPE_SUBJECT
+
+LEDGER_FILE = "requests.jsonl"
+OPEN, SERVED, VERIFIED, NOT_VERIFIED, REJECTED, COVERED = (
+    "open",
+    "served",
+    "verified",
+    "not verified",
+    "rejected",
+    "covered",
+)
+_STATE_AFTER = {
+    "served": SERVED,
+    "verified": VERIFIED,
+    "verification_failed": NOT_VERIFIED,
+    "rejected": REJECTED,
+    "rolled_back": OPEN,
+    "covered": COVERED,
+}
+_SETTLED = (VERIFIED, REJECTED, COVERED)
+_LOCK_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """A request made on this node. `reason` and `subject` stay here; `note` is what the server said last in words."""
+
+    id: str
+    scope: str
+    record_ids: tuple[str, ...]
+    reason: str = ""
+    subject: str = ""
+    time: float = 0.0
+    state: str = OPEN
+    run: str = ""
+    served_round: int | None = None
+    rouge: float | None = None
+    note: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more is to be done: verified, rejected, or covered by earlier requests."""
+        return self.state in _SETTLED
+
+
+class NodeLedger:
+    """`requests.jsonl` of a node's folder: appended to only, by one process at a time, each line before it counts.
+
+    The command line and the ClientApp are different processes: each call reads the file anew, under a lock where it
+    writes. A line torn by a crash is passed over. States: open → served → verified or not verified; rejected; covered
+    (all its records were asked for before). The server is told of every request that is not settled, as often as it
+    asks; it serves none twice.
+    """
+
+    def __init__(self, node_dir: Path) -> None:
+        self.node_dir = node_dir
+        self.path = node_dir / LEDGER_FILE
+
+    def requests(self) -> list[NodeRequest]:
+        """All requests in the order in which they were made. RequestError for a file that is no such ledger."""
+        return list(_replay(self.path, self._entries()).values())
+
+    def unsettled(self) -> list[NodeRequest]:
+        """What the server is told of."""
+        return [r for r in self.requests() if not r.settled]
+
+    def asked(self) -> frozenset[str]:
+        """Ids of the records that requests name, from the moment on at which they were made; rejected ones aside."""
+        return frozenset(i for r in self.requests() if r.state != REJECTED for i in r.record_ids)
+
+    def head(self) -> str:
+        """The hash of the newest line."""
+        return head_of(self._entries())
+
+    def submit(
+        self,
+        record_ids: Sequence[str],
+        *,
+        scope: str = SCOPE_RECORDS,
+        subject: str = "",
+        reason: str = "",
+        id: str | None = None,
+    ) -> NodeRequest:
+        """Enter a request, durably. Records that an unsettled request names are left out.
+
+        Raises RequestError for a taken or unfit id, no records, or when unsettled requests name all records.
+        """
+        if id is not None and not valid_id(id):
+            raise RequestError(f"--id {id!r}: expected 1 to 64 letters, digits, dots, - and _, no dot, - or _ first")
+        if not record_ids:
+            raise RequestError("a request must name at least one record")
+        with self._locked():
+            entries = self._entries()
+            known = _replay(self.path, entries)
+            if id in known:
+                raise RequestError(f"--id {id}: this node has made a request of that name already")
+            asked = {i: r.id for r in known.values() if not r.settled for i in r.record_ids}
+            new = [i for i in dict.fromkeys(record_ids) if i not in asked]
+            if not new:
+                named = ", ".join(dict.fromkeys(asked[i] for i in record_ids))
+                raise RequestError(f"all of these records are asked for already, by {named}")
+            entry = {
+                "event": "submitted",
+                "id": id or _new_id(known),
+                "scope": scope,
+                "time": time.time(),
+                "record_ids": new,
+                "count": len(new),
+                "already": len(set(record_ids)) - len(new),
+                "reason": reason,
+                **({"subject": subject} if scope == SCOPE_SUBJECT else {}),
+            }
+            append_linked(self.path, entry, head_of(entries))
+        return _submitted(entry)
+
+    def note(self, event: str, request_id: str | None = None, **fields: object) -> str:
+        """Append a line, about a request or none; returns its hash."""
+        about = {} if request_id is None else {"id": request_id}
+        with self._locked():
+            entry = {"event": event, **about, "time": time.time(), **fields}
+            return append_linked(self.path, entry, self.head())[HASH]
+
+    def heard(self, run: str, ledger: str, outcomes: Sequence[Mapping[str, Any]], **query: object) -> list[str]:
+        """Enter what the server told in a query, then the query itself; returns the outcomes that are in the ledger.
+
+        An outcome is known by `line`, the hash of the server's line, and entered once; one about a request that this
+        node did not make is not entered. `query` goes into the line `queried`.
+        """
+        with self._locked():
+            entries = self._entries()
+            known = {e["line"] for e in entries if "line" in e}
+            made, head, confirmed = _replay(self.path, entries), head_of(entries), []
+            for outcome in outcomes:
+                if outcome["id"] not in made:
+                    continue
+                if outcome["line"] not in known:
+                    line = append_linked(self.path, {**outcome, "time": time.time(), "run": run}, head)
+                    head = line[HASH]
+                confirmed.append(outcome["line"])
+            queried = {"event": "queried", "time": time.time(), "run": run, "ledger": ledger, **query}
+            append_linked(self.path, queried, head)
+        return confirmed
+
+    def verify(self) -> Checked:
+        """Look at every line of the file; see `oblivionis.chain.check_chain`."""
+        return check_chain(self.path)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        entries = read_lines(self.path)
+        if not all(isinstance(e, dict) and isinstance(e.get("event"), str) for e in entries):
+            raise RequestError(f"{self.path} is no ledger of requests: expected JSON objects with an `event`")
+        return entries
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.node_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.node_dir / f".{LEDGER_FILE}.lock", timeout=_LOCK_SECONDS):
+                yield
+        except Timeout:
+            raise RequestError(f"{self.path} is in use by another process; try again") from None
+
+
+def _replay(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, NodeRequest]:
+    try:
+        return _requests(path, entries)
+    except (KeyError, TypeError, ValueError):
+        raise RequestError(
+            f"{path} is no ledger of requests, or was altered: try `oblivionis request verify`"
+        ) from None
+
+
+def _requests(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, NodeRequest]:
+    requests: dict[str, NodeRequest] = {}
+    for entry in entries:
+        if entry["event"] == "submitted":
+            requests[entry["id"]] = _submitted(entry)
+        elif "id" in entry:
+            if entry["id"] not in requests:
+                raise RequestError(f"{path}: {entry['event']!r} is about request {entry['id']!r}, which was never made")
+            requests[entry["id"]] = _changed(requests[entry["id"]], entry)
+    return requests
+
+
+def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
+    return NodeRequest(
+        entry["id"],
+        entry["scope"],
+        tuple(entry["record_ids"]),
+        entry.get("reason", ""),
+        entry.get("subject", ""),
+        float(entry["time"]),
+    )
+
+
+def _changed(request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
+    event, run = entry["event"], entry.get("run", "")
+    state = _STATE_AFTER.get(event, request.state)
+    note = {
+        "failed": f"attempt failed: {entry.get('reason', '')}",
+        "rejected": str(entry.get("reason", "")),
+        "rolled_back": "to be served anew: the run resumed from an earlier checkpoint",
+    }.get(event, "" if event in OUTCOMES else request.note)
+    changed = replace(request, state=state, run=run or request.run, note=note)
+    if event == "served":
+        return replace(changed, served_round=entry.get("round"), rouge=None)
+    if event == "rolled_back":
+        return replace(changed, served_round=None, rouge=None)
+    return replace(changed, rouge=entry["rouge"]) if "rouge" in entry else changed
+
+
+def _new_id(known: Mapping[str, object]) -> str:
+    while (name := f"{time.strftime('%Y%m%d')}-{secrets.token_hex(4)}") in known:
+        pass
+    return name

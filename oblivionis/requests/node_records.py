@@ -1,0 +1,68 @@
+"""The records that a client keeps on its own machine, and what the server is told of them: counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from oblivionis.data.errors import DataError, raise_if_any
+from oblivionis.data.jsonl import read_training
+from oblivionis.data.records import Record
+from oblivionis.naming import DATA_FOLDER, simulated_folder
+from oblivionis.requests.node_folder import NodeFolder
+
+FACTS_FILE = "facts.jsonl"
+NODE_DIR = "node-dir"
+"""Key of a SuperNode's `--node-config`: the client's own folder."""
+DATA_NODES = "data-nodes"
+"""Key of a message's config: the folder of all clients' folders, in a simulation."""
+NODES_DIR = "nodes-dir"
+"""Key of a message's config: where the simulated clients of a run keep their folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecords:
+    """A client's records in the order of its files and lines, and the ids of those marked `forget`."""
+
+    records: tuple[Record, ...]
+    marked: frozenset[str]
+
+
+def node_folder(node_config: Mapping[str, object], message_config: Mapping[str, object], client: int) -> NodeFolder:
+    """The client's own folder: its `node-dir`, else `node<client>` under `data.nodes`, else one in the run directory.
+
+    The folder that a client names itself always counts: no message can send it elsewhere.
+    """
+    if own := node_config.get(NODE_DIR):
+        return NodeFolder(Path(str(own)).expanduser())
+    if nodes := message_config.get(DATA_NODES):
+        return NodeFolder(simulated_folder(str(nodes), client))
+    return NodeFolder(Path(str(message_config.get(NODES_DIR, ""))) / str(client))
+
+
+def read_node(folder: Path) -> NodeRecords:
+    """The records of `<folder>/data/*.jsonl`, whose ids are unique over all files.
+
+    Raises DataError with every faulty line (file and line), and where there is no folder, file or record.
+    """
+    data = folder / DATA_FOLDER
+    if not data.is_dir():
+        raise DataError(f"{data}: no such folder; expected the client's records in it, as JSON lines (*.jsonl)")
+    files = sorted(data.glob("*.jsonl"))
+    if not files:
+        raise DataError(f"{data}: no file *.jsonl; expected the client's records as JSON lines")
+    problems: list[str] = []
+    records, marked = read_training(files, problems)
+    if not records and not problems:
+        problems.append(f"{data}: expected at least one record, found none")
+    raise_if_any(data, problems)
+    return NodeRecords(tuple(records), frozenset(marked))
+
+
+def counts(node: NodeFolder) -> tuple[int, int]:
+    """How many records the client holds, and how many of them it may be trained on: not buried, and it has not left."""
+    found = read_node(node.path)
+    buried = node.tombstones()
+    live = 0 if node.left_by() is not None else sum(r.id not in buried for r in found.records)
+    return len(found.records), live

@@ -1,0 +1,52 @@
+"""What the server knows of records that never leave the clients: how many each holds, as the clients told it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from oblivionis.config.schema import Config
+from oblivionis.data.subjects import Subjects
+from oblivionis.requests.node_records import DATA_NODES
+from strategies import protocol
+from strategies.nodes import NodeMap
+
+
+def query_config(config: Config) -> dict[str, object]:
+    """What a `query` says to a client whose records are its own; nothing for other data."""
+    if config.data.name != "node":
+        return {}
+    return {"data": "node", **({DATA_NODES: config.data.nodes} if config.data.nodes else {})}
+
+
+class RemoteHoldings:
+    """Stands where `Holdings` stands when the server has the records: it counts, and knows no id and no subject."""
+
+    subjects = Subjects(())
+
+    def __init__(self, clients: int, nodes: NodeMap | None = None) -> None:
+        self.clients, self._nodes = clients, nodes
+
+    @property
+    def forget(self) -> Mapping[int, tuple[str, ...]]:
+        """Nothing: which records are marked `forget` only their client knows."""
+        return {}
+
+    def foreign(self, client: int, record_ids: Sequence[str]) -> list[str]:
+        """Nothing: the client itself refuses what it does not hold."""
+        return []
+
+    def count(self, client: int) -> int:
+        """Records of `client` when it was asked last; 0 for one that has not answered yet."""
+        return self._told(client, protocol.NUM_RECORDS)
+
+    def live(self, client: int, *, without_forget_split: bool) -> int:
+        """How many of them it could be trained on then."""
+        return self._told(client, protocol.LIVE_RECORDS)
+
+    def _told(self, client: int, key: str) -> int:
+        answer = None if self._nodes is None else self._nodes.answers.get(client)
+        for record in answer.metric_records.values() if answer is not None else ():
+            value = record.get(key)
+            if isinstance(value, int) and value >= 0:
+                return value
+        return 0

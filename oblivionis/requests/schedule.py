@@ -1,0 +1,222 @@
+"""Who asks for what, and when: the policy that a configuration names, and schedules of requests as JSON lines."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oblivionis.config.schema import Config
+from oblivionis.data.corpora import load_partition
+from oblivionis.data.records import Corpus
+from oblivionis.data.subjects import Subject
+from oblivionis.models.corpus import corpus_of
+from oblivionis.requests.holdings import Holdings
+from oblivionis.requests.ledger import (
+    AllAtRound,
+    NoRequests,
+    Policy,
+    RandomClientPerRound,
+    Request,
+    RequestError,
+    Schedule,
+)
+from oblivionis.requests.remote_holdings import RemoteHoldings
+from strategies.nodes import NodeMap
+from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
+from strategies.requests import SCOPES
+
+FIELDS = ("round", "client", "record_ids", "scope", "subject", "id", "reason")
+REMOTE_KIND = "expected client and record_ids"
+KINDS = 'expected one of: client and record_ids; client and "scope": "client"; subject'
+
+
+def policy_of(config: Config, holdings: Holdings | RemoteHoldings) -> Policy:
+    """The policy of `unlearning.requests`. Raises RequestError for an unknown subject or a faulty schedule."""
+    settings = config.unlearning.requests
+    everything = holdings.records if settings.scope == "client" and isinstance(holdings, Holdings) else None
+    if settings.policy == "random_client_per_round":
+        return RandomClientPerRound(config.seed, everything)
+    if settings.policy == "all_at_round":
+        clients = None if settings.clients is None else tuple(settings.clients)
+        return AllAtRound(settings.round, clients, everything)
+    if settings.policy == "subjects_at_round":
+        return _subjects_at_round(settings.round, settings.subjects or [], holdings)
+    if settings.policy == "file":
+        path = Path(str(settings.file)).expanduser()
+        return read_schedule(path, holdings, last_round=config.federation.rounds.unlearn)
+    return NoRequests()
+
+
+def check_requests(config: Config) -> None:
+    """Raise now what `policy_of` would raise in the run: only the data tell which subjects and records there are."""
+    if "unlearn" in config.stages and config.unlearning.requests.policy in ("subjects_at_round", "file"):
+        policy_of(config, holdings_of(config, corpus_of(config)))
+
+
+def holdings_of(config: Config, corpus: Corpus, nodes: NodeMap | None = None) -> Holdings | RemoteHoldings:
+    """Who holds what; where the records are the clients' own, how many each holds as it tells when `nodes` asks it."""
+    if config.data.name == "node":
+        return RemoteHoldings(config.federation.clients, nodes)
+    return Holdings.of(corpus, load_partition(corpus, config))
+
+
+def _subjects_at_round(round: int, names: list[str], holdings: Holdings | RemoteHoldings) -> Schedule:
+    found = [(name, holdings.subjects.find(name)) for name in names]
+    problems = [
+        f"unlearning.requests.subjects: {holdings.subjects.unknown(name)}" for name, subject in found if subject is None
+    ]
+    if problems:
+        raise RequestError("\n".join(problems))
+    subjects = [subject for _, subject in found if subject is not None]
+    requests = [
+        request
+        for number, subject in enumerate(subjects)
+        for request in about_subject(subject, round, f"round-{round:04d}-subject-{number:03d}", "")
+    ]
+    return Schedule(tuple(requests))
+
+
+def about_subject(subject: Subject, round: int, group: str, reason: str) -> list[Request]:
+    """One request for each client that holds records about `subject`; together they are the `group`."""
+    return [
+        Request(
+            f"{group}-client-{client:04d}",
+            client,
+            record_ids,
+            round,
+            reason,
+            scope=SCOPE_SUBJECT,
+            subject=subject.name,
+            group=group,
+        )
+        for client, record_ids in subject.records.items()
+    ]
+
+
+def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round: int | None = None) -> Schedule:
+    """Read requests from JSON lines.
+
+    A line has `round` (1 to `last_round`), optionally `id` and `reason`, and says one of three things: `client` and
+    `record_ids`; `client` and `"scope": "client"`, by which that client leaves; or `subject`, which becomes a request
+    for each client that holds records about it. Raises RequestError with all faults of the file, each with its line.
+    """
+    if not path.is_file():
+        raise RequestError(f"unlearning.requests.file: there is no file {path}")
+    problems: list[str] = []
+    requests: dict[str, Request] = {}
+    lines: dict[str, int] = {}
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise RequestError(f"{path}: expected UTF-8 text") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        faults, found = _read_line(line, number, holdings, last_round)
+        for request in found:
+            if request.id in lines and lines[request.id] != number:
+                faults.append(f"the id of line {lines[request.id]} again ({request.id!r}); ids must be unique")
+                break
+            lines[request.id] = number
+            requests[request.id] = request
+        problems += [f"{path}:{number}: {fault}" for fault in faults]
+    if problems:
+        raise RequestError("\n".join(problems))
+    return Schedule(tuple(requests.values()))
+
+
+def _read_line(
+    line: str, number: int, holdings: Holdings | RemoteHoldings, last_round: int | None
+) -> tuple[list[str], list[Request]]:
+    """What is wrong with a line, and the requests that it makes if nothing is."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        return [f"not JSON ({error.msg})"], []
+    if not isinstance(row, dict):
+        return ["expected a JSON object"], []
+    faults = [*_names(row), *_rounds(row, last_round), *_texts(row)]
+    scope, wrong = _scope(row)
+    faults += wrong
+    if isinstance(holdings, RemoteHoldings) and scope not in (None, SCOPE_RECORDS):
+        return [*faults, f"the records stay with the clients (data=node), and the scope is {scope}; {REMOTE_KIND}"], []
+    if scope == SCOPE_SUBJECT:
+        subject = holdings.subjects.find(row["subject"]) if isinstance(row["subject"], str) else None
+        if subject is None:
+            faults.append(holdings.subjects.unknown(str(row["subject"])))
+    elif scope is not None:
+        faults += _client(row, holdings, scope)
+    if faults:
+        return faults, []
+    reason = row.get("reason", "")
+    if scope == SCOPE_SUBJECT:
+        assert subject is not None
+        return [], about_subject(subject, row["round"], row.get("id", f"file-{number:04d}"), reason)
+    client = row["client"]
+    ids = holdings.records[client] if scope == SCOPE_CLIENT and isinstance(holdings, Holdings) else row["record_ids"]
+    identifier = row.get("id", f"file-{number:04d}-client-{client:04d}")
+    return [], [Request(identifier, client, tuple(ids), row["round"], reason, scope=str(scope))]
+
+
+def _names(row: Mapping[str, Any]) -> list[str]:
+    """Fields that look like a slip of the pen; further ones are nobody's business."""
+    near = {name: difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.8) for name in row if name not in FIELDS}
+    return [f"unknown field {name!r}; did you mean {close[0]!r}?" for name, close in near.items() if close]
+
+
+def _rounds(row: Mapping[str, Any], last: int | None) -> list[str]:
+    if "round" not in row:
+        return ["missing round"]
+    round = row["round"]
+    if not isinstance(round, int) or isinstance(round, bool) or round < 1:
+        return [f"round {round!r}; expected a whole number of at least 1"]
+    if last is not None and round > last:
+        return [f"round {round} never comes: federation.rounds.unlearn is {last}"]
+    return []
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    wrong = [k for k in ("id", "reason") if k in row and not isinstance(row[k], str)]
+    faults = [f"{key} must be a text, found {json.dumps(row[key])}" for key in wrong]
+    return faults + (["id must not be empty"] if row.get("id") == "" else [])
+
+
+def _scope(row: Mapping[str, Any]) -> tuple[str | None, list[str]]:
+    """Which kind of request a line is, None where it is not clear."""
+    given = row.get("scope")
+    if "scope" in row and given not in SCOPES:
+        return None, [f"scope {given!r}; expected one of {', '.join(SCOPES)}"]
+    leaves = given == SCOPE_CLIENT
+    kinds = {SCOPE_RECORDS: "record_ids" in row, SCOPE_CLIENT: leaves, SCOPE_SUBJECT: "subject" in row}
+    named = [kind for kind, present in kinds.items() if present]
+    if not named:
+        return None, [f"missing what is to be forgotten; {KINDS}"]
+    if len(named) > 1:
+        return None, [f"names {' and '.join(named)} at once; {KINDS}"]
+    (kind,) = named
+    if given not in (None, kind):
+        return None, [f"the scope is {given}, but the line names {kind}; {KINDS}"]
+    if kind == SCOPE_SUBJECT and "client" in row:
+        return kind, ["a subject's records are looked up with every client; leave client out"]
+    return kind, []
+
+
+def _client(row: Mapping[str, Any], holdings: Holdings | RemoteHoldings, scope: str) -> list[str]:
+    """What is wrong with `client` and `record_ids`."""
+    if "client" not in row:
+        return ["missing client"]
+    client = row["client"]
+    if not isinstance(client, int) or isinstance(client, bool) or not 0 <= client < holdings.clients:
+        return [f"client {client!r} does not exist; expected 0 to {holdings.clients - 1}"]
+    if scope == SCOPE_CLIENT:
+        return []
+    ids = row["record_ids"]
+    if not isinstance(ids, list) or not ids or not all(isinstance(i, str) for i in ids):
+        return [f"no record ids; expected a list of texts, found {json.dumps(ids)}"]
+    twice = sorted({i for i in ids if ids.count(i) > 1})
+    foreign = holdings.foreign(client, ids)
+    faults = [f"record {twice[0]!r} is named more than once"] if twice else []
+    return faults + ([f"record {foreign[0]!r} is not held by client {client}"] if foreign else [])

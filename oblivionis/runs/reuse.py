@@ -1,0 +1,86 @@
+"""Start a run from the finished stages of another one: many unlearning runs then share one finetune and one retrain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from oblivionis.config import compose as configuration
+from oblivionis.config.schema import Config
+from oblivionis.errors import RunError
+from oblivionis.runs.progress import Events
+from oblivionis.runs.states import copy_states
+from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.updates import open_updates
+
+REUSABLE = ("finetune", "retrain")
+
+
+def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: Events) -> None:
+    """Copy the final checkpoint, summary and log of finished finetune and retrain stages from `config.start_from`.
+
+    Refuses (RunError) a source whose base model, data, seed, clients, strategy or training differ: the result would
+    not be what the configuration says; or one without the clients' updates of finetune that `config` needs.
+    """
+    source = RunDirectory.open(Path(str(config.start_from)).expanduser())
+    theirs = configuration.from_yaml(source.read_config())
+    differences = differing(config, theirs)
+    if source.environment().get("fingerprint") != fingerprint:
+        differences.append("the base model's fingerprint")
+    if differences:
+        raise RunError(f"start_from: {source.path} was made with other settings: {', '.join(differences)}")
+    import_updates(config, run, source)
+    for stage in REUSABLE:
+        if run.stage_summary(stage) is not None or source.stage_summary(stage) is None:
+            continue
+        if getattr(config.federation.rounds, stage) != getattr(theirs.federation.rounds, stage):
+            raise RunError(f"start_from: {source.path} ran {stage} for another number of rounds")
+        take_over(run, source, stage)
+        events.note(f"{stage}: taken from {source.path}")
+
+
+def take_over(run: RunDirectory, source: RunDirectory, stage: str) -> None:
+    """Copy the final checkpoint, metrics, log and summary of a finished stage of `source` that fits `run`."""
+    run.save_checkpoint(source.load_checkpoint(stage), keep=1)
+    run.forget_metrics_after(stage, -1)
+    run.append_metrics([r for r in source.metrics() if r["stage"] == stage])
+    summary = {**(source.stage_summary(stage) or {}), "reused_from": str(source.path)}
+    copy_states(source, run, stage)
+    run.finish_stage(stage, summary, source.evaluation_log(stage))
+
+
+def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> None:
+    """Take over the clients' updates of a finetune stage that is to be reused. RunError when some are missing."""
+    ours, theirs = (open_updates(config, path, "finetune") for path in (run.path, source.path))
+    if ours is None or theirs is None or run.stage_summary("finetune") or not source.stage_summary("finetune"):
+        return
+    if lacking := theirs.lacking():
+        raise RunError(
+            f"start_from: {source.path} does not hold the clients' updates of {lacking}, which this run needs. Make a "
+            "run that keeps them and serves no request yet, with 'stages=[finetune,retrain]' "
+            f"unlearning={config.unlearning.method} unlearning.updates.every={config.unlearning.updates.every} and "
+            "otherwise the same settings, and start from that"
+        )
+    ours.adopt(theirs)
+
+
+def differing(ours: Config, theirs: Config) -> list[str]:
+    """Names of the settings that influence finetune and retrain, or their evaluation, and differ."""
+    pairs: dict[str, tuple[object, object]] = {
+        name: (getattr(ours, name), getattr(theirs, name)) for name in ("model", "data", "training", "seed")
+    }
+    for name in ("clients", "fraction_train", "min_clients", "local_epochs"):
+        pairs[f"federation.{name}"] = (getattr(ours.federation, name), getattr(theirs.federation, name))
+    keep_free = {"server_state_on_unlearn": ""}
+    pairs["strategy"] = (
+        dataclasses.replace(ours.strategy, **keep_free),
+        dataclasses.replace(theirs.strategy, **keep_free),
+    )
+    pairs["evaluation.full"] = (ours.evaluation.full, theirs.evaluation.full)
+    return [name for name, (a, b) in pairs.items() if _plain(a) != _plain(b)]
+
+
+def _plain(value: object) -> str:
+    tree = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    return json.dumps(tree, sort_keys=True, default=str)

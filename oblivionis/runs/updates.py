@@ -1,0 +1,208 @@
+"""The clients' updates on the server's disk: what FedEraser and PGA need of past rounds.
+
+`runs/<name>/updates/<generation>/` holds one lineage (see `strategies.history`): `rounds.jsonl`, a line per round with
+the clients that are in the model, and `<stage>/round-0007.safetensors` with the arrays `global`, `client/<partition>`
+and `state/<name>`. Generation 0 is what was recorded; an erasure in round t of unlearn writes generation t, which
+replaces the one before. Generations share the files of rounds that an erasure leaves as they were (hard links).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord
+
+from oblivionis.array_files import read_arrays, write_arrays
+from oblivionis.config.schema import Config
+from oblivionis.errors import RunError
+from oblivionis.files import append_lines, link_or_copy, read_lines, sync_folder, write_atomic
+from strategies import protocol
+from strategies.history import ClientUpdate, PastRound, RoundUpdates, is_stored
+
+STAGES = ("finetune", "unlearn")
+"""The stages whose rounds lead to the model that requests are served on."""
+ROUNDS = "rounds.jsonl"
+
+
+def kept_rounds(config: Config) -> int | None:
+    """How many rounds `config` keeps: 0 none, None all. PGA needs the newest one of every checkpoint."""
+    unlearning = config.unlearning
+    if unlearning.updates.keep is not None:
+        return unlearning.updates.keep
+    return {"federaser": None, "pga": config.federation.keep_checkpoints}.get(unlearning.method, 0)
+
+
+def open_updates(config: Config, run: Path, stage: str) -> UpdateStore | None:
+    """The store of the run directory `run`; None where `config` or `stage` keeps nothing."""
+    keep = kept_rounds(config)
+    if keep == 0 or stage not in STAGES:
+        return None
+    return UpdateStore(run / "updates", stage, keep=keep, every=config.unlearning.updates.every)
+
+
+class UpdateStore:
+    """A `strategies.history.History` on disk, as of one stage.
+
+    Files are written atomically; a generation appears whole or not at all. Nothing is deleted before `settle`: whatever
+    interrupts a round, `roll_back` finds what there was when it began.
+    """
+
+    def __init__(self, path: Path, stage: str, *, keep: int | None, every: int) -> None:
+        self.path, self.stage = path, stage
+        self._keep, self._every = keep, every
+
+    # -- strategies.history.History ------------------------------------------------------------------------------
+
+    def record(self, updates: RoundUpdates) -> None:
+        """Add a round of FedFT to the present generation."""
+        folder = self._present()
+        if is_stored(updates.round, self._every):
+            _write(folder, updates)
+        append_lines(folder / ROUNDS, [_row(updates.stage, updates.round, [u.partition for u in updates.clients])])
+
+    def rounds(self) -> list[PastRound]:
+        """All rounds of the present generation."""
+        return _rounds(self._present())
+
+    def read(self, past: PastRound) -> RoundUpdates:
+        """One stored round. Raises RunError when its file is damaged."""
+        return _read(_file(self._present(), past.stage, past.round))
+
+    @contextmanager
+    def rewriting(self, round: int) -> Iterator[_Generation]:
+        """Build generation `round` beside the present one; it becomes the present one when all went well."""
+        temporary = self.path / f".{round:04d}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            new = _Generation(self._present(), temporary)
+            yield new
+            append_lines(temporary / ROUNDS, new.rows)
+            for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
+                sync_folder(folder)
+            os.replace(temporary, self.path / f"{round:04d}")
+            sync_folder(self.path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    # -- a run's life --------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """After a checkpoint: delete what was replaced, and all but the newest rounds that are to be kept."""
+        present = self._present()
+        for folder in self._generations():
+            if folder != present:
+                shutil.rmtree(folder)
+        stored = [past for past in self.rounds() if past.stored]
+        for past in stored[: max(0, len(stored) - self._keep)] if self._keep is not None else []:
+            _file(present, past.stage, past.round).unlink()
+
+    def roll_back(self, round: int) -> None:
+        """Return to the end of `round` of this stage (0: its beginning). Raises RunError when that was deleted."""
+        for leftover in self.path.glob(".*.tmp"):
+            shutil.rmtree(leftover)
+        found = self._generations()
+        last = round if self.stage == "unlearn" else 0
+        if found and int(found[0].name) > last and self.stage == "unlearn":
+            raise RunError(
+                f"{self.path.parent} cannot go on from round {round} of unlearn: a checkpoint of a later round is "
+                "damaged or gone, and the clients' updates from before it are deleted; start a new run"
+            )
+        for folder in found:
+            if int(folder.name) > last:
+                shutil.rmtree(folder)
+        later = STAGES[STAGES.index(self.stage) + 1 :]
+        for folder in self._generations():
+            kept = [p for p in _rounds(folder) if p.stage not in later and (p.stage != self.stage or p.round <= round)]
+            files = {_file(folder, past.stage, past.round) for past in kept}
+            for file in folder.glob("*/round-*.safetensors"):
+                if file not in files:
+                    file.unlink()
+            rows = [_row(past.stage, past.round, past.clients) for past in kept]
+            write_atomic(folder / ROUNDS, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def lacking(self) -> str:
+        """Which rounds of finetune this store should hold and does not; empty when it has all."""
+        original = self.path / f"{0:04d}"
+        recorded = [past for past in _rounds(original) if past.stage == "finetune"]
+        if not recorded:
+            return "any round of finetune"
+        wanted = [past for past in recorded if is_stored(past.round, self._every)]
+        wanted = wanted if self._keep is None else wanted[len(wanted) - min(self._keep, len(wanted)) :]
+        missing = [past.round for past in wanted if not past.stored]
+        return f"round {missing[0]} of finetune ({len(missing)} of {len(wanted)} rounds)" if missing else ""
+
+    def adopt(self, source: UpdateStore) -> None:
+        """Take over the finetune rounds of another run's store, which lacks none: its files are linked or copied."""
+        self.roll_back(0)
+        target, original = self._present(), source.path / f"{0:04d}"
+        recorded = [past for past in _rounds(original) if past.stage == "finetune"]
+        for past in recorded:
+            if past.stored and is_stored(past.round, self._every):
+                link_or_copy(_file(original, past.stage, past.round), _file(target, past.stage, past.round))
+        append_lines(target / ROUNDS, [_row(past.stage, past.round, past.clients) for past in recorded])
+        self.settle()
+
+    def _generations(self) -> list[Path]:
+        return sorted(p for p in self.path.glob("*") if p.name.isdigit()) if self.path.is_dir() else []
+
+    def _present(self) -> Path:
+        return max(self._generations(), default=self.path / f"{0:04d}")
+
+
+class _Generation:
+    """A generation in the making."""
+
+    def __init__(self, old: Path, new: Path) -> None:
+        self._old, self._new = old, new
+        self.rows: list[dict] = []
+
+    def keep(self, past: PastRound) -> None:
+        if past.stored:
+            link_or_copy(_file(self._old, past.stage, past.round), _file(self._new, past.stage, past.round))
+        self.rows.append(_row(past.stage, past.round, past.clients))
+
+    def write(self, updates: RoundUpdates) -> None:
+        _write(self._new, updates)
+        self.rows.append(_row(updates.stage, updates.round, [u.partition for u in updates.clients]))
+
+
+def _row(stage: str, round: int, clients: list[int] | tuple[int, ...]) -> dict:
+    return {"stage": stage, "round": round, "clients": list(clients)}
+
+
+def _file(folder: Path, stage: str, round: int) -> Path:
+    return folder / stage / f"round-{round:04d}.safetensors"
+
+
+def _rounds(folder: Path) -> list[PastRound]:
+    return [
+        PastRound(row["stage"], row["round"], tuple(row["clients"]), _file(folder, row["stage"], row["round"]).exists())
+        for row in read_lines(folder / ROUNDS)
+    ]
+
+
+def _write(folder: Path, updates: RoundUpdates) -> None:
+    arrays = {"global": updates.sent[protocol.ADAPTER].numpy()}
+    arrays |= {f"client/{u.partition}": u.arrays[protocol.ADAPTER].numpy() for u in updates.clients}
+    arrays |= {f"state/{name}": array for name, array in updates.state.items()}
+    weights = {str(u.partition): u.weight for u in updates.clients}
+    info = {"stage": updates.stage, "round": updates.round, "weights": weights}
+    write_arrays(_file(folder, updates.stage, updates.round), arrays, info)
+
+
+def _read(path: Path) -> RoundUpdates:
+    arrays, info = read_arrays(path, "file of client updates")
+
+    def record(key: str) -> ArrayRecord:
+        return ArrayRecord({protocol.ADAPTER: Array(arrays.pop(key))})
+
+    clients = [ClientUpdate(int(p), weight, record(f"client/{p}")) for p, weight in info["weights"].items()]
+    sent = record("global")
+    state = {key.removeprefix("state/"): array for key, array in arrays.items()}
+    return RoundUpdates(info["stage"], info["round"], sent, state, clients)

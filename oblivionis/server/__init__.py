@@ -1,0 +1,1 @@
+"""The Flower ServerApp and the simulation around it."""

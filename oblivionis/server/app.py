@@ -1,0 +1,129 @@
+"""The Flower ServerApp: the same under `oblivionis simulate`, `flwr run` and in a deployment."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
+from rich.console import Console
+
+from oblivionis.config import compose as configuration
+from oblivionis.config.schema import Config
+from oblivionis.errors import RunError
+from oblivionis.reports import summary as report
+from oblivionis.reports.html import run_page as html_report
+from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.progress import Events, LogEvents
+from oblivionis.runs.tracking import check_tracking
+from oblivionis.server.context import Server
+from oblivionis.server.grid import StoppableGrid
+from oblivionis.server.stages import run_stages
+from strategies.churn import ChurningGrid
+
+app = ServerApp()
+log = logging.getLogger("flwr")
+
+_SETTLED_SECONDS = 4.0
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Entry point of `flwr run`: the configuration comes from the run config's `config` and `overrides`.
+
+    With `resume`, the directory of a run that broke off, that run goes on from its last complete round, by its own
+    configuration: Flower itself cannot continue a run whose SuperLink or ServerApp ended.
+
+    A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Other relative
+    paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better
+    give absolute ones. Errors are raised: Flower then marks the run as failed.
+    """
+    run_config = context.run_config
+    experiment, overrides = str(run_config.get("config") or "default"), str(run_config.get("overrides") or "")
+    resume, home = str(run_config.get("resume") or ""), Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd()))
+    run = None
+    try:
+        if resume:
+            run = _earlier(home / resume, overrides)
+            config = configuration.from_yaml(run.read_config())
+        else:
+            config = configuration.compose(experiment, overrides)
+    except configuration.ConfigError as error:
+        log.error("%s", configuration.render_problems(error))
+        raise
+    if config.federation.churn and not isinstance(grid, InMemoryGrid):
+        raise RunError(
+            f"federation.churn={config.federation.churn} makes simulated clients vanish; these are real machines: set "
+            "it to 0"
+        )
+    check_tracking(config.tracking)
+    if run is None:
+        _check_nodes(grid, config.federation.clients)
+        run = RunDirectory.create(home / config.output, config.name)
+        run.write_config(configuration.to_yaml(config))
+    events = LogEvents()
+    events.note(f"run directory: {run.path}")
+    with run.lock():
+        try:
+            serve(config, grid, run, events, threading.Event())
+        except Exception:
+            log.error("the run failed; continue with: %s", _continuation(grid, run))
+            raise
+        html_report.write_html(run, config)
+    buffer = io.StringIO()
+    report.print_summary(run, config, Console(file=buffer, width=120))
+    for line in buffer.getvalue().splitlines():
+        log.info("%s", line)
+
+
+def _earlier(path: Path, overrides: str) -> RunDirectory:
+    """The run to resume. Raises RunError."""
+    if overrides:
+        raise RunError("resume takes the run's own configuration; leave overrides out")
+    return RunDirectory.open(path)
+
+
+def _continuation(grid: Grid, run: RunDirectory) -> str:
+    if isinstance(grid, InMemoryGrid):
+        return f"oblivionis simulate --resume {run.path}"
+    return f"flwr run . CONNECTION --run-config 'resume=\"{run.path}\"'"
+
+
+def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
+    """Run all stages over `grid`."""
+    if config.federation.churn:
+        grid = ChurningGrid(grid, config.federation.churn, config.seed)
+    run_stages(Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop))
+
+
+def _check_nodes(grid: Grid, clients: int) -> None:
+    """RunError when another number of SuperNodes is connected than the configuration has clients.
+
+    In a simulation all register within moments; in a deployment too few may still become enough.
+    """
+    simulated = isinstance(grid, InMemoryGrid)
+    connected, since = -1, time.monotonic()
+    while True:
+        count = len(list(grid.get_node_ids()))
+        if count < clients and not simulated:
+            return
+        settled = time.monotonic() - since
+        if count != connected:
+            connected, since = count, time.monotonic()
+        elif count == clients and settled > _SETTLED_SECONDS / 10:
+            return
+        elif settled > _SETTLED_SECONDS:
+            break
+        time.sleep(0.1)
+    right = f'--federation-config "num-supernodes={clients}"' if simulated else f"{clients} SuperNodes"
+    raise RunError(
+        f"{connected} SuperNodes are connected, but the configuration has federation.clients={clients}: run it with "
+        f"{right}, or set federation.clients={connected} (flwr run: --run-config 'overrides=\"federation.clients="
+        f"{connected}\"')"
+    )

@@ -1,0 +1,136 @@
+"""The server's side of client audits: it asks what the model knows of a request's records, and keeps the numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from oblivionis.assessment.audit_numbers import MOMENTS, REQUEST_ROUGE, audit_path, check_numbers, read_audit
+from oblivionis.files import write_json
+from oblivionis.requests.ledger import Request
+from oblivionis.server.context import Server
+from strategies import protocol
+from strategies.errors import NodeMapError
+from strategies.replies import answers, judge, metrics_of
+
+EVALUATOR = "client_audit"
+ATTEMPTS = 2
+"""A client that restarts may lose a message, and Flower does not deliver it again."""
+
+Numbers = Mapping[str, float]
+
+
+class ClientAudits:
+    """Sends `evaluate.audit` messages, one per request, and writes `audits/request-<id>.json` and metrics.jsonl.
+
+    A client that cannot be asked, or whose answer is not entirely well, costs a warning and that moment's numbers.
+    """
+
+    def __init__(self, server: Server, stage: str, label: str) -> None:
+        self._server, self._stage, self._label = server, stage, label
+
+    def ask(self, requests: Sequence[Request], round: int, moment: str, vector: np.ndarray) -> dict[str, Numbers]:
+        """The numbers of each request, by id, of the global model `vector` at `moment`, one of `MOMENTS`."""
+        if not requests:
+            return {}
+        started = time.perf_counter()
+        self._server.events.evaluating(f"client audit, {moment}")
+        found: dict[str, Numbers] = {}
+        reasons: dict[str, str] = {}
+        waiting = list(requests)
+        for _ in range(ATTEMPTS):
+            waiting = self._exchange(waiting, round, vector, found, reasons)
+            if not waiting:
+                break
+        for request in requests:
+            self._keep(request, round, moment, found.get(request.id), reasons.get(request.id, ""))
+        if found:
+            self._write_row(round, moment, found, time.perf_counter() - started)
+        return found
+
+    def verified_means(self, found: Mapping[str, Numbers]) -> dict[str, float]:
+        """The mean ROUGE-L recall of each request's records: what a verification goes by."""
+        return {request: numbers[REQUEST_ROUGE] for request, numbers in found.items()}
+
+    def _exchange(
+        self,
+        requests: Sequence[Request],
+        round: int,
+        vector: np.ndarray,
+        found: dict[str, Numbers],
+        reasons: dict[str, str],
+    ) -> list[Request]:
+        """Ask once; `found` and `reasons` get what came of it. Returns the requests without any reply."""
+        server, timeout = self._server, self._server.config.federation.timeout
+        try:
+            nodes = server.nodes.refresh(server.grid, retry=True)
+        except NodeMapError as error:
+            reasons |= {r.id: str(error) for r in requests}
+            return []
+        asked = [r for r in requests if r.client in nodes]
+        reasons |= {r.id: "the client is not connected" for r in requests if r.client not in nodes}
+        messages = [
+            Message(self._content(r, round, vector), dst_node_id=nodes[r.client], message_type=protocol.AUDIT)
+            for r in asked
+        ]
+        if not messages:
+            return []
+        silent = []
+        received = answers(messages, server.grid.send_and_receive(messages, timeout=timeout))
+        # The messages come back in the order in which they were sent.
+        for request, (_, answer) in zip(asked, received, strict=True):
+            (verdict,) = judge([(request.client, answer)], reference=None, timeout=timeout)
+            if verdict.reply is None:
+                reasons[request.id] = verdict.reason
+                silent += [request] if answer is None else []
+                continue
+            told = dict(metrics_of(verdict.reply))
+            for key in (protocol.NUM_EXAMPLES, protocol.PARTITION_ID):
+                told.pop(key, None)
+            try:
+                found[request.id] = check_numbers(told)
+            except ValueError as error:
+                reasons[request.id] = str(error)
+        return silent
+
+    def _content(self, request: Request, round: int, vector: np.ndarray) -> RecordDict:
+        config = self._server.message_config(self._stage)
+        config[protocol.SERVER_ROUND] = round
+        config[protocol.STAGE] = self._label
+        config[protocol.REQUEST_IDS] = [request.id]
+        config[protocol.RECORD_IDS] = list(request.record_ids)
+        config[protocol.RECORD_COUNTS] = [len(request.record_ids)]
+        config[protocol.SCOPES] = [request.scope]
+        arrays = ArrayRecord({protocol.ADAPTER: Array(vector)})
+        return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: config})
+
+    def _keep(self, request: Request, round: int, moment: str, numbers: Numbers | None, reason: str) -> None:
+        run = self._server.run.path
+        known = read_audit(run, request.id) or {"request": request.id, "client": request.client}
+        if moment == "before":  # a round that is repeated begins anew
+            known = {"request": request.id, "client": request.client, "round": round}
+        known.pop(moment, None)
+        failed = {k: v for k, v in known.pop("failed", {}).items() if k != moment}
+        if numbers is None:
+            failed[moment] = reason
+            self._server.events.warning(f"client {request.client} did not audit request {request.id!r}: {reason}")
+        else:
+            known[moment] = dict(numbers)
+        write_json(audit_path(run, request.id), {**known, **({"failed": failed} if failed else {})})
+
+    def _write_row(self, round: int, moment: str, found: Mapping[str, Numbers], seconds: float) -> None:
+        shared = set.intersection(*(set(numbers) for numbers in found.values()))
+        row = {
+            "stage": self._stage,
+            "round": round,
+            "moment": MOMENTS[moment],
+            "evaluator": EVALUATOR,
+            "metrics": {name: float(np.mean([n[name] for n in found.values()])) for name in sorted(shared)},
+            "requests": {request: dict(numbers) for request, numbers in found.items()},
+            "seconds": seconds,
+            "time": time.time(),
+        }
+        self._server.run.append_metrics([row])

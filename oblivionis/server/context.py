@@ -1,0 +1,118 @@
+"""What the stages of a run share on the server: model, questions, partition, ledger, and the way to the clients."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+
+from oblivionis import seeds
+from oblivionis.assessment.assessor import Assessor
+from oblivionis.assessment.ruler_oracles import Oracle
+from oblivionis.config import compose as configuration
+from oblivionis.config.schema import Config
+from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.models import adapters
+from oblivionis.models.assembly import assemble
+from oblivionis.models.corpus import corpus_of
+from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.requests.from_nodes import NodeRequests
+from oblivionis.requests.ledger import Ledger
+from oblivionis.requests.node_records import DATA_NODES, NODES_DIR
+from oblivionis.requests.remote_holdings import RemoteHoldings, query_config
+from oblivionis.requests.schedule import holdings_of, policy_of
+from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.progress import Events
+from strategies.arrays import Mean
+from strategies.fedtu import NodeMap
+from strategies.lora_product import ProductMean
+
+QUERY_S = 300.0
+"""Longest wait for what a node says of itself."""
+
+
+def averaging(config: Config, manifest: adapters.Manifest) -> Mean | None:
+    """How the server averages models of that manifest; None: number by number. Raises ModelError."""
+    if config.model.lora.aggregation != "product":
+        return None
+    return ProductMean(adapters.size(manifest), adapters.lora_pairs(manifest))
+
+
+class Server:
+    """Everything that the stages share: model, questions, partition, ledger, and the way to the clients."""
+
+    def __init__(self, config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
+        self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
+        if config.federation.server_threads:
+            torch.set_num_threads(config.federation.server_threads)
+        torch.set_flush_denormal(True)
+        corpus = corpus_of(config)
+        self.nodes = NodeMap(
+            expected=config.federation.clients,
+            min_nodes=config.federation.min_clients,
+            wait_s=config.federation.wait_for_clients,
+            timeout_s=min(config.federation.timeout, QUERY_S),
+            config=query_config(config),
+        )
+        self.holdings = holdings_of(config, corpus, self.nodes)
+        asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
+        self.policy = policy_of(config, self.holdings) if asked else None
+        self.remote = isinstance(self.holdings, RemoteHoldings)
+        self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
+        self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        self.mean = averaging(config, self.assembled.flat.manifest)
+        self.start_vector = self.assembled.flat.numpy()
+        self.assessor = Assessor(self.assembled, corpus, config)
+        self.oracles: list[Oracle] = []
+        self.settings = configuration.to_yaml(config)
+        run.write_environment(
+            seed=config.seed,
+            base_model=config.model.source,
+            fingerprint=self.fingerprint,
+            manifest_hash=self.assembled.manifest_hash,
+            trainable_parameters=self.assembled.flat.size,
+        )
+
+    def message_config(self, stage: str) -> ConfigRecord:
+        """What every message of a stage carries besides the model."""
+        return ConfigRecord(
+            {
+                "settings": self.settings,
+                "fingerprint": self.fingerprint,
+                "manifest-hash": self.assembled.manifest_hash,
+                NODES_DIR: str(self.run.nodes_path),
+                **({DATA_NODES: self.config.data.nodes} if self.remote and self.config.data.nodes else {}),
+                "exclude": "forget-split" if stage == "retrain" else "",
+            }
+        )
+
+    def node_requests(self) -> NodeRequests:
+        """The requests that are made on the clients' machines, by the run's ledger."""
+        return NodeRequests(
+            Ledger(self.run.ledger_path),
+            self.config.unlearning.requests.verify_max_rouge,
+            run=self.run.name,
+            nodes=self.nodes,
+            grid=self.grid,
+            settings={NODES_DIR: str(self.run.nodes_path)},
+            live=lambda client: self.holdings.live(client, without_forget_split=False),
+            warn=self.events.warning,
+        )
+
+    def check_stop(self) -> None:
+        if self.stop.is_set():
+            raise RunInterrupted("stopped by Ctrl-C")
+
+    def initial_vector(self, stage: str) -> np.ndarray:
+        """The global model that `stage` starts from: the finetuned one for unlearn, else the fresh adapter."""
+        if stage != "unlearn":
+            return self.start_vector
+        if self.run.stage_summary("finetune") is None:
+            raise RunError(
+                "the stage unlearn starts from the finetuned model: put finetune before it in `stages`, or name a "
+                "finished run with `start_from`"
+            )
+        return self.run.load_checkpoint("finetune").vector

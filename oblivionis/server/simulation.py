@@ -1,0 +1,203 @@
+"""`oblivionis simulate`: Flower's simulation runtime in this process, with clean starts, stops and exit states."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+
+from oblivionis.config.schema import Config
+from oblivionis.errors import RunFailed, RunInterrupted
+from oblivionis.models.machine import Machine, client_processes
+from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.progress import Events
+from oblivionis.server.cluster import cluster
+
+_ENVIRONMENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_worker_niceness": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+_STOPPED = "stopped by Ctrl-C"
+
+
+class Stop(threading.Event):
+    """Setting it breaks off the thread inside `broken_off`, whatever that computes: an evaluation takes minutes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread: int | None = None
+
+    def set(self) -> None:
+        super().set()
+        if self._thread is not None:
+            raised = ctypes.py_object(KeyboardInterrupt)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
+
+    @contextmanager
+    def broken_off(self) -> Iterator[None]:
+        """Raises RunInterrupted in this thread once the event is set; client processes at work are ended then."""
+        self._thread = threading.get_ident()
+        try:
+            if self.is_set():
+                raise RunInterrupted(_STOPPED)
+            yield
+        except KeyboardInterrupt:
+            raise RunInterrupted(_STOPPED) from None
+        finally:
+            self._thread = None
+
+
+def simulate(config: Config, run: RunDirectory, events: Events) -> None:
+    """Run all stages of `config` on simulated SuperNodes; everything that lasts goes to `run`.
+
+    Raises RunInterrupted after Ctrl-C, RunFailed when the federation broke down, other OblivionisErrors for what the
+    user can mend, and whatever else went wrong. No Ray or Flower process outlives the call.
+    """
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    stop = Stop()
+    # Starting Ray replaces the handler of SIGTERM, hence the second `_ctrl_c`.
+    with _flower_log(run), _ctrl_c(stop, events), _ray(config, run), _ctrl_c(stop, events):
+        if stop.is_set():
+            raise RunInterrupted(_STOPPED)
+        _run_flower(config, run, events, stop)
+    if stop.is_set():
+        raise RunInterrupted(_STOPPED)
+
+
+def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -> None:
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.exception import AggregationError
+    from flwr.simulation import run_simulation
+
+    from oblivionis.client.app import app as client_app
+    from oblivionis.server.app import serve
+    from strategies.errors import ActorDied, FederationError
+
+    server = ServerApp()
+    failure: BaseException | None = None
+
+    @server.main()
+    def run_stages(grid: Grid, context: Context) -> None:
+        nonlocal failure
+        try:
+            with stop.broken_off():
+                serve(config, grid, run, events, stop)
+        except BaseException as error:
+            # Returned to us below: Flower would wait some seconds for a ServerApp that raises.
+            logging.getLogger("flwr").error("the run broke off", exc_info=error)
+            failure = error
+            _end_clients()
+
+    resources = {"num_cpus": config.federation.client_cpus, "num_gpus": config.federation.client_gpus}
+    try:
+        run_simulation(
+            server_app=server,
+            client_app=client_app,
+            num_supernodes=config.federation.clients,
+            backend_config={"client_resources": {**resources}},
+        )
+    except Exception:
+        if failure is None and not stop.is_set():
+            raise
+    if isinstance(failure, ActorDied):
+        who = str(failure).partition(": error")[0]
+        raise RunFailed(
+            f"{who}: it was killed, crashed or ran out of memory. If memory is short, let fewer clients run at a time "
+            "with a larger federation.client_cpus"
+        ) from failure
+    if isinstance(failure, FederationError | AggregationError):
+        raise RunFailed(str(failure)) from failure
+    if failure is not None:
+        raise failure
+
+
+def _end_clients() -> None:
+    """End the client processes: Flower would wait until each has finished what it is doing."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if any(part.startswith("ray::ClientAppActor") for part in process.cmdline()[:1]):
+                process.kill()
+
+
+@contextmanager
+def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
+    """A Ray of our own, or the cluster that the configuration names, which Flower finds running and uses.
+
+    Our own gets as many client processes as cores and GPUs allow, and no more than clients take part in a round.
+    """
+    import ray
+
+    if config.federation.ray_address is not None:
+        with cluster(config.federation.ray_address, run.path):
+            yield
+        return
+    machine = Machine.here()
+    processes = max(1, client_processes(config, machine))
+    try:
+        ray.init(
+            address="local",
+            num_cpus=processes * config.federation.client_cpus,
+            num_gpus=machine.gpus if config.federation.client_gpus > 0 else None,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _flower_log(run: RunDirectory) -> Iterator[None]:
+    """Send Flower's own log lines to a file of the run instead of the terminal."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logger = logging.getLogger("flwr")
+    handlers, propagate = list(logger.handlers), logger.propagate
+    handler = logging.FileHandler(run.path / "flower.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.handlers[:] = handlers
+        logger.propagate = propagate
+        handler.close()
+
+
+@contextmanager
+def _ctrl_c(stop: Stop, events: Events) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM breaks the run off in an orderly way; the second one is not waited for."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        events.note("stopping; press Ctrl-C again if this takes too long")
+        stop.set()
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,0 +1,389 @@
+"""The server's side of a run: the stages finetune, retrain, unlearn and local, one after another, resumable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from evaluation.hook import Report
+from evaluation.ruler.evaluator import References
+from oblivionis.assessment import muse, ruler
+from oblivionis.assessment.assessor import Measured
+from oblivionis.assessment.rebound import ReboundTracker, rebound_summary
+from oblivionis.assessment.ruler_oracles import find_oracles, noise_bands, states_of
+from oblivionis.config.schema import Config
+from oblivionis.errors import RunError
+from oblivionis.reports import ruler as ruler_report
+from oblivionis.reports.verdicts import write_verdicts
+from oblivionis.requests.from_nodes import NodeRequests
+from oblivionis.requests.holdings import SimulatedRequests
+from oblivionis.requests.ledger import in_words
+from oblivionis.runs.directory import Checkpoint, vector_hash
+from oblivionis.runs.reuse import import_stages
+from oblivionis.runs.tracking import follow
+from oblivionis.runs.updates import open_updates
+from oblivionis.server.client_audits import ClientAudits
+from oblivionis.server.context import Server
+from oblivionis.server.local import run_local
+from strategies import factory, protocol
+from strategies.arrays import Mean
+from strategies.federaser import FedEraser
+from strategies.fedtu import FedTU, Listener
+from strategies.server_step import ServerStep
+
+SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
+"""Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
+
+
+NO_QUESTIONS = (
+    "the clients keep their records (data=node), and data.path names no questions of the server's own: nothing is "
+    "measured here, only on the clients that ask to forget"
+)
+OWN_QUESTIONS = "the clients keep their records (data=node): what is measured here are the questions of data.path"
+
+
+def planned_rounds(config: Config) -> dict[str, int]:
+    """Rounds of every stage of `config`; the stage `local` counts its clients."""
+    rounds = {s: getattr(config.federation.rounds, s) for s in config.stages}
+    if "local" in rounds:
+        rounds["local"] = min(config.federation.local_clients or config.federation.clients, config.federation.clients)
+    return rounds
+
+
+def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
+    """The configured aggregator with its settings and the sampling of the federation, averaging by `mean`."""
+    strategy, federation = config.strategy, config.federation
+    settings: dict[str, float] = {}
+    if strategy.name == "fedavgm":
+        settings = {"server_learning_rate": strategy.server_learning_rate, "server_momentum": strategy.momentum}
+    elif strategy.name == "fedprox":
+        settings = {"proximal_mu": strategy.proximal_mu}
+    elif strategy.name != "fedavg":
+        settings = {"eta": strategy.server_learning_rate, "tau": strategy.tau}
+        if strategy.name != "fedadagrad":
+            settings |= {"beta_1": strategy.beta_1, "beta_2": strategy.beta_2}
+    return factory.build(
+        strategy.name,
+        **settings,
+        fraction_train=federation.fraction_train,
+        min_train_nodes=federation.min_clients,
+        mean=mean,
+    )
+
+
+def run_stages(server: Server) -> None:
+    """Run every stage that is not finished yet, one after another."""
+    tracking = follow(server.run, server.config.tracking, asdict(server.config), server.events.warning)
+    try:
+        _run_stages(server)
+    finally:
+        tracking.close()
+
+
+def _run_stages(server: Server) -> None:
+    config, run, events = server.config, server.run, server.events
+    if config.start_from:
+        import_stages(config, run, server.fingerprint, events)
+    _tell_of_data(server)
+    _check_ruler(server)
+    for stage in config.stages:
+        if run.stage_summary(stage) is not None:
+            events.note(f"{stage}: finished earlier")
+            rounds = planned_rounds(config)[stage]
+            events.stage_started(stage, rounds, rounds)
+            if stage == "unlearn" and config.unlearning.requests.policy == "nodes":
+                server.node_requests().tell_again(rounds)
+            continue
+        if stage == "local":
+            run_local(server)
+        else:
+            Stage(server, stage).execute()
+    write_verdicts(run, config.evaluation.truth_ratio)
+
+
+def _tell_of_data(server: Server) -> None:
+    """What a user should know of data that are no questions, or not trained on."""
+    assessor, data = server.assessor, server.config.data
+    if server.remote:
+        server.events.note(NO_QUESTIONS if assessor.empty else OWN_QUESTIONS)
+    if assessor.is_text:
+        server.events.note(muse.LEFT_OUT)
+    if (withheld := assessor.withheld) and data.name == "tofu":
+        server.events.note(
+            f"{withheld} records of {data.holdout_authors} authors are withheld from all training (holdout)"
+        )
+
+
+def _check_ruler(server: Server) -> None:
+    """Refuse, before anything runs, what RULER could not compare later; tell which profiles go without it."""
+    for lacking in () if server.remote else server.assessor.ruler_lacks():
+        server.events.warning(f"RULER is left out where {lacking}: it takes 1 and 2 at least")
+    if "unlearn" in server.config.stages and server.run.stage_summary("unlearn") is None:
+        ruler.check_pair(server.run, server.config, server.fingerprint)
+        server.oracles = find_oracles(server.run, server.config, server.fingerprint)
+
+
+class Stage:
+    """One of finetune, retrain, unlearn: rounds of FedTU and FedFT with an evaluation after each."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server, self.name = server, name
+        self.config, self.run, self.events = server.config, server.run, server.events
+        self.rounds: int = getattr(self.config.federation.rounds, name)
+        self.inner = aggregator(self.config, server.mean)
+        self.requests = self._requests()
+        self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
+        self.references: References | None = None
+        self.before: ruler.Before | None = None
+        self.label = SAMPLING[name]
+        self.updates = open_updates(self.config, self.run.path, name)
+        wanted = self.config.evaluation.rebound
+        tracked = name == "unlearn" and wanted.enabled and not server.remote
+        self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and server.remote else None
+        self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if tracked else None
+
+    def _requests(self) -> SimulatedRequests | NodeRequests:
+        """Where this stage's requests come from: the nodes, a policy that plays them, or nowhere."""
+        server = self.server
+        if self.name == "unlearn" and self.config.unlearning.requests.policy == "nodes":
+            return server.node_requests()
+        policy = server.policy if self.name == "unlearn" else None
+        return SimulatedRequests.of(self.config, self.run, server.holdings, policy)
+
+    def execute(self) -> None:
+        started = time.perf_counter()
+        done, vector = self._recover()
+        self.events.stage_started(self.name, done, self.rounds)
+        if self.name == "unlearn" and self.oracle is None and not self.server.remote:
+            self.events.warning("no retrained model in this run: forget quality cannot be computed")
+        if self.name == "unlearn":
+            self._look_before()
+        if done == 0 and self.config.evaluation.at_start:
+            self.evaluate(0, "start", vector)
+        self.done, self.vector = done, vector
+        self._rounds()
+        self._finish(time.perf_counter() - started)
+
+    def _look_before(self) -> None:
+        """What RULER compares with from here on, and its word on whether there is anything to unlearn."""
+        server, assessor = self.server, self.server.assessor
+        if assessor.ruler_ids is None:
+            return
+        common = (self.config, assessor, self.events, server.fingerprint)
+        self.references = ruler.references(self.run, *common)
+        known = self.references.original if self.references else ruler.stage_states(self.run, "finetune", *common)
+        try:
+            self.before = ruler.look_before(assessor, assessor.embed(server.start_vector), known)
+        except ValueError as error:
+            self.events.warning(f"RULER before unlearning: {error}")
+            return
+        self.events.note(ruler_report.before_unlearning(self.before))
+
+    def _recover(self) -> tuple[int, np.ndarray]:
+        """Continue after the last complete round, or start afresh."""
+        if not self.run.checkpoint_rounds(self.name):
+            self.run.forget_metrics_after(self.name, -1)
+            self.requests.roll_back(0)
+            self._recover_updates(0)
+            return 0, self.server.initial_vector(self.name)
+        checkpoint = self.run.load_checkpoint(self.name)
+        self.inner.load_state_dict(checkpoint.strategy_state)
+        self.run.forget_metrics_after(self.name, checkpoint.round)
+        self.requests.roll_back(checkpoint.round)
+        self._recover_updates(checkpoint.round)
+        return checkpoint.round, checkpoint.vector
+
+    def _recover_updates(self, done: int) -> None:
+        """The clients' updates as they were after round `done`. RunError where they are gone."""
+        if self.updates is None:
+            return
+        self.updates.roll_back(done)
+        if self.name == "unlearn" and done == 0 and (lacking := self.updates.lacking()):
+            raise RunError(f"{self.run.path} does not hold the clients' updates of {lacking}: start a new run")
+
+    def _eraser(self) -> FedEraser | None:
+        unlearning = self.config.unlearning
+        if self.updates is None or self.name != "unlearn" or unlearning.method != "federaser":
+            return None
+        ratio = unlearning.params["calibration_ratio"]
+        return FedEraser(
+            self.inner, self.updates, local_epochs=self.config.federation.local_epochs, calibration_ratio=ratio
+        )
+
+    def _rounds(self) -> None:
+        """Run what is left; rounds are added while requests are pending, up to the configured number."""
+        fedtu = FedTU(
+            self.inner,
+            requests=self.requests,
+            listener=_Recorder(self),
+            nodes=self.server.nodes,
+            eligible=self._eligible,
+            seed=self.config.seed,
+            stage=self.label,
+            server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
+            extra_rounds=self.config.unlearning.requests.extra_rounds,
+            mean=self.server.mean,
+            history=self.updates,
+            eraser=self._eraser(),
+            send_reference=self.name == "unlearn" and self.config.unlearning.method == "pga",
+        )
+        fedtu.start(
+            self.server.grid,
+            ArrayRecord({protocol.ADAPTER: Array(self.vector)}),
+            num_rounds=self.rounds,
+            timeout=self.config.federation.timeout,
+            train_config=self.server.message_config(self.name),
+            start_round=self.done + 1,
+        )
+
+    def _eligible(self, client: int) -> bool:
+        """Whether `client` may train in this stage: it has records left and does not leave."""
+        if self.name == "unlearn":
+            return self.requests.live(client) > 0
+        return self.server.holdings.live(client, without_forget_split=self.name == "retrain") > 0
+
+    def evaluate(self, round: int, moment: str, vector: np.ndarray) -> Measured:
+        """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
+        if self.server.assessor.empty:
+            return Measured(Report({}, {}, 0.0, {}), 0.0)
+        self.events.evaluating(moment)
+        measured = self.server.assessor.measure(
+            vector, full=moment == "end", oracle=self.oracle, references=self.references
+        )
+        self.run.append_metrics(measured.rows(self.name, round, moment))
+        self.events.evaluated(round, moment, measured.metrics, measured.seconds)
+        return measured
+
+    def _finish(self, seconds: float) -> None:
+        rounds = self.done
+        measured = self.evaluate(rounds, "end", self.vector)
+        outcome = self._verify(rounds, measured)
+        self.requests.close(rounds)
+        ruler.keep_states(self.run, self.name, measured.embedded, self.config, self.server.fingerprint)
+        waiting = self.requests.waiting(rounds)
+        if waiting:
+            named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
+            self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
+        rebound, per_request = rebound_summary(self.run.metrics(), self.name)
+        self.run.finish_stage(
+            self.name,
+            {
+                "stage": self.name,
+                "rounds": rounds,
+                "seconds": seconds,
+                "seed": self.config.seed,
+                "fingerprint": self.server.fingerprint,
+                "metrics": {**measured.metrics, **rebound},
+                "requests": outcome,
+                **self._ruler_facts(measured),
+                **({"rebound": per_request} if per_request else {}),
+            },
+            measured.log,
+        )
+        self.events.stage_finished(self.name, seconds)
+
+    def _verify(self, round: int, measured: Measured) -> dict[str, int]:
+        """Check the served requests; where the clients keep their records, by what they measured."""
+        if self.audits is None:
+            return self.requests.verify(round, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
+        found = self.audits.ask(self.requests.served_so_far(), round, "final", self.vector)
+        return self.requests.verify_means(round, self.audits.verified_means(found))
+
+    def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
+        """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""
+        if self.before is None or measured.embedded is None:
+            return {}
+        facts: dict[str, Any] = {"before": self.before.facts()}
+        oracles, known = self.server.oracles, self.references
+        try:
+            if known is not None:
+                facts["lens_1"] = ruler.lens_1_of_pair(known, measured.embedded, self.config)
+            if oracles:
+                states = states_of(oracles, self.config, self.server.assessor, self.events)
+                facts["bands"] = noise_bands(states, known and known.oracle, measured.embedded, self.config)
+                facts["oracles"] = [{"run": str(o.run.path), "seed": o.seed} for o in oracles]
+        except ValueError as error:
+            self.events.warning(f"RULER beside retrained models: {error}")
+        return {"ruler": facts}
+
+
+class _Recorder(Listener):
+    """Binds FedTU's hooks to the run directory and the display."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
+        self._kind, self._clients = "", dict[str, list[int]]()
+
+    def round_started(self, round: int, total: int) -> None:
+        self._stage.server.check_stop()
+        self._round, self._replies, self._failures, self._trained = round, 0, 0, False
+        self._clients = {}
+        self._stage.events.round_started(round)
+
+    def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
+        self._stage.server.check_stop()
+        if kind == "unlearn":
+            asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
+            if self._stage.audits is not None:
+                self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
+            self._stage.events.requests(in_words(asking))
+        self._trained |= kind == "train"
+        self._kind = kind
+        self._stage.events.exchange_started(kind, nodes)
+
+    def reply(self, node: int, ok: bool, reason: str) -> None:
+        self._replies += ok
+        self._failures += not ok
+        self._clients.setdefault(self._kind if ok else "failed", []).append(node)
+        self._stage.events.reply(node, ok, reason)
+        if not ok and self._stage.config.strict:
+            raise RunError(f"strict: client {node} failed in round {self._round}: {reason}")
+
+    def checkpoint(self, round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+        stage, vector = self._stage, _vector(arrays)
+        evaluation = stage.config.evaluation
+        if moment == "after_unlearn":
+            stage.requests.applied(round, vector_hash(stage.vector), vector_hash(vector))
+            if stage.rebound is not None:
+                stage.rebound.unlearned(stage.requests.served_so_far(), round, stage.vector, vector)
+            if stage.audits is not None:
+                served = [r for r in stage.requests.served_so_far() if r.served_round == round]
+                stage.audits.ask(served, round, "after", vector)
+            if evaluation.after_unlearn:
+                stage.evaluate(round, moment, vector)
+            return
+        every = evaluation.every
+        if stage.name != "unlearn" and evaluation.every_training is not None:
+            every = evaluation.every_training
+        if every and round % every == 0 and round < stage.rounds:
+            stage.evaluate(round, "round", vector)
+        if stage.rebound is not None:
+            stage.rebound.round_ended(stage.requests.served_so_far(), round, vector)
+        stage.run.save_checkpoint(
+            Checkpoint(stage.name, round, vector, dict(state), {"seed": stage.config.seed}),
+            keep=stage.config.federation.keep_checkpoints,
+        )
+        if stage.updates is not None:
+            stage.updates.settle()
+        stage.done, stage.vector = round, vector
+
+    def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float) -> None:
+        stage = self._stage
+        if not self._trained:
+            least = stage.config.federation.min_clients
+            stage.events.warning(f"round {round}: nobody trained, fewer than {least} clients are left that may")
+        values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
+        values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
+        row = {"stage": stage.name, "round": round, "moment": "round", "evaluator": "federation", "metrics": values}
+        stage.run.append_metrics([{**row, "clients": self._clients, "time": time.time()}])
+        stage.events.round_finished(round, seconds)
+
+
+def _vector(arrays: ArrayRecord) -> np.ndarray:
+    return np.array(arrays[protocol.ADAPTER].numpy(), dtype=np.float32)

@@ -1,0 +1,95 @@
+"""ClientApps that are forked: what is loaded beforehand, and what a forked process has of the program (nothing)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supercore.superexec.executor.types import ExecutionSpec
+from support.processes import environment
+
+from oblivionis.deploy import warm
+
+
+@pytest.mark.parametrize(("version", "peft"), [("2.13.0+cpu", True), ("2.13.0+cu126", False), ("2.13.0", False)])
+def test_beside_cuda_nothing_is_loaded_that_may_ask_for_the_device(version, peft):
+    found = warm.libraries(version)
+    assert "torch" in found and ("peft" in found) == ("transformers" in found) == peft
+
+
+class Broken:
+    """A fork server that does not answer."""
+
+    def Process(self, **_):
+        return self
+
+    def start(self):
+        raise EOFError
+
+
+@pytest.mark.parametrize("kind", [TaskType.CLIENT_APP, TaskType.SERVER_APP])
+def test_what_cannot_be_forked_starts_as_flower_starts_it(monkeypatch, kind):
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", started.append)
+    executor = object.__new__(warm.WarmExecutor)
+    executor._context = Broken()
+    spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, False, 1)
+    assert executor.launch(spec).status == "accepted"
+    assert [command[0] for command in started] == [TASK_TYPE_TO_COMMAND[kind]]
+
+
+STAND_IN = """
+import os, sys
+
+def run_clientapp(token, **rest):
+    loaded = [name for name in ("torch", "peft", "oblivionis", "strategies") if name in sys.modules]
+    import numpy, torch
+
+    numpy.linalg.svd(numpy.random.rand(300, 300))
+    product = torch.ones(600, 600, requires_grad=True) @ torch.ones(600, 600)
+    product.sum().backward()
+    with open(token, "w") as out:
+        print(loaded, sorted(rest), os.getppid(), file=out)
+    if token.endswith("fails"):
+        raise RuntimeError
+"""
+MAIN = """
+import os, signal, sys, time
+from multiprocessing import forkserver
+from pathlib import Path
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor.types import ExecutionSpec
+from oblivionis import warm
+
+import stand_in
+warm.run_clientapp = stand_in.run_clientapp
+executor = warm.WarmExecutor()
+for token in sys.argv[1:]:
+    if token.endswith("killed"):
+        parent = forkserver._forkserver._forkserver_pid
+        os.kill(parent, signal.SIGKILL)
+        os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)
+    spec = ExecutionSpec(TaskType.CLIENT_APP, "127.0.0.1:1", token, True, None, False, None, False, 1)
+    print(executor.launch(spec).status)
+    while not Path(token).exists() or not Path(token).read_text().endswith("\\n"):
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_each_message_is_forked_with_the_libraries_and_without_the_program(tmp_path):
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    tokens = [tmp_path / name for name in ("first", "fails", "last", "killed")]
+    settings = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    settings.pop("OMP_NUM_THREADS", None)  # several threads in the parent's BLAS, and in the children
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *map(str, tokens)], env=settings, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["accepted"] * 4
+    told = [token.read_text().strip() for token in tokens]
+    assert len(set(told[:3])) == 1, "of one parent, also after one that failed"
+    assert told[3] != told[0], "which is started again when it was killed"
+    arguments = ["certificates", "insecure", "parent_pid", "runtime_api_address", "runtime_dependency_install"]
+    assert all(text.startswith(f"['torch', 'peft'] {arguments} ") for text in told)

@@ -1,0 +1,369 @@
+"""Erasure certificates: the decisions against numbers made by hand, the signature, and whole runs."""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from support.commands import call
+from support.nodes import write_nodes
+from support.reports import HOSTILE
+from support.stages import execute, new_run
+
+from oblivionis.assessment.audit_numbers import read_audit
+from oblivionis.config import compose as configuration
+from oblivionis.reports.certificate import signing as certificates
+from oblivionis.reports.certificate.checks import (
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    Check,
+    check_attacks,
+    check_leakage,
+    check_oracle,
+    check_rank,
+    check_rouge,
+    leak_bounds,
+    overall,
+)
+from oblivionis.reports.certificate.page import certificate_page
+from oblivionis.reports.html import request_pages
+from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.runs.directory import RunDirectory, vector_hash
+
+
+def leakage(upper, lower, samples=128, alpha=0.01):
+    return {"upper": upper, "lower": lower, "samples": samples, "confidence": 1 - alpha, "of": "one question"}
+
+
+def test_overall():
+    def checks(*pairs):
+        return [Check("x", result, {}, "", required) for result, required in pairs]
+
+    assert overall(checks((PASS, True), (PASS, True))) == PASS
+    assert overall(checks((PASS, True), (INCONCLUSIVE, False))) == PASS
+    assert overall(checks((PASS, True), (INCONCLUSIVE, True))) == INCONCLUSIVE
+    assert overall(checks((PASS, True), (FAIL, False))) == FAIL, "what was not required must not fail either"
+    assert overall(checks((INCONCLUSIVE, True), (FAIL, True))) == FAIL
+
+
+@pytest.mark.parametrize(("rouge", "result"), [(0.5, PASS), (0.5001, FAIL), (None, INCONCLUSIVE)])
+def test_rouge(rouge, result):
+    check = check_rouge(rouge, 0.5)
+    assert check.result == result and check.figure == {"mean ROUGE-L recall": rouge, "at most": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("found", "result", "why"),
+    [
+        (leakage(0.0353, 0.0), PASS, "at most 0.0353"),
+        (leakage(0.6, 0.2), FAIL, "at least 0.2"),
+        (leakage(0.2, 0.05), INCONCLUSIVE, "between 0.05 and 0.2"),
+        (leakage(0.25, 0.0, samples=16), INCONCLUSIVE, "even if none of 16 leaks, the bound is 0.25"),
+        (None, INCONCLUSIVE, "no answers"),
+    ],
+)
+def test_leakage(found, result, why):
+    check = check_leakage(found, 0.1)
+    assert check.result == result and why in check.why
+
+
+def tail(k, n, p):
+    """P(X >= k) of a binomial, summed by hand."""
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+@pytest.mark.parametrize(("leaked", "samples"), [(0, 20), (1, 20), (7, 20), (20, 20)])
+def test_leak_bounds_are_clopper_and_pearsons(leaked, samples):
+    alpha, low, high = 0.01, 0.0, 1.0
+    if leaked == samples:
+        upper = 1.0
+    else:
+        for _ in range(100):  # where P(X <= leaked) falls to alpha
+            middle = (low + high) / 2
+            low, high = (middle, high) if 1 - tail(leaked + 1, samples, middle) > alpha else (low, middle)
+        upper = high
+    lower, same = leak_bounds(upper, 0.0, samples, alpha, 0.5)
+    assert same == upper
+    if leaked == 0:
+        assert lower == 0.0
+    else:
+        assert tail(leaked, samples, lower) == pytest.approx(alpha, rel=1e-6)
+
+
+def test_without_a_count_the_lower_bound_follows_from_the_mean():
+    """If an answer leaks with probability P, the mean is at most P + (1 - P) * 0.5: a mean of 0.8 needs P >= 0.6."""
+    lower, upper = leak_bounds(0.9, 0.8, 0, 0.01, 0.5)
+    assert (lower, upper) == (pytest.approx(0.6), 0.9)
+    assert leak_bounds(0.3, 0.4, 0, 0.01, 0.5) == (0.0, 0.3)
+
+
+def rank(value, records=10, **more):
+    return {"of": "x", "mean rank": value, "records": records, **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "result"),
+    [
+        (rank(0.9, verdict="above"), FAIL),
+        (rank(0.5, verdict="near"), PASS),
+        (rank(0.9, records=5, verdict="undecided"), INCONCLUSIVE),
+        (rank(0.9), INCONCLUSIVE),
+        (rank(0.6, **{"band low": 0.4, "band high": 0.6}), PASS),
+        (rank(0.61, **{"band low": 0.4, "band high": 0.6}), FAIL),
+        (rank(0.39, **{"band low": 0.4, "band high": 0.6}), INCONCLUSIVE),
+        (None, INCONCLUSIVE),
+    ],
+)
+def test_rank(found, result):
+    assert check_rank(found).result == result
+
+
+def test_oracle_and_attacks():
+    def oracle(verdict):
+        return {"verdict": verdict, "value": 0.2, "oracle": 0.1, "questions": 9}
+
+    results = [check_oracle(oracle(v)).result for v in ("still known", "near", "over-unlearned", "undecided")]
+    assert results == [FAIL, PASS, PASS, INCONCLUSIVE] and check_oracle(None).result == INCONCLUSIVE
+
+    def attack(name, rouge, verdict):
+        return {"attack": name, "questions": 9, "before": 0.1, "rouge": rouge, "verdict": verdict}
+
+    assert check_attacks(None, 0.5).result == INCONCLUSIVE
+    assert check_attacks([attack("a", 0.9, "near"), attack("b", 0.4, None)], 0.5).result == PASS
+    found = check_attacks([attack("a", 0.9, "near"), attack("b", 0.2, "still known")], 0.5)
+    assert found.result == FAIL and found.figure["attack"] == "b"
+    assert check_attacks([attack("a", 0.6, None)], 0.5).result == FAIL
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A simulated run whose requests are served, and a pair of keys."""
+    home = tmp_path_factory.mktemp("certificates")
+    config, run = new_run(
+        home,
+        "run",
+        "evaluation.every=0",
+        "federation.rounds.finetune=1",
+        "federation.rounds.unlearn=2",
+        "certificate.max_rouge=1.0",
+        "certificate.max_leakage=1.0",
+    )
+    execute(config, run)
+    assert call("certificate", "keygen", "--out", home / "key").code == 0
+    return run, home / "key"
+
+
+@pytest.fixture(scope="module")
+def certified(finished, tmp_path_factory):
+    run, key = finished
+    request = next(iter(Ledger(run.ledger_path)))
+    folder, certificate = certificates.create(run, request.id, key, tmp_path_factory.mktemp("out"))
+    return folder, certificate, request
+
+
+def test_what_a_certificate_states(finished, certified):
+    run, _ = finished
+    _, certificate, request = certified
+    assert certificate["request"]["record_ids"] == list(request.record_ids)
+    assert certificate["request"]["served_round"] == request.served_round
+    models = certificate["evidence"]["models"]
+    assert models["final"] == {"round": 2, "sha256": vector_hash(run.load_checkpoint("unlearn").vector)}
+    assert models["before"] == vector_hash(run.load_checkpoint("finetune").vector) != models["after"]
+    assert models["base"]["fingerprint"] == run.environment()["fingerprint"]
+    assert certificate["evidence"]["final"]["rouge"] == request.rouge
+    rounds = {row["round"]: row["clients"] for row in certificate["evidence"]["rounds"]}
+    assert rounds[request.served_round]["unlearn"] == [request.client]
+    assert certificate["run"]["config_sha256"] == hashlib.sha256(run.read_config().encode()).hexdigest()
+    assert "runs" not in certificate["replay"]["command"] and str(run.path.parent) not in json.dumps(certificate)
+    assert certificate["result"] == overall([Check(**c) for c in certificate["checks"]])
+
+
+def test_the_replay_command_names_a_configuration_that_is_one(finished, certified, tmp_path, monkeypatch):
+    run, _ = finished
+    monkeypatch.chdir(run.path.parent)
+    _, *arguments = certified[1]["replay"]["command"].split()
+    assert arguments[0] == "simulate"
+    assert call("config", "check", *arguments[1:]).code == 0
+
+
+def test_the_thresholds_of_the_configuration_decide(finished, tmp_path):
+    run, _ = finished
+    request = next(iter(Ledger(run.ledger_path)))
+    assert certificates.build(run, request.id)["checks"][1]["result"] == PASS
+    strict = tmp_path / "strict"
+    shutil.copytree(run.path, strict)
+    text = run.read_config().replace("max_leakage: 1.0", "max_leakage: 0.000001")
+    (strict / "config.yaml").write_text(text)
+    found = certificates.build(RunDirectory.open(strict), request.id)
+    named = {c["name"]: c for c in found["checks"]}
+    assert named["leakage"]["result"] in (FAIL, INCONCLUSIVE) and found["result"] != PASS
+
+
+def test_a_broken_ledger_fails(finished, tmp_path):
+    run, _ = finished
+    request = next(iter(Ledger(run.ledger_path)))
+    broken = tmp_path / "broken"
+    shutil.copytree(run.path, broken)
+    path = broken / "requests.jsonl"
+    path.write_text(path.read_text().replace('"num-examples": ', '"num-examples": 1', 1))
+    found = certificates.build(RunDirectory.open(broken), request.id)
+    assert found["result"] == FAIL and found["checks"][0]["name"] == "ledger" and found["checks"][0]["result"] == FAIL
+
+
+def test_a_certificate_is_verified_and_any_change_is_found(finished, certified, tmp_path):
+    _, key = finished
+    folder, certificate, _ = certified
+    public = key.with_name("key.pub")
+    result = call("certificate", "verify", folder / "certificate.json", "--public-key", public)
+    assert result.code == 0 and certificate["result"] in result.out
+    load_pem_public_key(public.read_bytes()).verify(  # by the definition, without our code
+        bytes.fromhex(certificate["signature"]),
+        json.dumps(
+            {k: v for k, v in certificate.items() if k != "signature"},
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
+        ).encode(),
+    )
+    for change in (
+        {"result": "PASS!"},
+        {"issued": "2020-01-01T00:00:00Z"},
+        {"signature": "00" * 64},
+        {"public_key": "x"},
+    ):
+        file = tmp_path / "changed.json"
+        file.write_text(json.dumps({**certificate, **change}))
+        result = call("certificate", "verify", file)
+        assert result.code == 2 and "changed after it was signed" in result.err
+
+
+def test_another_key_is_found(finished, certified, tmp_path):
+    folder, _, _ = certified
+    assert call("certificate", "keygen", "--out", tmp_path / "other").code == 0
+    result = call("certificate", "verify", folder, "--public-key", tmp_path / "other.pub")
+    assert result.code == 2 and "another key" in result.err
+
+
+def test_a_signed_result_that_does_not_follow_from_its_checks_is_refused(finished, certified, tmp_path):
+    _, key = finished
+    certificate = {**certified[1], "result": PASS, "checks": [{**c, "result": FAIL} for c in certified[1]["checks"]]}
+    private = certificates.read_private_key(key)
+    certificate["signature"] = private.sign(certificates.signed_bytes(certificate)).hex()
+    file = tmp_path / "lie.json"
+    file.write_text(json.dumps(certificate))
+    assert "its checks say FAIL" in call("certificate", "verify", file).err
+
+
+def test_without_a_key_it_is_unsigned(finished, tmp_path):
+    run, _ = finished
+    request = next(iter(Ledger(run.ledger_path)))
+    result = call("certificate", "create", run.path, request.id, "--out", tmp_path)
+    assert result.code == 0 and "not signed" in result.out
+    assert "is not signed" in call("certificate", "verify", tmp_path).err
+
+
+def test_keys_are_private_and_nothing_is_overwritten(finished, tmp_path):
+    _, key = finished
+    assert key.stat().st_mode & 0o777 == 0o600
+    before = key.read_bytes()
+    result = call("certificate", "keygen", "--out", key)
+    assert result.code == 2 and "exists already" in result.err and key.read_bytes() == before
+    copy = tmp_path / "key"
+    copy.write_bytes(before)
+    copy.chmod(0o644)
+    with pytest.raises(certificates.CertificateError, match="chmod 600"):
+        certificates.read_private_key(copy)
+    for text in (b"", b"-----BEGIN PRIVATE KEY-----\n", key.with_name("key.pub").read_bytes()):
+        copy.write_bytes(text)
+        copy.chmod(0o600)
+        with pytest.raises(certificates.CertificateError, match="expected an Ed25519 private key"):
+            certificates.read_private_key(copy)
+
+
+def test_mistakes(finished, tmp_path):
+    run, _ = finished
+    assert "knows no request 'ghost'" in call("certificate", "create", run.path, "ghost").err
+    assert "is no run directory" in call("certificate", "create", tmp_path, "x").err
+    (tmp_path / "x.json").write_text("{}")
+    assert "is no erasure certificate" in call("certificate", "verify", tmp_path / "x.json").err
+    assert "cannot be read" in call("certificate", "verify", tmp_path / "y.json").err
+    waiting = tmp_path / "waiting"
+    shutil.copytree(run.path, waiting)
+    Ledger(waiting / "requests.jsonl").submit(Request("later", 0, ("x",), 9))
+    assert "is not served yet" in call("certificate", "create", waiting, "later").err
+
+
+class Text(HTMLParser):
+    def __init__(self, source):
+        super().__init__()
+        self.text, self.tags = "", []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.text += data + " "
+
+
+def test_the_page_says_what_the_certificate_says_and_escapes_it(certified):
+    folder, certificate, request = certified
+    page = Text((folder / "certificate.html").read_text(encoding="utf-8"))
+    models = certificate["evidence"]["models"]
+    for text in (certificate["result"], request.id, *request.record_ids, models["before"], certificate["signature"]):
+        assert text in page.text
+    hostile = {**certificate, "request": {**certificate["request"], "id": HOSTILE, "record_ids": [HOSTILE]}}
+    found = Text(certificate_page(hostile))
+    assert HOSTILE in found.text and "script" not in found.tags and "img" not in found.tags
+
+
+def test_the_requests_page_names_its_certificate(finished, tmp_path):
+    run, key = finished
+    shutil.copytree(run.path, tmp_path / "copy")
+    request = next(iter(Ledger(run.ledger_path)))
+    page = tmp_path / "copy" / request_pages.page_of(request.id)
+    assert call("certificate", "create", tmp_path / "copy", request.id, "--key", key).code == 0
+    text = page.read_text(encoding="utf-8")
+    (link,) = re.findall(r'href="(\.\./certificates/[^"]*)"', text)
+    result = json.loads((page.parent / link).with_name("certificate.json").read_text())["result"]
+    assert f">{result}</a>" in text and (page.parent / link).is_file()
+
+
+def test_the_clients_numbers_decide_where_the_clients_keep_their_records(tmp_path):
+    """A request made on a node, served, audited by its client, certified: all the way."""
+    write_nodes(tmp_path / "nodes")
+    folder = tmp_path / "nodes" / "node1"
+    asked = ("--subject", "ivo lind", "--id", "ivo", "--reason", "by letter")
+    assert call("request", "submit", "--node-dir", folder, *asked).code == 0
+    settings = [
+        "data=node",
+        f"data.nodes={tmp_path / 'nodes'}",
+        "federation.clients=3",
+        "federation.fraction_train=1.0",
+        "unlearning.requests.policy=nodes",
+        "evaluation.audit.profile=light",
+        f"output={tmp_path}",
+        "name=run",
+        "stages=[finetune,unlearn]",
+    ]
+    config = configuration.compose("smoke", settings)
+    run = RunDirectory.create(tmp_path, "run")
+    run.write_config(configuration.to_yaml(config))
+    execute(config, run)
+    found = certificates.build(run, "ivo")
+    audit = read_audit(run.path, "ivo")
+    assert audit is not None and found["evidence"]["source"].startswith("the client")
+    assert found["evidence"]["final"]["rouge"] == audit["final"]["request_rouge"]
+    assert found["evidence"]["before"]["rouge"] == audit["before"]["request_rouge"]
+    assert found["evidence"]["leakage"]["upper"] == audit["final"]["leakage_m_bin"]
+    assert {c["name"]: c["result"] for c in found["checks"]}["ledger"] == PASS
+    assert "Lind" not in json.dumps(found)
+    assert call("request", "verify", run.path, "--node-dir", folder).code == 0

@@ -1,0 +1,59 @@
+"""The GPU share of a client reaches Flower's backend: with GPUs that only Ray believes in, on a machine without any."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import ray
+from oblivionis.config import compose as configuration
+from oblivionis.models import machine
+from oblivionis.server import simulation
+from oblivionis.runs.progress import Events
+from oblivionis.models.machine import Machine
+from oblivionis.runs.directory import RunDirectory
+from flwr.simulation.ray_transport import ray_actor
+
+Machine.here = classmethod(lambda cls: Machine(cpus=4, gpus=1, free_ram=10**11, free_gpu=10**11))
+seen = {}
+pool = ray_actor.pool_size_from_resources
+
+def counted(client_resources):
+    seen["resources"], seen["cluster"] = dict(client_resources), ray.cluster_resources().get("GPU")
+    seen["actors"] = pool(client_resources)
+    return seen["actors"]
+
+ray_actor.pool_size_from_resources = counted
+share, folder = float(sys.argv[1]), sys.argv[2]
+overrides = [f"federation.client_gpus={share}", "federation.clients=4", "data.authors=12", "stages=[finetune]",
+    "federation.rounds.finetune=1", "evaluation.every=0", "evaluation.at_start=false", "strict=true",
+    "evaluation.leakage.full_samples=0", f"output={folder}", "name=gpus"]
+config = configuration.compose("smoke", overrides)
+run = RunDirectory.create(Path(config.output), config.name)
+run.write_config(configuration.to_yaml(config))
+simulation.simulate(config, run, Events())
+seen["processes"] = machine.client_processes(config, Machine.here())
+seen["replies"] = [r["metrics"]["replies"] for r in run.metrics() if r["evaluator"] == "federation"]
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize(("share", "actors"), [(0.5, 2), (1.0, 1)])
+def test_client_gpus_bound_the_client_processes(share: float, actors: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(share), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["resources"] == {"num_cpus": 1, "num_gpus": share} and seen["cluster"] == 1
+    assert seen["actors"] == seen["processes"] == actors
+    assert seen["replies"] == [4]

@@ -1,0 +1,304 @@
+"""The real command with Flower's real processes: kills, Ctrl-C, resume, users' mistakes, and Flower's own command."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+
+import pytest
+from support.processes import MARK, PROJECT, environment, free_ports, marked, until
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "federation.client_cpus=2",  # one client process on two cores
+    "federation.clients=3",
+    "federation.fraction_train=0.67",
+    "federation.rounds.finetune=3",
+    "federation.rounds.unlearn=4",
+    "federation.local_epochs=2",
+    "data.authors=9",
+    "data.questions_per_author=2",
+    "data.forget_authors=3",
+    "evaluation.every=0",
+    "evaluation.at_start=false",
+    "evaluation.full.questions_per_set=2",
+    "evaluation.full.max_new_tokens=4",
+]
+RUN = ["smoke", "stages=[finetune, unlearn]", "strategy=fedadam", *SMALL]
+TIMING = {"seconds", "time", "train-seconds", "unlearn-seconds"}
+START_S, STOP_S, RUN_S = 300, 120, 600
+
+
+class Command:
+    """A started `oblivionis` command; its descendants are known by a mark in their environment."""
+
+    def __init__(self, cwd, *arguments):
+        self.log = cwd / f"{uuid.uuid4().hex}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "oblivionis.cli.main", *map(str, arguments)],
+                cwd=cwd,
+                env=environment(**{MARK: self.log}),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self):
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def finish(self, timeout=RUN_S):
+        """The exit code."""
+        return self.process.wait(timeout)
+
+    def descendants(self, name=""):
+        return marked(self.log, name)
+
+    def leaves_nothing(self):
+        """Whether no descendant lives on `STOP_S` seconds after the end of the command."""
+        return until(lambda: not self.descendants(), STOP_S)
+
+    def interrupt(self):
+        """What a terminal does on Ctrl-C: SIGINT to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self):
+        self.process.kill()
+        for process in self.descendants():
+            process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Starts commands and ends what is left of them after the test."""
+    started = []
+
+    def start(*arguments):
+        started.append(Command(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def simulation(command, tmp_path, name, *more):
+    running = command("simulate", *RUN, f"output={tmp_path}", f"name={name}", *more)
+    return running, tmp_path / name
+
+
+def rows(run):
+    """The complete lines of metrics.jsonl."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def completed(run, stage, round):
+    return any(r["evaluator"] == "federation" and (r["stage"], r["round"]) == (stage, round) for r in rows(run))
+
+
+def reach(running, run, stage, round):
+    """Wait until `round` of `stage` is complete, so that the next one has begun."""
+    assert until(lambda: running.process.poll() is not None or completed(run, stage, round), START_S, every=0.005)
+    assert running.process.poll() is None, running.output
+
+
+def numbers(run):
+    """Everything that a run computed: all metrics but the times, after each round and at the end of each stage."""
+    metrics = [
+        [row[k] for k in ("stage", "round", "moment", "evaluator")]
+        + [{k: v for k, v in row["metrics"].items() if k not in TIMING}]
+        for row in rows(run)
+    ]
+    final = {p.stem: json.loads(p.read_text())["metrics"] for p in sorted((run / "stages").iterdir())}
+    return metrics, final
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """An uninterrupted run, and whether its processes were gone after it."""
+    folder = tmp_path_factory.mktemp("reference")
+    running = Command(folder, "simulate", *RUN, f"output={folder}", "name=reference")
+    try:
+        assert running.finish() == 0, running.output
+        clean = running.leaves_nothing()
+        yield numbers(folder / "reference"), clean, running.output
+    finally:
+        running.end()
+
+
+def test_a_run_ends_with_its_results_and_leaves_no_process(reference):
+    (metrics, final), clean, output = reference
+    assert clean
+    assert set(final) == {"finetune", "unlearn"}
+    rounds = [(stage, round) for stage, round, _, evaluator, _ in metrics if evaluator == "federation"]
+    assert rounds == [("finetune", r) for r in (1, 2, 3)] + [("unlearn", r) for r in (1, 2, 3, 4)]
+    assert "Traceback" not in output
+
+
+def a_client_dies(running, run):
+    reach(running, run, "finetune", 1)
+    running.descendants("ray::ClientAppActor")[0].kill()
+    assert running.finish(2 * STOP_S) == 1, running.output
+    assert re.search(r"process of client \d died: it was killed", running.output), running.output
+    assert f"oblivionis simulate --resume {run}" in running.output
+
+
+def ctrl_c(running, run):
+    reach(running, run, "unlearn", 1)
+    running.interrupt()
+    assert running.finish(STOP_S) == 130, running.output
+    assert f"oblivionis simulate --resume {run}" in running.output
+    assert not (run / "stages" / "unlearn.json").exists()
+
+
+def the_server_is_killed(running, run):
+    reach(running, run, "unlearn", 2)
+    running.process.kill()
+    assert running.finish() == -signal.SIGKILL
+    assert not completed(run, "unlearn", 3), "the kill came too late to be in round 3"
+
+
+def test_a_run_that_breaks_off_thrice_ends_with_the_same_numbers(command, tmp_path, reference):
+    running, run = simulation(command, tmp_path, "broken")
+    before = ""
+    for happens in (a_client_dies, ctrl_c, the_server_is_killed):
+        happens(running, run)
+        assert "Traceback" not in running.output
+        assert running.leaves_nothing(), running.descendants()
+        found = (run / "metrics.jsonl").read_text()
+        assert found.startswith(before), "finished rounds were repeated"
+        before = found
+        running = command("simulate", "--resume", run)
+    assert running.finish() == 0, running.output
+    assert (run / "metrics.jsonl").read_text().startswith(before), "finished rounds were repeated"
+    assert numbers(run) == reference[0]
+
+
+def test_ctrl_c_while_ray_starts(command, tmp_path):
+    running, run = simulation(command, tmp_path, "early")
+    assert until(lambda: running.descendants("gcs_server"), START_S)
+    running.interrupt()
+    assert running.finish(2 * STOP_S) == 130, running.output
+    assert f"oblivionis simulate --resume {run}" in running.output
+    assert "Traceback" not in running.output
+    assert running.leaves_nothing(), running.descendants()
+
+
+def test_a_failing_client_fails_a_strict_run(command, tmp_path):
+    running, run = simulation(command, tmp_path, "failing", "strict=true", "training.learning_rate=1e30")
+    assert running.finish() not in (0, None)
+    assert "strict: client" in running.output
+    assert f"oblivionis simulate --resume {run}" in running.output
+    assert "Traceback" not in running.output
+    assert running.leaves_nothing(), running.descendants()
+
+
+THREE_MISTAKES = """\
+extends: smoke
+strategi: fedadam
+federation:
+  clients: -3
+  rounds: {finetune: many}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["config", "check", "mine.yaml"], ["strategi:", "federation.clients:", "federation.rounds.finetune:"]),
+        (["simulate", "smoke", "strategy=fedadm"], ["fedadm", "fedadam", "fedavg"]),
+        (["simulate", "smoke", "data=jsonl", "data.path=absent.jsonl"], ["data.path", "absent.jsonl"]),
+        (["simulate", "absent"], ["absent", "smoke"]),
+        (["simulate", "--resume", "."], ["no run directory", "config.yaml"]),
+        (["simulate", "--resume", "nowhere"], ["no run directory"]),
+    ],
+)
+def test_mistakes_of_a_user(command, tmp_path, arguments, said):
+    (tmp_path / "mine.yaml").write_text(THREE_MISTAKES)
+    running = command(*arguments)
+    assert running.finish() == 2
+    for word in said:
+        assert word in running.output
+    assert "Traceback" not in running.output
+    assert not (tmp_path / "runs").exists()
+
+
+class FlowerCommands:
+    """Flower's own commands with a SuperLink of their own, which is stopped at the end."""
+
+    def __init__(self, cwd):
+        self.cwd = cwd
+        ports = free_ports(2)
+        self.environment = environment(
+            FLWR_HOME=cwd / "flower-home",
+            FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1,
+            FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=ports[0],
+            FLWR_LOCAL_CONTROL_API_PORT=ports[1],
+            OBLIVIONIS_HOME=cwd,
+            RAY_ADDRESS="local",  # or Flower would join the cluster of another test
+            **{MARK: cwd},
+        )
+
+    def run(self, nodes, run_config):
+        """Output of `flwr run --stream` and the run's status afterwards."""
+        nodes = f"num-supernodes={nodes}"
+        output = self._flwr("run", PROJECT, "--stream", "--federation-config", nodes, "--run-config", run_config)
+        runs = json.loads(self._flwr("list", "--format", "json"))["runs"]
+        return output, max(runs, key=lambda run: run["pending-at"])["status"]
+
+    def _flwr(self, *arguments):
+        done = subprocess.run(
+            ["flwr", *map(str, arguments)],
+            cwd=self.cwd,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=2 * RUN_S,
+        )
+        return done.stdout
+
+    def stop(self):
+        """Whether everything ended after SIGTERM to the SuperLink."""
+        for process in marked(self.cwd, "flower-superlink"):
+            process.terminate()
+        ended = until(lambda: not marked(self.cwd), STOP_S)
+        for process in marked(self.cwd):
+            process.kill()
+        return ended
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    commands = FlowerCommands(tmp_path_factory.mktemp("flower"))
+    yield commands
+    assert commands.stop(), "the SuperLink outlives SIGTERM"
+
+
+def test_flwr_run(flower):
+    overrides = " ".join(s.replace(" ", "") for s in ["stages=[finetune]", *SMALL, "name=by-flower"])
+    output, status = flower.run(3, f'config="smoke" overrides="{overrides}"')
+    assert status == "finished:completed", output
+    run = flower.cwd / "runs" / "by-flower"
+    assert completed(run, "finetune", 3)
+    assert json.loads((run / "stages" / "finetune.json").read_text())["metrics"]["retain_prob"] > 0
+    assert "ROUGE-L recall" in output
+    bundle = next((flower.cwd / "flower-home" / "apps").iterdir())
+    assert sum(p.stat().st_size for p in bundle.rglob("*") if p.is_file()) < 9e6
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_flwr_run_with_another_number_of_nodes(flower, nodes):
+    output, status = flower.run(nodes, f'config="smoke" overrides="{" ".join(SMALL)} name=wrong"')
+    assert status == "finished:failed"
+    assert f"{nodes} SuperNodes are connected" in output
+    assert "num-supernodes=3" in output
+    assert f"federation.clients={nodes}" in output
+    assert not (flower.cwd / "runs" / "wrong").exists()

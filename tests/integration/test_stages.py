@@ -1,0 +1,206 @@
+"""Whole runs in one process: real server and clients on an in-memory grid, tiny data."""
+
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from support.stages import Recorded, execute, final_metrics, new_run, tombstones
+
+from oblivionis.config import compose as configuration
+from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.requests.ledger import Ledger
+from oblivionis.runs.directory import RunDirectory
+from strategies import protocol
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    config, run = new_run(tmp_path_factory.mktemp("runs"), "whole", "federation.rounds.unlearn=4")
+    events, grid = execute(config, run)
+    return config, run, events, grid
+
+
+def test_a_run_serves_every_holder_once_and_buries_its_records(finished):
+    _, run, events, _ = finished
+    requests = list(Ledger(run.ledger_path))
+    holders = sorted(r.client for r in requests)
+    assert holders == sorted(set(holders)), "one request per client"
+    assert all(r.state in ("served", "verified") for r in requests)
+    asked = {i for r in requests for i in r.record_ids}
+    assert len(asked) == 4, "2 forget authors x 2 questions"
+    assert tombstones(run) == asked
+    assert [clients for _, clients in events.unlearned] == [(r.client,) for r in sorted(requests, key=lambda r: r.id)]
+    assert not events.left_out
+
+
+def test_nobody_asks_after_the_last_planned_round(tmp_path):
+    config, run = new_run(tmp_path, "short", "federation.rounds.unlearn=1", "stages=[finetune, unlearn]")
+    execute(config, run)
+    assert [r.round for r in Ledger(run.ledger_path)] == [1]
+    assert run.stage_summary("unlearn")["rounds"] == 1
+
+
+def test_only_asking_clients_are_addressed_by_fedtu(finished):
+    _, run, _, grid = finished
+    unlearn = [client for client, kind in grid.sent if kind == protocol.UNLEARN]
+    assert sorted(unlearn) == sorted(r.client for r in Ledger(run.ledger_path))
+
+
+def test_each_node_is_asked_for_its_partition_once_per_run(finished):
+    _, _, _, grid = finished
+    assert sorted(client for client, kind in grid.sent if kind == protocol.QUERY) == [0, 1, 2, 3]
+
+
+def test_finetune_and_retrain_sample_the_same_clients(finished):
+    _, _, events, _ = finished
+    by_stage = {s: [c for stage, c in events.trained if stage == s] for s in ("finetune", "retrain")}
+    assert by_stage["finetune"] == by_stage["retrain"] and len(by_stage["finetune"]) == 2
+
+
+def test_retrain_differs_from_finetune_and_unlearn_starts_from_finetune(finished):
+    _, run, _, _ = finished
+    finetuned = run.load_checkpoint("finetune").vector
+    assert not np.array_equal(finetuned, run.load_checkpoint("retrain").vector)
+    before, after = (run.load_checkpoint(s).vector for s in ("finetune", "unlearn"))
+    moved, size = np.linalg.norm(after - before), np.linalg.norm(before)
+    assert 0 < moved < size, "unlearning moves away from the finetuned model, not from nothing"
+
+
+def test_forget_quality_needs_and_uses_the_oracle(finished):
+    _, run, _, _ = finished
+    metrics = final_metrics(run)
+    assert "forget_quality" not in metrics["finetune"], "the oracle does not exist yet when finetune ends"
+    assert 0 <= metrics["unlearn"]["forget_quality"] <= 1
+
+
+@pytest.mark.parametrize("stop_in", [("finetune", 2), ("retrain", 1), ("unlearn", 3)])
+def test_resume_equals_not_stopping(finished, tmp_path, stop_in):
+    _, whole, _, _ = finished
+    config, run = new_run(tmp_path, "stopped", "federation.rounds.unlearn=4")
+    stop = threading.Event()
+    with pytest.raises(RunInterrupted):
+        execute(config, run, events=Recorded(stop, stop_in))
+    assert run.stage_summary(stop_in[0]) is None
+    again = configuration.from_yaml(run.read_config())
+    execute(again, RunDirectory.open(run.path))
+    assert final_metrics(run) == final_metrics(whole)
+    for stage in ("finetune", "retrain", "unlearn"):
+        np.testing.assert_array_equal(run.load_checkpoint(stage).vector, whole.load_checkpoint(stage).vector)
+    keys = [(r["stage"], r["round"], r["moment"], r["evaluator"]) for r in run.metrics()]
+    assert len(keys) == len(set(keys)), "no round is written twice"
+
+
+def test_resume_after_losing_the_newest_checkpoint_repeats_the_round(finished, tmp_path):
+    """As after a kill between the FedTU exchange and the checkpoint: the client has buried its records already."""
+    _, whole, _, _ = finished
+    config, run = new_run(tmp_path, "torn", "federation.rounds.unlearn=4", "federation.keep_checkpoints=9")
+    execute(config, run)
+    (run.path / "stages/unlearn.json").unlink()
+    for round in (3, 4):
+        (run.path / f"checkpoints/unlearn/round-{round:04d}.safetensors").write_bytes(b"torn")
+    execute(config, run)
+    assert final_metrics(run) == final_metrics(whole)
+    assert {r.id: r.served_round for r in Ledger(run.ledger_path)} == {
+        r.id: r.served_round for r in Ledger(whole.ledger_path)
+    }
+
+
+def nan_once(client_to_break):
+    state = {"broken": False}
+
+    def tamper(client, message, reply):
+        if client == client_to_break and message.metadata.message_type == protocol.UNLEARN and not state["broken"]:
+            state["broken"] = True
+            array = reply.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy().copy()
+            array[3] = np.nan
+            content = RecordDict(
+                {
+                    protocol.ARRAYS: ArrayRecord({protocol.ADAPTER: Array(array)}),
+                    protocol.METRICS: MetricRecord(dict(next(iter(reply.content.metric_records.values())))),
+                }
+            )
+            return Message(content, reply_to=message)
+        return reply
+
+    return tamper
+
+
+def test_a_request_whose_reply_is_nan_stays_pending_and_is_served_later(finished, tmp_path):
+    _, whole, _, _ = finished
+    first = min(Ledger(whole.ledger_path), key=lambda r: r.id)
+    config, run = new_run(tmp_path, "nan", "federation.rounds.unlearn=4")
+    events, _ = execute(config, run, tamper=nan_once(first.client))
+    assert [(s, c) for s, c, _ in events.left_out] == [("unlearn", first.client)]
+    request = Ledger(run.ledger_path).get(first.id)
+    assert request.attempts == 1 and request.served_round == 2 and request.state in ("served", "verified")
+    assert np.isfinite(run.load_checkpoint("unlearn").vector).all()
+
+
+def test_a_round_without_any_answer_changes_nothing(tmp_path):
+    settings = ("stages=[finetune]", "federation.keep_checkpoints=9", "federation.timeout=1")
+    config, run = new_run(tmp_path, "silent", *settings)
+
+    def tamper(client, message, reply):
+        is_train = message.metadata.message_type == protocol.TRAIN
+        config_record = message.content.config_records.get(protocol.CONFIG, {})
+        if is_train and config_record[protocol.SERVER_ROUND] == 2:
+            return None if client % 2 else Message(Error(code=2, reason="out of memory"), reply_to=message)
+        return reply
+
+    events, _ = execute(config, run, tamper=tamper)
+    assert {c for _, c, _ in events.left_out} == {c for _, clients in events.trained[1:2] for c in clients}
+    np.testing.assert_array_equal(run.load_checkpoint("finetune", 1).vector, run.load_checkpoint("finetune", 2).vector)
+
+
+def test_strict_stops_at_the_first_failed_client(tmp_path):
+    config, run = new_run(tmp_path, "strict", "strict=true")
+
+    def tamper(client, message, reply):
+        failing = message.metadata.message_type == protocol.TRAIN
+        return Message(Error(code=2, reason="disk full"), reply_to=message) if failing else reply
+
+    with pytest.raises(RunError, match="disk full"):
+        execute(config, run, tamper=tamper)
+
+
+def test_a_client_with_another_base_model_refuses(tmp_path, monkeypatch):
+    config, run = new_run(tmp_path, "foreign", "stages=[finetune]", "federation.rounds.finetune=1")
+    monkeypatch.setattr("oblivionis.server.stages.fingerprint_source", lambda *_: "f" * 64)
+    events, _ = execute(config, run)
+    assert len(events.left_out) == 2
+    assert all("another base model" in reason for _, _, reason in events.left_out)
+
+
+def test_start_from_shares_finetune_and_retrain(finished, tmp_path):
+    _, whole, _, _ = finished
+    config, run = new_run(tmp_path, "second", "federation.rounds.unlearn=4", f"start_from={whole.path}")
+    _, grid = execute(config, run)
+    assert final_metrics(run) == final_metrics(whole)
+    assert sum(kind == protocol.TRAIN for _, kind in grid.sent) == 8, "four rounds of two clients, unlearn only"
+
+
+def test_start_from_refuses_other_settings(finished, tmp_path):
+    _, whole, _, _ = finished
+    config, run = new_run(tmp_path, "other", f"start_from={whole.path}", "training.learning_rate=0.5")
+    with pytest.raises(RunError, match="training"):
+        execute(config, run)
+
+
+def test_local_trains_each_client_alone_and_can_be_continued(tmp_path):
+    config, run = new_run(tmp_path, "local", "stages=[local]", "federation.rounds.local=1")
+    execute(config, run)
+    summary = run.stage_summary("local")
+    assert summary["clients"] == 4
+    rows = [r["metrics"]["retain_prob"] for r in run.metrics() if r["stage"] == "local" and r["evaluator"] == "tofu"]
+    assert summary["metrics"]["retain_prob"] == pytest.approx(np.mean(rows))
+    assert not run.nodes_path.exists(), "local tombstones lie apart from those of the federation"
+    stopped = tmp_path / "copy"
+    shutil.copytree(run.path, stopped)
+    (stopped / "stages/local.json").unlink()
+    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "metrics.jsonl").write_text("".join(line for line in lines if '"round": 3' not in line))
+    _, grid = execute(config, RunDirectory.open(stopped))
+    assert {client for client, kind in grid.sent if kind == protocol.TRAIN} == {3}
+    assert RunDirectory.open(stopped).stage_summary("local")["metrics"] == summary["metrics"]

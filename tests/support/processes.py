@@ -1,0 +1,51 @@
+"""Real processes in tests: their environment, finding them again, waiting, free ports."""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+PROJECT = Path(__file__).resolve().parents[2]
+MARK = "OBLIVIONIS_TEST_MARK"
+
+
+def environment(**more):
+    """This environment, offline, with Flower's and our own commands on the PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    offline = {"HF_HUB_OFFLINE": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    return {**os.environ, "PATH": path, **offline, **{k: str(v) for k, v in more.items()}}
+
+
+def marked(value, name="", **variables):
+    """Live processes with the mark `value`, these variables and `name` in their command, whoever their parent is."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            wanted = {MARK: str(value), **variables}.items() <= process.environ().items()
+            if wanted and name in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def until(condition, seconds, *, every=0.02):
+    """The first true value of `condition()`; None after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(every)
+    return value
+
+
+def free_ports(number):
+    """Ports of 127.0.0.1 that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports

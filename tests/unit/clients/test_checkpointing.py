@@ -1,0 +1,124 @@
+"""Gradient checkpointing: the same gradients, less memory, and only while a client trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import tiny_llama
+from torch import nn
+
+from clients.flat import FlatParameters
+from clients.optimisation import local_work
+from clients.training import TrainSettings, train
+from clients.unlearning import unlearn
+from evaluation.engine import forward
+from evaluation.engine.packing import PackedBatch
+
+RECORDS = tiny_llama.sequences(8)
+
+
+def gradient(model: Any, mode: str, checkpointing: bool) -> tuple[float, torch.Tensor, int]:
+    """Loss, gradient, and how many times a layer's feed-forward block began."""
+    flat = FlatParameters(model)
+    calls: list[int] = []
+    handle = model.get_submodule(layers(model)[0] + ".mlp").register_forward_pre_hook(lambda *_: calls.append(1))
+    with local_work(model, flat, 7, gradient_checkpointing=checkpointing):
+        loss = -forward.token_log_probs(model, PackedBatch.build(RECORDS), mode=mode).sum()
+        loss.backward()
+    handle.remove()
+    return loss.item(), flat.grad.clone(), len(calls)
+
+
+def layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if type(module).__name__ == "LlamaDecoderLayer"]
+
+
+@pytest.mark.parametrize("mode", ["packed", "padded"])
+@pytest.mark.parametrize(
+    "options", [{}, {"dropout": 0.3}, {"dtype": torch.bfloat16}], ids=["plain", "dropout", "bfloat16"]
+)
+def test_gradients_equal_those_without(mode: str, options: dict) -> None:
+    kept, again = (gradient(tiny_llama.lora(**options), mode, on) for on in (False, True))
+    assert (kept[2], again[2]) == (1, 2), "the layer ran again in the backward pass"
+    assert again[0] == kept[0]
+    torch.testing.assert_close(again[1], kept[1], rtol=1e-5, atol=1e-6 * float(kept[1].abs().max()))
+    assert kept[1].abs().max() > 0
+
+
+def test_full_mode_and_the_fused_way_agree_with_it() -> None:
+    flat, expected = (tiny_llama.base() for _ in range(2))
+    _, plain, _ = gradient(expected, "packed", False)
+    _, checkpointed, _ = gradient(flat, "auto", True)
+    torch.testing.assert_close(checkpointed, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))
+
+
+def test_training_and_unlearning_end_at_the_same_weights() -> None:
+    results: list[list[np.ndarray]] = []
+    for on in (False, True):
+        settings = TrainSettings(epochs=2, batch_size=4, learning_rate=3e-3, warmup_epochs=0, gradient_checkpointing=on)
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        train(model, flat, RECORDS, settings, seed=0)
+        trained = flat.numpy()
+        unlearn(model, flat, RECORDS[:3], RECORDS[3:], "npo", {}, settings, seed=0)
+        results.append([trained, flat.numpy()])
+        assert forward.resolve_mode(model, "auto", 30) == "fused", "nothing is left of it"
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+def test_it_is_active_within_local_work_only() -> None:
+    model = tiny_llama.lora().eval()
+    flat = FlatParameters(model)
+
+    def active() -> set[bool]:
+        return {model.get_submodule(name).gradient_checkpointing for name in layers(model)}
+
+    assert active() == {False}
+    with pytest.raises(KeyError), local_work(model, flat, 0, gradient_checkpointing=True):
+        assert active() == {True}
+        raise KeyError
+    assert active() == {False} and not model.training
+    with local_work(model, flat, 0):
+        assert active() == {False}
+
+
+def test_a_model_that_cannot_says_so() -> None:
+    model = tiny_llama.lora().eval()
+    model.get_base_model().supports_gradient_checkpointing = False
+    with (
+        pytest.raises(ValueError, match="LlamaForCausalLM does not support gradient checkpointing"),
+        local_work(model, FlatParameters(model), 0, gradient_checkpointing=True),
+    ):
+        pass
+    assert not model.training
+
+
+@pytest.mark.parametrize("mode", ["packed", "padded"])
+def test_what_is_kept_for_the_backward_pass_is_a_fraction(mode: str) -> None:
+    """Bytes of everything that autograd holds after the forward pass, weights aside."""
+    model = tiny_llama.lora(num_hidden_layers=6)
+    flat = FlatParameters(model)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    batch = PackedBatch.build(RECORDS)
+
+    def held(on: bool) -> int:
+        sizes: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with (
+            local_work(model, flat, 0, gradient_checkpointing=on),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            loss = forward.token_log_probs(model, batch, mode=mode).sum()
+        assert loss.requires_grad
+        return sum(size for pointer, size in sizes.items() if pointer not in weights)
+
+    assert 0 < held(True) < 0.3 * held(False)

@@ -1,0 +1,235 @@
+"""The unlearning loop against a slow one that takes its formulas from the paper."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import tiny_llama
+
+from clients import losses, step
+from clients.flat import FlatParameters
+from clients.training import NonFiniteError, TrainSettings
+from clients.unlearning import unlearn
+
+FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
+METHODS: dict[str, dict[str, float]] = {
+    "grad_ascent": {"gamma": 0.7},
+    "grad_diff": {"gamma": 0.7, "alpha": 1.3},
+    "npo": {"beta": 0.3, "alpha": 0.6},
+    "simnpo": {"beta": 2.0, "delta": 0.4, "alpha": 0.6},
+}
+
+
+def settings(**changes: Any) -> TrainSettings:
+    return TrainSettings(**{"epochs": 2, "batch_size": 4, "learning_rate": 2e-3, "warmup_epochs": 0, **changes})
+
+
+def slow(method: str, values: dict[str, float], update: int) -> tuple[list[float], np.ndarray]:
+    """Whole batches through the padded forward pass; the reference is a second model."""
+    model = tiny_llama.lora()
+    received = copy.deepcopy(model).eval()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.01, foreach=False)
+    order = torch.Generator().manual_seed(9)
+    draws = torch.Generator().manual_seed(10)
+    cycle = itertools.chain.from_iterable(torch.randperm(5, generator=draws).tolist() for _ in itertools.count())
+    history = []
+    for _ in range(2):
+        permutation = torch.randperm(7, generator=order).tolist()
+        for start in range(0, 7, update):
+            forget = [FORGET[i] for i in permutation[start : start + update]]
+            retain = [RETAIN[next(cycle)] for _ in forget]
+            forget_p = tiny_llama.padded_log_probs(model, forget)
+            with torch.no_grad():
+                reference = [x.sum() for x in tiny_llama.padded_log_probs(received, forget)]
+            retain_term = sum(-x.mean() for x in tiny_llama.padded_log_probs(model, retain)) / len(retain)
+            terms = []
+            for logp, ref in zip(forget_p, reference, strict=True):
+                if method in ("grad_ascent", "grad_diff"):
+                    terms.append(values["gamma"] * logp.mean())
+                elif method == "npo":
+                    ratio = torch.exp(logp.sum() - ref)
+                    terms.append(2 / values["beta"] * torch.log(1 + ratio ** values["beta"]))
+                else:
+                    exponent = values["beta"] / logp.numel() * logp.sum() + values["delta"]
+                    terms.append(2 / values["beta"] * torch.log(1 + torch.exp(exponent)))
+            loss = torch.stack(terms).mean() + values.get("alpha", 0.0) * retain_term
+            history.append(loss.item())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return history, torch.cat([p.detach().reshape(-1) for p in parameters]).numpy()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(4, 1), (3, 2)])
+def test_trajectory_equals_the_slow_loop(name: str, batch_size: int, accumulation: int) -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    history: list[float] = []
+    report = unlearn(
+        model,
+        flat,
+        FORGET,
+        RETAIN,
+        name,
+        METHODS[name],
+        settings(batch_size=batch_size, gradient_accumulation=accumulation),
+        seed=9,
+        on_step=lambda _, loss: history.append(loss),
+    )
+    expected_history, expected = slow(name, METHODS[name], batch_size * accumulation)
+    np.testing.assert_allclose(history, expected_history, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(flat.numpy(), expected, rtol=0, atol=1e-4)
+    assert (report.num_examples, report.steps, report.stopped) == (7, len(history), False)
+    assert report.retain_used == (name != "grad_ascent")
+    assert (report.first_loss, report.last_loss) == (history[0], history[-1])
+
+
+@pytest.mark.parametrize(("name", "values"), [("grad_ascent", {}), ("grad_diff", {"alpha": 0.0})])
+def test_retain_records_are_not_touched_when_not_needed(
+    name: str, values: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    build = step.PackedBatch.build
+    monkeypatch.setattr(step.PackedBatch, "build", lambda s, *a, **k: (seen.append(len(s)), build(s, *a, **k))[1])
+    model = tiny_llama.lora()
+    untouchable: Any = [None] * 5
+    report = unlearn(model, FlatParameters(model), FORGET, untouchable, name, values, settings(), seed=0)
+    assert seen == [4, 3, 4, 3] and not report.retain_used and report.num_retain == 5
+
+
+def test_forward_passes_hold_no_more_sequences_than_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool]] = []
+    build = step.PackedBatch.build
+
+    def counted(sequences: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((len(sequences), torch.is_grad_enabled()))
+        return build(sequences, *args, **kwargs)
+
+    monkeypatch.setattr(step.PackedBatch, "build", counted)
+    model = tiny_llama.lora()
+    unlearn(model, FlatParameters(model), FORGET, RETAIN, "npo", {}, settings(epochs=1), seed=0)
+    assert seen == [(4, False), (3, False), (4, True), (4, True), (4, True), (2, True)]
+
+
+def test_without_retain_records_the_term_is_absent() -> None:
+    results = []
+    for name, values in (("grad_diff", {"gamma": 0.5}), ("grad_ascent", {"gamma": 0.5})):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        report = unlearn(model, flat, FORGET, [], name, values, settings(), seed=0)
+        assert not report.retain_used
+        results.append(flat.numpy())
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_method_that_needs_retain_records_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = losses.Method("fine", lambda retain_nll: retain_nll.mean(), ("retain_nll",), (), {})
+    monkeypatch.setattr(losses, "get", lambda _: method)
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    with pytest.raises(ValueError, match="fine needs retain records"):
+        unlearn(model, flat, FORGET, [], "fine", {}, settings(), seed=0)
+    assert unlearn(model, flat, FORGET, RETAIN, "fine", {}, settings(), seed=0).retain_used
+
+
+def test_a_method_that_asks_for_something_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = losses.Method("odd", lambda forget_hiden: forget_hiden, ("forget_hiden",), (), {})
+    monkeypatch.setattr(losses, "get", lambda _: method)
+    model = tiny_llama.lora()
+    with pytest.raises(ValueError, match="'forget_hiden'"):
+        unlearn(model, FlatParameters(model), FORGET, RETAIN, "odd", {}, settings(), seed=0)
+
+
+def test_the_reference_is_the_model_as_received_without_dropout() -> None:
+    model = tiny_llama.lora(dropout=0.4).train()
+    expected = [x.sum().item() for x in tiny_llama.padded_log_probs(model.eval(), FORGET)]
+    model.train()
+    got = step.log_likelihoods(model, FORGET, 3)
+    assert model.training and not got.requires_grad
+    np.testing.assert_allclose(got.numpy(), expected, rtol=0, atol=1e-4)
+
+
+def test_first_npo_loss_is_two_log_two_over_beta_plus_the_retain_term() -> None:
+    model = tiny_llama.lora()
+    report = unlearn(
+        model, FlatParameters(model), FORGET, RETAIN, "npo", {"beta": 0.5, "alpha": 0.0}, settings(), seed=0
+    )
+    assert report.first_loss == pytest.approx(4 * math.log(2), abs=1e-4)
+
+
+def test_same_seed_same_result() -> None:
+    results = []
+    for seed in (3, 3, 4):
+        model = tiny_llama.lora(dropout=0.2)
+        flat = FlatParameters(model)
+        unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=seed)
+        results.append(flat.numpy())
+    np.testing.assert_array_equal(results[0], results[1])
+    assert np.abs(results[0] - results[2]).max() > 0
+
+
+def test_a_limit_on_the_forget_loss_bounds_gradient_ascent() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    free = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(epochs=8, batch_size=7), seed=0)
+    limit = (free.first_forget_nll + free.last_forget_nll) / 2
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    bounded = unlearn(
+        model,
+        flat,
+        FORGET,
+        [],
+        "grad_ascent",
+        {},
+        settings(epochs=8, batch_size=7),
+        seed=0,
+        forget_nll_limit=limit,
+    )
+    assert bounded.stopped and 0 < bounded.steps < free.steps == 8
+    assert bounded.last_forget_nll <= limit
+    after = np.mean([-x.mean().item() for x in tiny_llama.padded_log_probs(model, FORGET)])
+    assert limit < after < limit + 2 * (free.last_forget_nll - free.first_forget_nll)
+    untouched = flat.numpy()
+    again = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(batch_size=7), seed=0, forget_nll_limit=limit)
+    assert again.stopped and again.steps == 0
+    assert again.first_loss == -again.first_forget_nll == pytest.approx(-after, abs=1e-4)
+    np.testing.assert_array_equal(flat.numpy(), untouched)
+
+
+def test_proximal_term_holds_the_parameters_back() -> None:
+    distances = []
+    for mu in (0.0, 50.0):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        start = flat.numpy()
+        unlearn(model, flat, FORGET, RETAIN, "grad_diff", {}, settings(), seed=0, prox=(mu, start))
+        distances.append(np.linalg.norm(flat.numpy() - start))
+    assert distances[1] < distances[0]
+
+
+def test_bad_input() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    for arguments, what in (
+        (([], RETAIN, "npo", {}), "no sequence"),
+        ((FORGET, RETAIN, "nop", {}), "'nop'"),
+        ((FORGET, RETAIN, "npo", {"gamma": 1.0}), "'gamma'"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            unlearn(model, flat, *arguments, settings(), seed=0)
+    with pytest.raises(ValueError, match="forget_nll_limit"):
+        unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=0, forget_nll_limit=0.0)
+    broken = flat.numpy()
+    broken[-1] = np.inf
+    flat.load(broken)
+    with pytest.raises(NonFiniteError):
+        unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=0)

@@ -1,0 +1,270 @@
+"""Batched greedy decoding gives token for token what Hugging Face generates prompt by prompt."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from evaluation.engine import decoding, shared_decoder
+from evaluation.engine.forward import supports_packing
+
+VOCABULARY = 40
+STOPS = (5, 7)
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "eos_token_id": 2,
+}
+
+
+def make(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "llama":
+        model: nn.Module = LlamaForCausalLM(LlamaConfig(**SIZES))
+    elif kind == "mistral":
+        model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8))
+    else:
+        model = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def llama() -> LlamaForCausalLM:
+    return make("llama")  # type: ignore[return-value]
+
+
+def some_prompts(count: int = 14) -> list[tuple[int, ...]]:
+    rng = random.Random(0)
+    made = [tuple(rng.randrange(8, VOCABULARY) for _ in range(rng.randint(1, 12))) for _ in range(count)]
+    return [*made, made[0]]
+
+
+def reference(model: nn.Module, prompts: list[tuple[int, ...]], limit: int) -> list[list[int]]:
+    produced = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        row = model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=list(STOPS),
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        produced.append(row[:-1] if row[-1] in STOPS else row)
+    return produced
+
+
+@pytest.mark.parametrize("limit", [1, 24])
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("rows", [None, 5, 1])
+def test_equals_generate_prompt_by_prompt(llama: LlamaForCausalLM, rows: int | None, mode: str, limit: int) -> None:
+    prompts = some_prompts()
+    expected = reference(llama, prompts, limit)
+    lengths = {len(tokens) for tokens in expected}
+    assert limit == 1 or (len(lengths) > 4 and limit in lengths), "the test wants early and late ends"
+    actual = decoding.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, max_batch=rows, mode=mode)
+    assert actual == expected
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral"])
+def test_other_models_fall_back_and_agree(kind: str) -> None:
+    model, prompts = make(kind), some_prompts(6)
+    assert supports_packing(model) is (kind == "mistral")
+    actual = decoding.greedy(model, prompts, max_new_tokens=12, stop_ids=STOPS, max_batch=3)
+    assert actual == reference(model, prompts, 12)
+
+
+def test_token_budget_bounds_the_rows(llama: LlamaForCausalLM) -> None:
+    prompts, widths = some_prompts(), []
+    assert supports_packing(llama)
+    handle = llama.lm_head.register_forward_hook(lambda _m, args, _o: widths.append(args[0].shape[-2]))
+    # Longest prompt 12 + 4 new tokens = 16 columns: 3 rows of the budget.
+    decoding.greedy(llama, prompts, max_new_tokens=4, stop_ids=(), token_budget=50)
+    handle.remove()
+    assert max(widths) == 3
+
+
+def test_equal_prompts_are_continued_once_by_greedy_and_each_by_decode(llama: LlamaForCausalLM) -> None:
+    prompt, rows = (9, 10, 11), []
+
+    def choose(logits: torch.Tensor, prompts: list[int]) -> torch.Tensor:
+        rows.append(list(prompts))
+        return torch.tensor([20 + i for i in prompts])
+
+    produced = decoding.decode(llama, [prompt] * 3, choose, max_new_tokens=2, stop_ids=(21,))
+    assert produced == [[20, 20], [], [22, 22]]
+    assert [sorted(step) for step in rows] == [[0, 1, 2], [0, 2]]
+    first, second = decoding.greedy(llama, [prompt] * 2, max_new_tokens=3, stop_ids=())
+    assert first == second and first is not second
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+def test_each_prompt_may_have_its_own_limit(llama: LlamaForCausalLM, mode: str) -> None:
+    prompts = some_prompts()
+    limits = [1 + 5 * i % 17 for i in range(len(prompts))]
+    expected = [reference(llama, [p], limit)[0] for p, limit in zip(prompts, limits, strict=True)]
+    produced = decoding.decode(
+        llama,
+        prompts,
+        lambda logits, _: logits.argmax(-1),
+        max_new_tokens=limits,
+        stop_ids=STOPS,
+        max_batch=4,
+        mode=mode,
+    )
+    assert produced == expected
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("limit", [1, 6, 24])
+def test_known_starts_change_nothing_but_the_work(llama: LlamaForCausalLM, mode: str, limit: int) -> None:
+    prompts = some_prompts()
+    expected = reference(llama, prompts, limit)
+    full = reference(llama, prompts, 24)
+    # All of a continuation, none of it, and everything between; also longer than the limit.
+    starts = {
+        prompt: tokens[: i % (len(tokens) + 1)] for i, (prompt, tokens) in enumerate(zip(prompts, full, strict=True))
+    }
+    starts[prompts[0]] = full[0]
+    ended = next(i for i, tokens in enumerate(full) if len(tokens) < 24)
+    ids = torch.tensor([prompts[ended] + tuple(full[ended])])
+    stop = int(llama(ids).logits[0, -1].argmax())
+    assert stop in STOPS
+    starts[prompts[ended]] = [*full[ended], stop]
+    assert any(len(tokens) > limit for tokens in starts.values()) or limit == 24
+    produced = decoding.greedy(llama, prompts, max_new_tokens=limit, stop_ids=STOPS, starts=starts, mode=mode)
+    assert produced == expected
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed"])
+@pytest.mark.parametrize("rows", [None, 5, 1])
+@pytest.mark.parametrize("copies", [1, 6])
+def test_what_the_memory_held_before_does_not_matter(
+    llama: LlamaForCausalLM, rows: int | None, mode: str, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def empty(x: torch.Tensor, *shape: int) -> torch.Tensor:
+        return x.new_full(shape, float("nan"))
+
+    def choose(logits: torch.Tensor, units: list[int]) -> torch.Tensor:
+        assert logits.isfinite().all()
+        return (logits.argmax(-1) + torch.tensor(units) % copies) % VOCABULARY
+
+    prompts = some_prompts()
+    expected = reference(llama, prompts, 24)
+    monkeypatch.setattr(torch.Tensor, "new_empty", empty)
+    assert torch.zeros(1).new_empty(2, 3).isnan().all()
+    produced = decoding.decode(
+        llama, prompts, choose, copies=copies, max_new_tokens=24, stop_ids=STOPS, max_batch=rows, mode=mode
+    )
+    assert produced[::copies] == expected
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("rows", [None, 30, 7, 1])
+def test_copies_share_their_prompt_and_go_their_own_ways(llama: LlamaForCausalLM, mode: str, rows: int | None) -> None:
+    prompts, copies, first_tokens = some_prompts(6), 9, {}
+
+    def choose(logits: torch.Tensor, units: list[int]) -> torch.Tensor:
+        """Copy j starts with token 10 + j, then goes on greedily."""
+        tokens = logits.argmax(-1)
+        for row, unit in enumerate(units):
+            if first_tokens.setdefault(unit, row) is not None:
+                tokens[row], first_tokens[unit] = 10 + unit % copies, None
+        return tokens
+
+    limits = [4 + 3 * i for i in range(len(prompts))]
+    produced = decoding.decode(
+        llama, prompts, choose, copies=copies, max_new_tokens=limits, stop_ids=STOPS, max_batch=rows, mode=mode
+    )
+    assert len({len(tokens) for tokens in produced}) > 4
+    for i, prompt in enumerate(prompts):
+        for j in range(copies):
+            rest = reference(llama, [(*prompt, 10 + j)], limits[i] - 1)[0]
+            assert produced[i * copies + j] == [10 + j, *rest], (i, j)
+
+
+def test_a_prompt_with_copies_runs_once_and_leaves_nothing_behind(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, prefilled, decoders = some_prompts(5)[:5], [], []
+    layout = shared_decoder.row_layout
+    init = shared_decoder.SharedDecoder.__init__
+    monkeypatch.setattr(shared_decoder, "row_layout", lambda x, **k: (prefilled.extend(x), layout(x, **k))[1])
+    decoder_class = shared_decoder.SharedDecoder
+    monkeypatch.setattr(decoder_class, "__init__", lambda self, *a: (decoders.append(self), init(self, *a))[1])
+    decoding.decode(
+        llama,
+        prompts,
+        lambda logits, units: (logits.argmax(-1) + torch.tensor(units)) % VOCABULARY,
+        copies=12,
+        max_new_tokens=5,
+        stop_ids=STOPS,
+        max_batch=8,
+    )
+    assert sorted(prefilled) == sorted(prompts)
+    (decoder,) = decoders
+    assert not decoder.prefixes and not decoder.first_logits and decoder.size == 0
+
+
+@pytest.mark.parametrize(("copies", "budget", "length"), [(16, 600, 20), (64, 900, 40), (64, 100, 40)])
+def test_shared_prompts_keep_to_the_token_budget(
+    llama: LlamaForCausalLM, copies: int, budget: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, limit, peak = random.Random(1), 8, []
+    prompts = [tuple(rng.randrange(8, VOCABULARY) for _ in range(length)) for _ in range(12)]
+    step = shared_decoder.SharedDecoder.step
+
+    def watched(self: shared_decoder.SharedDecoder, tokens: torch.Tensor) -> torch.Tensor:
+        stacked = sum(len(self.prompts[i]) for i in self.prefixes)
+        peak.append(self.rows * limit + 2 * stacked)
+        assert len(self.prefixes) == 1 or peak[-1] <= budget
+        return step(self, tokens)
+
+    def choose(logits: torch.Tensor, units: list[int]) -> torch.Tensor:
+        """One continuation of each prompt runs to its limit, the others end at once."""
+        return torch.tensor([9 if unit % copies == 0 else STOPS[0] for unit in units])
+
+    monkeypatch.setattr(shared_decoder.SharedDecoder, "step", watched)
+    produced = decoding.decode(
+        llama, prompts, choose, copies=copies, max_new_tokens=limit, stop_ids=STOPS, token_budget=budget
+    )
+    assert [len(tokens) for tokens in produced] == ([limit] + [0] * (copies - 1)) * 12
+    assert peak
+
+
+def test_no_prompts_no_continuations(llama: LlamaForCausalLM) -> None:
+    assert decoding.greedy(llama, [], max_new_tokens=3, stop_ids=STOPS) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": [(1,), ()]}, "empty prompt"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+        ({"max_batch": 0}, "must be at least 1"),
+        ({"token_budget": 0}, "must be at least 1"),
+        ({"mode": "fast"}, "unknown packing mode"),
+    ],
+)
+def test_bad_arguments(llama: LlamaForCausalLM, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decoding.greedy(llama, **{"prompts": [(1, 2)], "max_new_tokens": 2, "stop_ids": STOPS, **arguments})

@@ -1,0 +1,265 @@
+"""The fast Llama, the one-product LoRA form and the hand-written gradients against plain formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import tiny_llama
+from torch import Tensor
+from torch.nn import functional as F
+
+from clients.flat import FlatParameters
+from evaluation.engine import kernels, llama
+from evaluation.engine.forward import token_log_probs
+from evaluation.engine.fused_lora import active_factors, fused_lora, is_cheaper
+from evaluation.engine.kernels import AttentionPlan, FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU
+from evaluation.engine.llama import FusedLlama
+from evaluation.engine.packing import PackedBatch, row_layout
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+def gradients(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    weights = torch.linspace(-1, 2, value.numel(), dtype=value.dtype).view(value.shape)
+    return list(torch.autograd.grad((value * weights).sum(), inputs))
+
+
+def test_rms_norm() -> None:
+    x, w = normal(5, 8), normal(8, seed=1)
+    plain = w * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    fast = RMSNorm.apply(x, w, 1e-3)
+    torch.testing.assert_close(fast, plain)
+    torch.testing.assert_close(gradients(fast, [x, w]), gradients(plain, [x, w]))
+
+
+def test_swiglu() -> None:
+    x = normal(5, 12)
+    plain = F.silu(x[:, :6]) * x[:, 6:]
+    fast = SwiGLU.apply(x)
+    torch.testing.assert_close(fast, plain)
+    torch.testing.assert_close(gradients(fast, [x]), gradients(plain, [x]))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 600])
+def test_frozen_head(rows: int) -> None:
+    h, w = normal(rows, 6), normal(11, 6, seed=1).detach()
+    labels = torch.arange(rows) % 11
+    plain = F.log_softmax(3 * h @ w.T, -1)[torch.arange(rows), labels]
+    fast = FrozenHead.apply(h, 3 * w, labels)
+    torch.testing.assert_close(fast, plain)
+    torch.testing.assert_close(gradients(fast, [h]), gradients(plain, [h]))
+
+
+def test_frozen_head_is_exact_for_very_unlikely_labels() -> None:
+    h = torch.tensor([[400.0]], dtype=torch.float64)
+    w = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    assert FrozenHead.apply(h, w, torch.tensor([1])).item() == pytest.approx(-800.0)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 600])
+def test_feed_forward(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_PIECE", 100)
+    x, w, gate_up, down = normal(rows, 8), normal(8, seed=1), normal(12, 8, seed=2), normal(8, 6, seed=3)
+    inputs = [x, w, gate_up, down]
+
+    def plain() -> Tensor:
+        normed = w * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+        gate, up = (normed @ gate_up.T).chunk(2, -1)
+        return x + (F.silu(gate) * up) @ down.T
+
+    expected = plain()
+    fast = FeedForward.apply(x, w, 1e-3, gate_up, down)
+    torch.testing.assert_close(fast, expected)
+    torch.testing.assert_close(gradients(fast, inputs), gradients(expected, inputs))
+    with torch.no_grad():
+        torch.testing.assert_close(FeedForward.apply(x, w, 1e-3, gate_up, down), expected)
+    for wanted in (x, gate_up, down):
+        others = [y if y is wanted else y.detach() for y in inputs]
+        only = FeedForward.apply(others[0], others[1], 1e-3, *others[2:])
+        torch.testing.assert_close(gradients(only, [wanted]), gradients(plain(), [wanted]))
+
+
+def rotated(qkv: Tensor, position: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """cos, sin (N, 1, D/2) and the (N, H + 2 H_kv, D) heads, all of them turned."""
+    angle = position.double()[:, None, None] * 0.1 ** torch.arange(dim // 2)
+    cos, sin = angle.cos(), angle.sin()
+    first, second = qkv.view(position.numel(), -1, dim).chunk(2, -1)
+    return cos, sin, torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def plain_attention(turned: Tensor, straight: Tensor, rows: list[Tensor], num_q: int, num_kv: int) -> list[Tensor]:
+    """Attention of each sequence by the definition; rows: the places of its tokens."""
+    q, k, v = turned[:, :num_q], turned[:, num_q : num_q + num_kv], straight[:, num_q + num_kv :]
+    k, v = (y.repeat_interleave(num_q // num_kv, 1) for y in (k, v))
+    outputs = []
+    for row in rows:
+        scores = torch.einsum("ihd,jhd->hij", q[row], k[row]) * 0.7
+        hidden = torch.ones(row.numel(), row.numel(), dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        outputs.append(torch.einsum("hij,jhd->ihd", weights, v[row]).reshape(row.numel(), -1))
+    return outputs
+
+
+@pytest.mark.parametrize("small", [1 << 17, 600, 0])
+@pytest.mark.parametrize(("num_q", "num_kv"), [(2, 2), (4, 2)])
+def test_rotary_attention(num_q: int, num_kv: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_SMALL_SCORES", small)
+    lengths, dim = [3, 1, 12, 5, 2, 9, 4, 4, 7, 1], 4
+    layout, _, position, places = row_layout([[0] * n for n in lengths], share=False)
+    groups = AttentionPlan.of(layout, (num_q, num_kv, dim)).groups
+    assert sum(group.size for group in groups) == len(lengths)
+    assert len(groups) == len(lengths) if small == 0 else 1 < len(groups) < len(lengths)
+    qkv = normal(sum(lengths), (num_q + 2 * num_kv) * dim)
+    cos, sin, turned = rotated(qkv, position, dim)
+    straight = qkv.view(len(turned), -1, dim)
+    expected = torch.cat(plain_attention(turned, straight, [torch.tensor(p) for p in places], num_q, num_kv))
+    fast = RotaryAttention.apply(qkv.clone(), cos, sin, layout, (num_q, num_kv, dim), 0.7)
+    torch.testing.assert_close(fast, expected)
+    torch.testing.assert_close(gradients(fast, [qkv]), gradients(expected, [qkv]))
+
+
+@pytest.mark.parametrize("small", [1 << 17, 300, 0])
+@pytest.mark.parametrize(("num_q", "num_kv"), [(2, 2), (4, 2)])
+def test_rotary_attention_over_shared_prefixes(
+    num_q: int, num_kv: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_SMALL_SCORES", small)
+    monkeypatch.setattr(kernels, "_WASTE", 3.0)
+    prompts = [[1, 2, 3, 4, 5, 6], [1, 2, 9], [7]]
+    sequences = [prompts[i % 3] + list(range(20 + i, 24 + 2 * i)) for i in range(7)] + [prompts[0], prompts[0][:4]]
+    dim = 4
+    layout, _, position, places = row_layout(sequences, share=True)
+    assert layout.shared and position.numel() < sum(map(len, sequences))
+    groups = AttentionPlan.of(layout, (num_q, num_kv, dim)).groups
+    assert small == 0 or any(group.hidden is not None for group in groups)
+    qkv = normal(position.numel(), (num_q + 2 * num_kv) * dim).detach()
+    cos, sin, turned = rotated(qkv, position, dim)
+    rows = [torch.tensor(p) for p in places]
+    expected = torch.empty(position.numel(), num_q * dim, dtype=qkv.dtype)
+    for row, part in zip(
+        rows, plain_attention(turned, qkv.view(len(turned), -1, dim), rows, num_q, num_kv), strict=True
+    ):
+        expected[row] = part
+    fast = RotaryAttention.apply(qkv.clone(), cos, sin, layout, (num_q, num_kv, dim), 0.7)
+    torch.testing.assert_close(fast, expected)
+    with pytest.raises(ValueError, match="shared prefixes"):
+        RotaryAttention.apply(qkv.clone().requires_grad_() * 1, cos, sin, layout, (num_q, num_kv, dim), 0.7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rank": 2},
+        {"zero_b": True},
+        {"num_key_value_heads": 4, "tie_word_embeddings": True},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}},
+        {"attention_bias": True, "mlp_bias": True},
+    ],
+)
+def test_fast_llama_equals_hugging_face(options: dict) -> None:
+    model = tiny_llama.lora(**options)
+    flat = FlatParameters(model)
+    records = tiny_llama.sequences(13)
+    batch = PackedBatch.build(records)
+    assert llama.supports(model)
+    slow = torch.cat(tiny_llama.padded_log_probs(model, records))
+    weights = torch.linspace(-1, 1, slow.numel())
+    (slow * weights).sum().backward()
+    expected = flat.grad.clone()
+    flat.zero_grad()
+    fast = FusedLlama(model).token_log_probs(batch)
+    (fast * weights).sum().backward()
+    torch.testing.assert_close(fast, slow, rtol=0, atol=1e-5)
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    if options.get("zero_b"):
+        plain = torch.cat(tiny_llama.padded_log_probs(tiny_llama.base(), records))
+        torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 2}, {"zero_b": True}, {"attention_bias": True, "mlp_bias": True}])
+def test_fast_llama_with_a_frozen(options: dict) -> None:
+    """Gradients of B equal peft's, whichever LoRA form is used, and A gets none."""
+    model = tiny_llama.lora(**options)
+    frozen = {name: p.requires_grad_(False) for name, p in model.named_parameters() if "lora_A" in name}
+    flat = FlatParameters(model)
+    assert flat.names and all("lora_B" in name for name in flat.names)
+    records = tiny_llama.sequences(13)
+    slow = torch.cat(tiny_llama.padded_log_probs(model, records))
+    weights = torch.linspace(-1, 1, slow.numel())
+    (slow * weights).sum().backward()
+    expected = flat.grad.clone()
+    flat.zero_grad()
+    batch = PackedBatch.build(records)
+    with fused_lora(model):
+        ways = {
+            "fused": lambda: FusedLlama(model).token_log_probs(batch),
+            "packed": lambda: token_log_probs(model, batch, mode="packed"),
+        }
+        for way in ways.values():
+            flat.zero_grad()
+            fast = way()
+            (fast * weights).sum().backward()
+            torch.testing.assert_close(fast, slow, rtol=0, atol=1e-5)
+            torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert expected.abs().max() > 0 and all(p.grad is None for p in frozen.values())
+
+
+def test_fast_llama_trains_all_parameters() -> None:
+    model = tiny_llama.base(tie_word_embeddings=True)
+    flat = FlatParameters(model)
+    records = tiny_llama.sequences(5)
+    torch.cat(tiny_llama.padded_log_probs(model, records)).sum().backward()
+    expected = flat.grad.clone()
+    flat.zero_grad()
+    FusedLlama(model).token_log_probs(PackedBatch.build(records)).sum().backward()
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_fast_llama_declines_what_it_does_not_know() -> None:
+    assert not llama.supports(tiny_llama.lora(dtype=torch.bfloat16))
+    assert not llama.supports(tiny_llama.lora(hidden_act="gelu"))
+    assert not llama.supports(torch.nn.Linear(2, 2))
+    hooked = tiny_llama.lora()
+    hooked.get_base_model().model.layers[0].register_forward_hook(lambda *_: None)
+    assert not llama.supports(hooked)
+    dropped = tiny_llama.lora(attention_dropout=0.1)
+    assert not llama.supports(dropped.train()) and llama.supports(dropped.eval())
+
+
+def test_rule_for_the_cheaper_form() -> None:
+    assert is_cheaper(128, 128, 32) and is_cheaper(128, 344, 32)
+    assert not is_cheaper(2048, 2048, 32)
+
+
+def test_fused_lora_equals_peft_and_is_undone() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    names = list(model.state_dict())
+    ids = torch.arange(3, 33).view(2, 15)
+    plain = model(input_ids=ids, labels=ids)
+    plain.loss.backward()
+    expected = flat.grad.clone()
+    flat.zero_grad()
+    with fused_lora(model) as count:
+        assert count == 14 and list(model.state_dict()) == names
+        fused = model(input_ids=ids, labels=ids)
+        fused.loss.backward()
+        with model.disable_adapter():
+            base = model(input_ids=ids).logits
+    torch.testing.assert_close(fused.logits, plain.logits, rtol=0, atol=2e-5)
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(base, tiny_llama.base()(input_ids=ids).logits, rtol=0, atol=2e-5)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_fused_lora_leaves_other_layers_alone() -> None:
+    with fused_lora(tiny_llama.lora(rank=2)) as count:
+        assert count == 0
+    with fused_lora(tiny_llama.lora(dropout=0.5).train()) as count:
+        assert count == 0
+    with fused_lora(tiny_llama.lora(dropout=0.5).eval()) as count:
+        assert count == 14
+    assert active_factors(torch.nn.Linear(2, 2)) is None

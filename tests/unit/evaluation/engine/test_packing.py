@@ -1,0 +1,303 @@
+"""Packing: the same numbers and gradients as one sequence at a time, for every layout and for unsupported models."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from evaluation.engine import forward, packing
+from evaluation.engine.packing import PackedBatch, Sequence
+
+VOCABULARY = 50
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "eos_token_id": 2,
+}
+
+
+def llama(**changes: object) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
+
+
+def other(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
+    if kind == "gemma2":
+        return Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8)).eval()
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY)).eval()
+
+
+def some_sequences(seed: int = 0, count: int = 9) -> list[Sequence]:
+    rng = random.Random(seed)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(3, VOCABULARY) for _ in range(rng.randint(low, high)))
+
+    prompts = [ids(1, 8) for _ in range(3)]
+    stem = ids(2, 4)
+    return [Sequence(rng.choice(prompts), rng.choice([(), stem]) + ids(1, 9)) for _ in range(count)]
+
+
+def one_by_one(model: nn.Module, sequences: list[Sequence]) -> Tensor:
+    """The definition: a plain forward of each sequence on its own."""
+    parts = []
+    for prompt, answer in sequences:
+        logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].float()
+        rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        parts.append(rows[torch.arange(len(answer)), torch.tensor(answer)])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize(
+    ("mode", "share"), [("fused", False), ("packed", False), ("packed", True), ("padded", False), ("padded", True)]
+)
+@pytest.mark.parametrize("heads", [4, 2])
+def test_values_and_gradients_equal_one_by_one(mode: str, share: bool, heads: int) -> None:
+    sequences = some_sequences()
+    expected_model, model = llama(num_key_value_heads=heads), llama(num_key_value_heads=heads)
+    expected = one_by_one(expected_model, sequences)
+    weights = torch.linspace(-1, 1, expected.numel())
+    (expected * weights).sum().backward()
+    batch = PackedBatch.build(sequences, share=share)
+    actual = forward.token_log_probs(model, batch, mode=mode)
+    (actual * weights).sum().backward()
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+    for mine, theirs in zip(model.parameters(), expected_model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_the_packed_row_holds_no_padding_and_each_shared_prefix_once() -> None:
+    model, seen = llama(), []
+    model.model.embed_tokens.register_forward_hook(lambda _m, args, _o: seen.append(tuple(args[0].shape)))
+    assert forward.supports_packing(model)
+    seen.clear()
+    prompt = (5, 6, 7)
+    sequences = [Sequence(prompt, (8, 9, 2)), Sequence(prompt, (8, 10, 11, 2)), Sequence((5, 9), (2,))]
+    forward.token_log_probs(model, PackedBatch.build(sequences), mode="packed")
+    forward.token_log_probs(model, PackedBatch.build(sequences, share=True), mode="packed")
+    forward.token_log_probs(model, PackedBatch.build(sequences), mode="padded")
+    # The last answer token is only a label. Shared: 5 6 7 8 9, 10 11 after the 8, and 9 after the first 5.
+    assert seen == [(1, 5 + 6 + 2), (1, 5 + 2 + 1), (3, 6)]
+
+
+def test_prefix_tree_gives_equal_prefixes_equal_places_and_nothing_else() -> None:
+    rng = random.Random(3)
+    sequences = [tuple(rng.randrange(2) for _ in range(rng.randint(1, 6))) for _ in range(40)]
+    places, owned = packing.prefix_tree(sequences)
+    by_prefix: dict[tuple[int, ...], int] = {}
+    for sequence, row in zip(sequences, places, strict=True):
+        for end, place in enumerate(row, start=1):
+            assert by_prefix.setdefault(sequence[:end], place) == place
+    assert sorted(by_prefix.values()) == list(range(len(by_prefix)))
+    own = [row[len(row) - count :] for row, count in zip(places, owned, strict=True)]
+    assert sorted(place for row in own for place in row) == list(range(len(by_prefix)))
+    assert all(row == list(range(row[0], row[0] + len(row))) for row in own if row)
+
+
+def test_states_are_those_that_enter_the_head() -> None:
+    model, watched, sequences = llama(), llama(), some_sequences(1)
+    expected = [
+        watched(torch.tensor([p + a]), output_hidden_states=True).hidden_states[-1][0, len(p) - 1 :]
+        for p, a in sequences
+    ]
+    for mode in ("fused", "packed", "padded"):
+        for share in (False, True):
+            batch = PackedBatch.build(sequences, share=share, last=True)
+            with torch.no_grad():
+                logits, states = forward.kept_logits_and_states(model, batch, mode=mode)
+                logp = forward.token_log_probs(model, batch, mode=mode)
+            torch.testing.assert_close(states[batch.state_rows], torch.cat(expected), atol=1e-5, rtol=0)
+            torch.testing.assert_close(model.lm_head(states), logits, atol=1e-5, rtol=0)
+            torch.testing.assert_close(logp, one_by_one(model, sequences), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("states", [False, True])
+def test_scorer_gives_likelihoods_hits_and_states(mode: str, states: bool) -> None:
+    model, sequences = llama(num_hidden_layers=3), some_sequences(6, 20)
+    with torch.no_grad():
+        # Answers that begin as the model would answer: some tokens are hits and some are not.
+        for i in range(0, len(sequences), 2):
+            prompt, answer = sequences[i]
+            ids = torch.tensor([prompt])
+            likely = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
+            sequences[i] = Sequence(prompt, (*likely[0, len(prompt) :].tolist(), *answer))
+        batch = PackedBatch.build(sequences, share=True, last=states)
+        logp, hits, found, _ = forward.Scorer(model, mode)(batch, states=states)
+        logits = [model(torch.tensor([p + a])).logits[0, len(p) - 1 : -1] for p, a in sequences]
+    expected = torch.cat([x.argmax(-1) for x in logits]) == batch.labels
+    assert 30 < int(expected.sum()) < expected.numel() - 30
+    assert torch.equal(hits, expected)
+    torch.testing.assert_close(logp, one_by_one(model, sequences), atol=1e-5, rtol=0)
+    assert (found is not None) == states
+
+
+def test_scorer_counts_the_first_of_equal_logits_as_the_likeliest_in_half_precision() -> None:
+    model = llama().to(torch.bfloat16)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    sequences = [Sequence((4, 5), (0, 9, 0, 2)), Sequence((4,), (3,))]
+    logp, hits, *_ = forward.Scorer(model)(PackedBatch.build(sequences, share=True))
+    assert hits.tolist() == [True, False, True, False, False]
+    torch.testing.assert_close(logp, torch.full((5,), -float(torch.log(torch.tensor(50.0)))))
+
+
+def test_mode_fused_says_where_it_does_not_apply() -> None:
+    with pytest.raises(ValueError, match="mode fused needs a float32 Llama"):
+        forward.token_log_probs(other("qwen2"), PackedBatch.build(some_sequences()), mode="fused")
+    shared = PackedBatch.build(some_sequences(), share=True)
+    assert shared.layout.shared
+    assert forward.resolve_mode(llama(), "auto", 9, shared=True) == "packed"
+    with torch.no_grad():
+        assert forward.resolve_mode(llama(), "auto", 9, shared=True) == "fused"
+
+
+def test_answer_logits_and_sums() -> None:
+    model = llama()
+    sequences = [Sequence((4,), (5, 2)), Sequence((4, 6), (7, 8, 2))]
+    batch = PackedBatch.build(sequences)
+    logits = forward.answer_logits(model, batch)
+    assert logits.shape == (5, VOCABULARY)
+    logp = logits.log_softmax(-1)[torch.arange(5), batch.labels]
+    total, mean = packing.sequence_nll(logp, batch)
+    torch.testing.assert_close(total, torch.stack([-logp[:2].sum(), -logp[2:].sum()]))
+    torch.testing.assert_close(mean, torch.stack([-logp[:2].mean(), -logp[2:].mean()]))
+
+
+@pytest.mark.parametrize(("kind", "packs"), [("qwen2", True), ("gpt2", True), ("gemma2", False)])
+def test_models_that_cannot_pack_fall_back_by_themselves(kind: str, packs: bool) -> None:
+    model, sequences = other(kind), some_sequences(2)
+    before = model.config._attn_implementation
+    expected = one_by_one(model, sequences)
+    assert forward.supports_packing(model) is packs
+    if not packs:
+        assert model.config._attn_implementation == before
+    batch = PackedBatch.build(sequences, share=True)
+    torch.testing.assert_close(forward.token_log_probs(model, batch), expected, atol=1e-5, rtol=0)
+
+
+def test_sliding_window_is_padded_where_a_sequence_outgrows_it() -> None:
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)).eval()
+    assert forward.resolve_mode(model, "auto", 8) == "packed"
+    assert forward.resolve_mode(model, "auto", 9) == "padded"
+    sequences = some_sequences(4)
+    expected = one_by_one(model, sequences)
+    torch.testing.assert_close(
+        forward.token_log_probs(model, PackedBatch.build(sequences)), expected, atol=1e-5, rtol=0
+    )
+
+
+def test_the_model_behaves_as_before_without_a_layout() -> None:
+    model = llama()
+    ids = torch.randint(3, VOCABULARY, (3, 7))
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    before = model(input_ids=ids, attention_mask=mask).logits
+    generated = model.generate(ids[1:], max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert forward.supports_packing(model)
+    assert model.config._attn_implementation == forward.ATTENTION
+    assert forward.ATTENTION not in str(model.config.to_dict())
+    torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits[mask.bool()], before[mask.bool()])
+    assert torch.equal(model.generate(ids[1:], max_new_tokens=5, do_sample=False, pad_token_id=0), generated)
+
+
+def test_peft_model_in_training_with_checkpointing_and_mixed_flags(caplog, recwarn) -> None:
+    sequences = some_sequences(5)
+    gradients = []
+    for checkpointing in (False, True):
+        model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        model.train()
+        model.base_model.model.model.norm.eval()
+        if checkpointing:
+            model.enable_input_require_grads()
+            for layer in model.base_model.model.model.layers:
+                layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = torch.utils.checkpoint.checkpoint
+        forward.token_log_probs(model, PackedBatch.build(sequences)).sum().backward()
+        assert model.training and not model.base_model.model.model.norm.training
+        gradients.append([p.grad for p in model.parameters() if p.requires_grad])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+    reference = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    reference.load_state_dict(model.state_dict())
+    one_by_one(reference, sequences).sum().backward()
+    for mine, theirs in zip(gradients[0], [p.grad for p in reference.parameters() if p.requires_grad], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+    assert not [w for w in recwarn if "ttention" in str(w.message)]
+    assert not caplog.records
+
+
+def test_threads_do_not_mix_their_layouts() -> None:
+    model = llama()
+    batches = [PackedBatch.build(some_sequences(seed)) for seed in range(6)]
+    expected = [forward.token_log_probs(model, batch).detach() for batch in batches]
+    got: dict[int, list[Tensor]] = {i: [] for i in range(len(batches))}
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            for _ in range(10):
+                got[i].append(forward.token_log_probs(model, batches[i]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, results in got.items():
+        assert len(results) == 10
+        for result in results:
+            torch.testing.assert_close(result, expected[i])
+
+
+def test_a_model_that_swallows_the_layout_is_found_out() -> None:
+    model = llama()
+    inner = model.model.layers[1].forward
+    model.model.layers[1].forward = lambda *a, packing=None, **k: inner(*a, **k)
+    assert not forward.supports_packing(model)
+    assert model.config._attn_implementation == "sdpa"
+    sequences = some_sequences()
+    logp = forward.token_log_probs(model, PackedBatch.build(sequences))
+    torch.testing.assert_close(logp, one_by_one(llama(), sequences), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "message"),
+    [
+        ([], "empty list"),
+        ([Sequence((), (1,))], "0 has an empty prompt"),
+        ([Sequence((1,), ())], "0 has an empty answer"),
+    ],
+)
+def test_bad_sequences(sequences: list[Sequence], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PackedBatch.build(sequences)
+
+
+def test_unknown_mode() -> None:
+    with pytest.raises(ValueError, match="unknown packing mode 'ragged'"):
+        forward.token_log_probs(llama(), PackedBatch.build(some_sequences()), mode="ragged")

@@ -1,0 +1,110 @@
+"""VerbMem, KnowMem and PrivLeak against their public definitions: numbers by hand, and rouge-score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rouge_score.rouge_scorer import RougeScorer
+from support import tiny_llama
+
+from evaluation.engine.decoding import greedy
+from evaluation.hook import EvaluationSession, Hook
+from evaluation.metrics.membership import Candidate, auc
+from evaluation.metrics.muse import Item, MuseEvaluator, few_shot, first_answer, privleak
+
+WORDS = [f"w{i}" for i in range(tiny_llama.VOCABULARY)]
+
+
+def decode(ids) -> str:
+    return " ".join(WORDS[i] for i in ids)
+
+
+def test_few_shot_prompt() -> None:
+    shots = [("Who?", "Ann"), ("Where?", "Oslo")]
+    expected = "Question: Who?\nAnswer: Ann\n\nQuestion: Where?\nAnswer: Oslo\n\nQuestion: When?\nAnswer:"
+    assert few_shot(shots, "When?") == expected
+    assert few_shot([], "When?") == "Question: When?\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (" Ann of Oslo.", "Ann of Oslo."),
+        (" Ann\n\nof Oslo", "Ann"),
+        (" Ann\nof Oslo", "Ann\nof Oslo"),
+        (" Ann\nQuestion 2", "Ann"),
+        (" Ann Question: Who?\n\n", "Ann"),
+        ("\n\n Ann", ""),
+        ("Questionable taste", "Questionable taste"),
+        ("", ""),
+    ],
+)
+def test_an_answer_ends_at_a_blank_line_or_the_next_question(said: str, answer: str) -> None:
+    assert first_answer(said) == answer
+
+
+@pytest.mark.parametrize(
+    ("model", "oracle", "expected"),
+    # By MUSE's own AUC a = 1 - model, r = 1 - oracle: (a - r) / r · 100.
+    [
+        (0.5, 0.5, 0.0),
+        (1.0, 0.5, -100.0),  # all remembered: (0 - 0.5) / 0.5
+        (0.0, 0.5, 100.0),  # all avoided: (1 - 0.5) / 0.5
+        (0.4, 0.2, -25.0),  # (0.6 - 0.8) / 0.8
+        (0.1, 0.4, 50.0),  # (0.9 - 0.6) / 0.6
+    ],
+)
+def test_privleak_by_hand(model: float, oracle: float, expected: float) -> None:
+    assert privleak(model, oracle) == pytest.approx(expected)
+
+
+def test_privleak_where_it_is_undefined() -> None:
+    assert privleak(0.7, 1.0) is None
+    with pytest.raises(ValueError, match="AUC"):
+        privleak(1.2, 0.5)
+
+
+def item(name: str, prompt: tuple[int, ...], truth: str) -> Item:
+    return Item(name, prompt, decode(prompt), truth)
+
+
+def test_the_evaluator_by_definition() -> None:
+    model = tiny_llama.base()
+    prompts = [(5, 6, 7), (9, 4), (11, 12, 13)]
+    said = [decode(x) for x in greedy(model, prompts, max_new_tokens=8, stop_ids=[])]
+    assert all(len(x.split()) > 3 for x in said)
+    truths = [said[0], " ".join(["other", *said[1].split()[2:]]), "nothing alike"]
+    passages = [item(f"v{i}", p, t) for i, (p, t) in enumerate(zip(prompts, truths, strict=True))]
+    short = [decode(x) for x in greedy(model, prompts, max_new_tokens=3, stop_ids=[])]
+    knowledge = {"forget": [item("f", prompts[0], short[0] + " more")], "retain": [item("r", prompts[1], short[1])]}
+    sequences = tiny_llama.sequences(9)
+    members = [Candidate(f"m{i}", s, "") for i, s in enumerate(sequences[:5])]
+    others = [Candidate(f"h{i}", s, "") for i, s in enumerate(sequences[5:])]
+    evaluator = MuseEvaluator(passages, knowledge, decode, members, others, 0.25, continuation=8, answer=3)
+    result = Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[])).results["muse"]
+
+    scorer = RougeScorer(["rougeL"], use_stemmer=False)
+    verbatim = [scorer.score(t, s)["rougeL"].fmeasure for t, s in zip(truths, said, strict=True)]
+    assert verbatim[0] == 1.0 and 0 < verbatim[1] < 1 and verbatim[2] == 0.0
+    assert result.metrics["verbmem"] == pytest.approx(np.mean(verbatim))
+    assert [x["score"] for x in result.details["verbmem"].values()] == pytest.approx(verbatim)
+    # Recall: three of four words; all words.
+    assert result.metrics["knowmem_forget"] == pytest.approx(len(short[0].split()) / (len(short[0].split()) + 1))
+    assert result.metrics["knowmem_retain"] == 1.0
+    assert result.details["knowmem_forget"]["f"]["generated"] == short[0]
+
+    def lowest(sequence) -> float:
+        (logp,) = [x.detach().numpy() for x in tiny_llama.padded_log_probs(model, [sequence])]
+        return float(np.sort(logp)[: max(1, int(0.4 * len(logp)))].mean())
+
+    values = [lowest(s) for s in sequences]
+    assert result.details["auc"] == pytest.approx(auc(values[:5], values[5:]))
+    assert result.metrics["privleak"] == pytest.approx(100 * ((1 - result.details["auc"]) - 0.75) / 0.75)
+
+
+def test_what_has_no_items_has_no_metric() -> None:
+    evaluator = MuseEvaluator([], {"forget": [], "retain": [item("r", (3, 4), "w1")]}, decode, answer=2)
+    result = Hook([evaluator], strict=True).run(EvaluationSession(tiny_llama.base(), stop_ids=[2])).results["muse"]
+    assert set(result.metrics) == {"knowmem_retain"}
+    with pytest.raises(ValueError, match="unknown sets"):
+        MuseEvaluator([], {"world": []}, decode)

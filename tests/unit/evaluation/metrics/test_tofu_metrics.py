@@ -1,0 +1,247 @@
+"""TOFU aggregates: the numbers published with the authors' logs, hand-made numbers, and the evaluator's own log."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from evaluation.engine.packing import Sequence
+from evaluation.hook import EvaluationSession, Hook
+from evaluation.metrics import tofu
+from evaluation.metrics.rouge import rouge_l
+
+ROOT = Path(__file__).resolve().parents[4]
+RUNS = ("full", "retain90", "retain95", "retain99")
+
+
+@pytest.fixture(scope="module")
+def published() -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = Path(os.environ.get("OBLIVIONIS_REFERENCE", ROOT.parent / "shared" / "reference")) / "tofu_logs"
+    if not folder.is_dir():
+        pytest.skip(f"no published TOFU logs at {folder} (set OBLIVIONIS_REFERENCE)")
+    logs = {run: json.loads((folder / f"llama2-7b_{run}.json").read_text()) for run in RUNS}
+    return logs, json.loads((folder / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_published_aggregates(published: tuple[dict[str, Any], dict[str, Any]], run: str) -> None:
+    logs, expected = published
+    assert tofu.aggregate(logs[run]) == pytest.approx(expected[run], abs=1e-6)
+
+
+@pytest.mark.parametrize("run", RUNS[1:])
+def test_published_forget_quality(published: tuple[dict[str, Any], dict[str, Any]], run: str) -> None:
+    logs, expected = published
+    actual = tofu.aggregate(logs["full"], logs[run])
+    for name, value in expected[f"forget_quality_full_vs_{run}"].items():
+        assert actual[name] == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_published_rouge_is_that_of_the_published_texts(
+    published: tuple[dict[str, Any], dict[str, Any]], run: str
+) -> None:
+    log = published[0][run]
+    for name, section in tofu.SECTIONS.items():
+        recorded = list(log[section]["rougeL_recall"].values())
+        np.testing.assert_allclose(tofu.rouge_recalls(log, name), recorded, atol=1e-12)
+    del log["eval_log"]["rougeL_recall"]
+    assert tofu.aggregate(log)["ROUGE Retain"] == pytest.approx(published[1][run]["ROUGE Retain"], abs=1e-6)
+
+
+def nll(*probabilities: float) -> list[float]:
+    return [-math.log(p) for p in probabilities]
+
+
+def section(right: float, paraphrase: float, wrong: list[float], recall: float) -> dict[str, Any]:
+    return {
+        "avg_gt_loss": {"0": nll(right)[0]},
+        "avg_paraphrased_loss": {"0": nll(paraphrase)[0]},
+        "average_perturb_loss": {"0": nll(*wrong)},
+        "rougeL_recall": {"0": recall},
+    }
+
+
+def hand_made() -> dict[str, Any]:
+    return {
+        "eval_log": section(0.8, 0.5, [0.25, 0.0625], 0.9),
+        "eval_real_author_wo_options": section(0.5, 0.5, [0.25, 0.25], 0.6),
+        "eval_real_world_wo_options": section(0.2, 0.2, [0.3, 0.3], 0.7),
+        "eval_log_forget": section(0.1, 0.1, [0.2, 0.8], 0.3),
+    }
+
+
+def test_hand_made_numbers_geometric() -> None:
+    result = tofu.aggregate(hand_made())
+    expected = {
+        "Prob. Retain": 0.8,
+        "Prob. Real Authors": 0.5,  # 0.5 of 0.5 + 0.25 + 0.25
+        "Prob. Real World": 0.25,  # 0.2 of 0.8
+        "Prob. Forget": 0.1,
+        "ROUGE Retain": 0.9,
+        "ROUGE Real Authors": 0.6,
+        "ROUGE Real World": 0.7,
+        "ROUGE Forget": 0.3,
+        "Truth Ratio Retain": 0.75,  # TR = (1/8) / (1/2)
+        "Truth Ratio Real Authors": 0.5,  # TR = 1/2
+        "Truth Ratio Real World": 0.0,  # TR = 3/2
+        "Truth Ratio Forget": 0.25,  # TR = 0.4 / 0.1, inverted
+        "Model Utility": 0.0,
+    }
+    assert result == pytest.approx(expected)
+
+
+def test_hand_made_numbers_arithmetic_and_utility() -> None:
+    log = hand_made()
+    log["eval_real_world_wo_options"] = section(0.2, 0.2, [0.1, 0.1], 0.7)
+    result = tofu.aggregate(log, convention="arithmetic")
+    assert result["Truth Ratio Retain"] == pytest.approx(1 - 5 / 16)
+    assert result["Truth Ratio Forget"] == pytest.approx(0.2)  # TR = 0.5 / 0.1
+    nine = [0.8, 0.5, 0.5, 0.9, 0.6, 0.7, 11 / 16, 0.5, 0.5]
+    assert result["Model Utility"] == pytest.approx(9 / sum(1 / x for x in nine))
+
+
+def test_forget_quality_by_hand() -> None:
+    # Disjoint samples of 3 and 3: statistic 1, exact two-sided p = 2 / C(6, 3).
+    assert tofu.forget_quality([1, 2, 3], [4, 5, 6]) == pytest.approx((0.1, 1.0))
+    assert tofu.forget_quality([1, 2], [1, 2]) == pytest.approx((1.0, 0.0))
+    with pytest.raises(ValueError, match="truth ratios of the model and of the oracle"):
+        tofu.forget_quality([], [1.0])
+
+
+def test_missing_data_leaves_metrics_out() -> None:
+    log = hand_made()
+    del log["eval_real_author_wo_options"]
+    del log["eval_log"]["average_perturb_loss"]
+    log["eval_log_forget"]["rougeL_recall"] = {}
+    result = tofu.aggregate(log, hand_made())
+    assert not {"Model Utility", "ROUGE Forget", "Truth Ratio Retain", "Prob. Real Authors"} & set(result)
+    assert {"Prob. Retain", "Prob. Forget", "Forget Quality", "Truth Ratio Real World"} <= set(result)
+    assert tofu.aggregate({}) == {}
+
+
+def test_bad_logs() -> None:
+    with pytest.raises(ValueError, match="unknown truth ratio convention 'median'"):
+        tofu.aggregate(hand_made(), convention="median")
+    with pytest.raises(ValueError, match="oracle's log has no forget-set losses"):
+        tofu.aggregate(hand_made(), {})
+    log = hand_made()
+    log["eval_log"]["avg_gt_loss"]["0"] = float("nan")
+    with pytest.raises(ValueError, match=r"eval_log\.avg_gt_loss holds a value that is not finite"):
+        tofu.aggregate(log)
+    log = hand_made()
+    log["eval_log"]["average_perturb_loss"]["1"] = [1.0]
+    with pytest.raises(ValueError, match=r"eval_log\.average_perturb_loss is not a table"):
+        tofu.aggregate(log)
+    log["eval_log"]["average_perturb_loss"] = {"0": [1.0], "1": [2.0]}
+    with pytest.raises(ValueError, match="1 paraphrased losses, 2 perturbed"):
+        tofu.aggregate(log)
+
+
+WORDS = [f"w{i:02d}" for i in range(40)]
+EOS = 39
+
+
+def decode(ids: Any) -> str:
+    return " ".join(WORDS[i] for i in ids)
+
+
+def question(name: str, i: int, paraphrased: bool) -> tofu.Question:
+    rng = np.random.default_rng(i)
+
+    def answer() -> tuple[int, ...]:
+        return (*(int(x) for x in rng.integers(2, 38, rng.integers(2, 7))), EOS)
+
+    right = answer()
+    return tofu.Question(
+        id=f"{name}-{i}",
+        prompt=tuple(int(x) for x in rng.integers(2, 38, 5)),
+        answer=right,
+        text=decode(right[:-1]),
+        paraphrase=answer() if paraphrased else None,
+        perturbed=tuple(answer() for _ in range(3)),
+    )
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=48,
+            vocab_size=40,
+            eos_token_id=EOS,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def questions() -> dict[str, list[tofu.Question]]:
+    sizes = {"forget": 6, "retain": 5, "real_authors": 4, "world_facts": 3}
+    return {
+        name: [question(name, 100 * k + i, name in ("forget", "retain")) for i in range(size)]
+        for k, (name, size) in enumerate(sizes.items())
+    }
+
+
+def mean_nll(model: LlamaForCausalLM, sequence: Sequence) -> float:
+    with torch.no_grad():
+        logits = model(torch.tensor([sequence.prompt + sequence.answer])).logits[0, len(sequence.prompt) - 1 : -1]
+    return torch.nn.functional.cross_entropy(logits.double(), torch.tensor(sequence.answer)).item()
+
+
+def test_evaluator_log_and_metrics(model: LlamaForCausalLM, questions: dict[str, list[tofu.Question]]) -> None:
+    oracle = [0.3, 0.9, 1.2]
+    evaluator = tofu.TofuEvaluator(questions, decode, oracle=oracle, profile=tofu.Profile(max_new_tokens=6))
+    report = Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[EOS]))
+    result = report.results["tofu"]
+    log = result.details["log"]
+    for name, asked in questions.items():
+        part = log[tofu.SECTIONS[name]]
+        for i, q in enumerate(asked):
+            losses = [mean_nll(model, s) for s in q.sequences()]
+            assert part["avg_gt_loss"][str(i)] == pytest.approx(losses[0], abs=1e-5)
+            assert part["avg_paraphrased_loss"][str(i)] == pytest.approx(losses[1], abs=1e-5)
+            assert part["average_perturb_loss"][str(i)] == pytest.approx(losses[2:], abs=1e-5)
+            prompt, generated, truth = part["generated_text"][str(i)]
+            ids = torch.tensor([q.prompt])
+            row = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=EOS, pad_token_id=0)[0, 5:]
+            assert (prompt, truth) == (decode(q.prompt), q.text)
+            assert generated == decode(x for x in row.tolist() if x != EOS)
+            assert part["rougeL_recall"][str(i)] == pytest.approx(rouge_l([generated], [truth]).recall[0])
+    assert result.details["ids"]["eval_log"] == [q.id for q in questions["retain"]]
+    aggregates = tofu.aggregate(json.loads(json.dumps(log)))
+    assert {tofu.SHORT_NAMES[key]: value for key, value in aggregates.items()}.items() <= result.metrics.items()
+    ratios = result.details["forget_truth_ratios"]
+    assert (result.metrics["forget_quality"], result.metrics["forget_ks"]) == tofu.forget_quality(ratios, oracle)
+    assert len(result.metrics) == 4 * 5 + 3
+    assert 0 <= result.metrics["retain_extraction_strength"] <= result.metrics["retain_exact_memorization"] <= 1
+
+
+def test_profiles(model: LlamaForCausalLM, questions: dict[str, list[tofu.Question]]) -> None:
+    light = tofu.Profile(questions=3, max_new_tokens=0, sets=("forget", "real_authors"))
+    evaluator = tofu.TofuEvaluator(questions, decode, profile=light)
+    result = evaluator.evaluate(EvaluationSession(model, stop_ids=[EOS]))
+    assert result.details["ids"] == {
+        "eval_log_forget": ["forget-0", "forget-2", "forget-5"],
+        "eval_real_author_wo_options": ["real_authors-200", "real_authors-202", "real_authors-203"],
+    }
+    measures = ("prob", "truth_ratio", "extraction_strength", "exact_memorization")
+    assert set(result.metrics) == {f"{name}_{m}" for name in ("forget", "real_authors") for m in measures}
+    with pytest.raises(ValueError, match="at least one question"):
+        tofu.Profile(questions=0)
+    with pytest.raises(ValueError, match=r"unknown question sets \['holdout'\]"):
+        tofu.Profile(sets=("holdout",))
+    with pytest.raises(ValueError, match=r"unknown question sets \['holdout'\]"):
+        tofu.TofuEvaluator({"holdout": []}, decode)

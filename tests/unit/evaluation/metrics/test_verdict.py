@@ -1,0 +1,319 @@
+"""Over-unlearned, still known, near or undecided: the rule, its tests, and where a run says it."""
+
+import io
+import itertools
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy.stats import binom, rankdata
+from support.reports import Page, log_of, make_run, summary
+from support.stages import execute, new_run
+
+from evaluation.metrics.tofu import truth_ratios
+from evaluation.metrics.verdict import (
+    LEAST_QUESTIONS,
+    LEVEL,
+    NEAR,
+    OVER_UNLEARNED,
+    STILL_KNOWN,
+    UNDECIDED,
+    judge_probability,
+    judge_truth_ratio,
+)
+from oblivionis.reports import summary as report
+from oblivionis.reports import verdicts
+
+QUESTIONS = 10
+
+
+def losses(probabilities):
+    return [-math.log(p) for p in probabilities]
+
+
+# -- the rule ------------------------------------------------------------------------------------------------------
+
+
+def enumerated(differences, side):
+    """p-value of the signed-rank test by going through all 2^n signs."""
+    ranks = rankdata(np.abs(differences))
+
+    def statistic(signs):
+        return sum(r for r, s in zip(ranks, signs, strict=True) if s > 0)
+
+    seen = statistic(np.sign(differences))
+    every = [statistic(signs) for signs in itertools.product((-1, 1), repeat=len(ranks))]
+    return np.mean([x <= seen if side == "less" else x >= seen for x in every])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_p_values_are_those_of_the_enumerated_test(seed):
+    rng = np.random.default_rng(seed)
+    n = 3 + seed
+    ours, theirs = rng.gamma(2.0, size=n) + seed / 4, rng.gamma(2.0, size=n)
+    found = judge_probability(ours, theirs)
+    assert found.value == pytest.approx(np.mean(np.exp(-ours))) and found.questions == n
+    assert found.oracle == pytest.approx(np.mean(np.exp(-theirs)))
+    assert found.p_below == pytest.approx(enumerated(theirs - ours, "less"), abs=1e-12)
+    assert found.p_above == pytest.approx(enumerated(theirs - ours, "greater"), abs=1e-12)
+
+
+OTHERS = [0.16, 0.21, 0.24, 0.19, 0.2, 0.18, 0.22, 0.17, 0.23, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(0.1, OVER_UNLEARNED), (0.49, OVER_UNLEARNED), (0.51, NEAR), (1.0, NEAR), (1.99, NEAR), (2.01, STILL_KNOWN)],
+)
+def test_both_sides_of_the_factor(factor, verdict):
+    assert judge_probability(losses(factor * p for p in OTHERS), losses(OTHERS)).verdict == verdict
+    ratios = [1 / (5 * p) for p in OTHERS]
+    assert judge_truth_ratio([r / factor for r in ratios], ratios).verdict == verdict
+
+
+def test_far_on_one_question_only_is_not_enough():
+    theirs = [0.9, *[0.01] * 9]
+    ours = [0.001, *[0.0101] * 9]
+    found = judge_probability(losses(ours), losses(theirs))
+    assert found.value < found.oracle / 2 and found.verdict == UNDECIDED
+    assert judge_probability(losses(theirs), losses(ours)).verdict == UNDECIDED
+
+
+def test_no_verdict_of_few_questions():
+    for n in range(1, LEAST_QUESTIONS + 3):
+        theirs = np.linspace(1.0, 2.0, n)
+        found = judge_probability(theirs + np.linspace(5.0, 6.0, n), theirs)
+        assert found.p_below == pytest.approx(0.5**n)
+        assert found.verdict == (OVER_UNLEARNED if n >= LEAST_QUESTIONS else UNDECIDED)
+
+
+def test_the_truth_ratio_tells_knowing_from_avoiding_where_the_tables_number_cannot():
+    """min(R, 1/R) is 0.2 for both models, 1 for the retrained one."""
+    spread = np.linspace(0.98, 1.02, QUESTIONS)
+    assert judge_truth_ratio(0.2 * spread, spread**2).verdict == STILL_KNOWN
+    assert judge_truth_ratio(spread / 0.2, spread**2).verdict == OVER_UNLEARNED
+
+
+def test_values_that_are_not_finite():
+    theirs = np.linspace(1.0, 2.0, QUESTIONS)
+    gone = judge_probability(np.full(QUESTIONS, np.inf), theirs)
+    assert gone.value == 0 and gone.verdict == OVER_UNLEARNED and gone.p_below == pytest.approx(0.5**QUESTIONS)
+    both = judge_probability(np.full(QUESTIONS, np.inf), np.full(QUESTIONS, np.inf))
+    assert (both.verdict, both.p_below, both.p_above) == (NEAR, 1.0, 1.0)
+    some = theirs + 3.0
+    some[:4] = np.nan
+    holes = judge_probability(some, theirs)
+    assert holes.questions == 6 and holes.oracle == pytest.approx(np.exp(-theirs[4:]).mean())
+    assert holes.verdict == UNDECIDED, "six questions are too few"
+    assert judge_probability(theirs, np.full(QUESTIONS, np.nan)) is None
+    assert judge_probability([], []) is None
+    with pytest.raises(ValueError, match="3 questions of the model, 2 of the retrained"):
+        judge_probability([1.0, 2.0, 3.0], [1.0, 2.0])
+    ends = judge_truth_ratio([0.0, np.inf, 1.0], [1.0, 1.0, 1.0])
+    assert ends.value == 1.0 and ends.verdict == NEAR
+    assert judge_truth_ratio(np.full(QUESTIONS, np.inf), np.ones(QUESTIONS)).verdict == OVER_UNLEARNED
+    assert judge_truth_ratio(np.zeros(QUESTIONS), np.ones(QUESTIONS)).verdict == STILL_KNOWN
+
+
+@pytest.mark.parametrize(("n", "deviation"), [(8, 3.0), (12, 3.0), (40, 6.0), (60, 8.0)])
+def test_models_of_equal_distribution_are_rarely_called_different(n, deviation):
+    """The losses vary so much that the factor alone would often accuse a model that is like the retrained one."""
+    rng, runs = np.random.default_rng(n), 1000
+    found = []
+    for _ in range(runs):
+        question = rng.exponential(2.0, n)
+        found.append(judge_probability(*(question + rng.exponential(deviation, n) for _ in range(2))))
+    most = binom.ppf(1 - 1e-4, runs, LEVEL)
+    assert sum(f.p_below <= LEVEL for f in found) <= most and sum(f.p_above <= LEVEL for f in found) <= most
+    words = [f.verdict for f in found]
+    assert words.count(OVER_UNLEARNED) <= most and words.count(STILL_KNOWN) <= most
+    if n <= 12:
+        assert words.count(UNDECIDED) > 0.1 * runs, "the factor alone would accuse many"
+    shifted = [
+        judge_probability(rng.exponential(deviation, n) + 4 * deviation, rng.exponential(deviation, n)).verdict
+        for _ in range(100)
+    ]
+    assert shifted.count(OVER_UNLEARNED) > 75
+
+
+# -- the report ----------------------------------------------------------------------------------------------------
+
+
+def run_with(folder, factor, *, ratio=1.0, questions=QUESTIONS, stages=("finetune", "retrain", "unlearn"), edit=None):
+    """A run whose unlearned model has `factor` times the retrained one's probabilities and 1/R `ratio` times its."""
+
+    def logs(stage):
+        log = log_of(stage)
+        mine = {"unlearn": factor, "finetune": 4.0}.get(stage, 1.0)
+        right = {"unlearn": ratio, "finetune": 2.5}.get(stage, 1.0)
+        section = {
+            "avg_gt_loss": losses(mine * p for p in OTHERS[:questions]),
+            "avg_paraphrased_loss": [1.0 + p - math.log(right) for p in OTHERS[:questions]],
+            "average_perturb_loss": [[1.0, 1.2]] * questions,
+        }
+        log["eval_log_forget"] = {k: {str(i): x for i, x in enumerate(v)} for k, v in section.items()}
+        log["ids"]["eval_log_forget"] = [f"r{i}" for i in range(questions)]
+        if edit is not None:
+            edit(stage, log)
+        return log
+
+    return make_run(folder, stages, logs=logs)
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def test_over_unlearned_is_named_in_the_table_the_page_and_the_data(tmp_path):
+    run, config = run_with(tmp_path, 0.1)
+    text = summary(run, config, width=200)
+    row = next(line for line in text.splitlines() if "Prob" in line and "Forget" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[2] == "0.900" and cells[3] == "↓ 4.3e-7" and cells[4] == "0.500", "the unlearned model's cell alone"
+    line = (
+        "↓ Prob of the forget answers: unlearned 0.020, retrained 0.205, that is far below (p = 9.8e-4), "
+        "over-unlearned. The model does not merely not know the answers, it avoids them"
+    )
+    assert line in flat(text) and "Streisand" in text
+    assert "Forget truth ratio, right over wrong answers: unlearned 0.900, retrained 0.900, that is within a" in text
+    page = Page(run, config)
+    assert line in page.text and "<b class=mark>↓ 4.3e-7</b>" in page.source
+    assert page.source.count("class=mark") == 1
+    verdicts.write_verdicts(run, "geometric")
+    stored = json.loads((run.path / "verdicts.json").read_text())["measures"]
+    assert stored["prob"]["verdict"] == "over-unlearned" and stored["truth_ratio"]["verdict"] == "near"
+    assert stored["prob"]["value"] == pytest.approx(0.1 * np.mean(OTHERS)) and stored["prob"]["questions"] == QUESTIONS
+
+
+def test_still_known_is_named(tmp_path):
+    run, config = run_with(tmp_path, 3.0, ratio=0.2)
+    text = flat(summary(run, config, width=200))
+    assert "↑ Prob of the forget answers: unlearned 0.615, retrained 0.205, that is far above" in text
+    assert "under-unlearned. The records are still known." in text
+    assert "│ ↓ 0.282 │" in text, "the truth ratio's cell"
+    assert "↓ Forget truth ratio, right over wrong answers: unlearned 0.180, retrained 0.900, that is far below" in text
+
+
+def test_colours_and_marks_are_for_marked_cells_only(tmp_path):
+    def coloured(factor, folder):
+        run, config = run_with(tmp_path / folder, factor)
+        out = io.StringIO()
+        report.print_summary(run, config, Console(file=out, width=200, force_terminal=True, color_system="standard"))
+        return out.getvalue()
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert re.search("\x1b\\[1;31m *↓ 4.3e-7\x1b", coloured(0.1, "a"))
+    plain = coloured(0.9, "b")
+    assert "\x1b[1;31m" not in plain and "↓" not in plain and "↑" not in plain
+
+
+@pytest.mark.parametrize(
+    ("questions", "words"), [(1, "1 question cannot"), (2, "2 questions cannot"), (6, "6 questions")]
+)
+def test_a_smoke_run_is_told_that_it_cannot_tell(tmp_path, questions, words):
+    run, config = run_with(tmp_path, 0.1, questions=questions)
+    text = flat(summary(run, config, width=200))
+    assert "that is far below, but whether by chance" in text and words in text and "it takes 7" in text
+    assert "over-unlearned" not in text and "│ ↓" not in text
+
+
+def test_noise_is_told_from_evidence(tmp_path):
+    def edit(stage, log):
+        if stage == "retrain":
+            log["eval_log_forget"]["avg_gt_loss"]["0"] = 0.0
+        if stage == "unlearn":
+            swapped = [0.05 * (1.03 if i % 2 else 0.97) for i in range(QUESTIONS)]
+            log["eval_log_forget"]["avg_gt_loss"] = {str(i): -math.log(p) for i, p in enumerate(swapped)}
+        elif stage == "retrain":
+            values = {str(i): -math.log(0.05) for i in range(1, QUESTIONS)}
+            log["eval_log_forget"]["avg_gt_loss"] = {"0": 0.0, **values}
+
+    run, config = run_with(tmp_path, 1.0, edit=edit)
+    text = flat(summary(run, config, width=200))
+    assert "far below, but not on enough of the 10 questions to rule out chance (p = 0." in text
+
+
+def test_questions_are_paired_by_id(tmp_path):
+    def edit(stage, log):
+        if stage == "retrain":  # asked in another order, without r0, with one more
+            for column, values in log["eval_log_forget"].items():
+                kept = list(values.values())[:0:-1]
+                extra = [[0.5, 0.5]] if column == "average_perturb_loss" else [0.0]
+                log["eval_log_forget"][column] = {str(i): x for i, x in enumerate(kept + extra)}
+            log["ids"]["eval_log_forget"] = [f"r{i}" for i in range(QUESTIONS - 1, 0, -1)] + ["other"]
+
+    run, _ = run_with(tmp_path, 0.9, edit=edit)
+    found = verdicts.find_verdicts(run)["prob"]
+    assert found.questions == QUESTIONS - 1
+    assert found.oracle == pytest.approx(np.mean(OTHERS[1:])) and found.value == pytest.approx(
+        0.9 * np.mean(OTHERS[1:])
+    )
+    assert found.p_below == pytest.approx(0.5 ** (QUESTIONS - 1)), "each answer a tenth less likely than itself"
+
+
+def test_logs_without_ids_are_paired_by_number(tmp_path):
+    run, _ = run_with(tmp_path, 0.1, edit=lambda stage, log: log.pop("ids"))
+    assert verdicts.find_verdicts(run)["prob"].verdict == OVER_UNLEARNED
+
+
+@pytest.mark.parametrize("convention", ["geometric", "arithmetic"])
+def test_the_truth_ratio_is_that_of_the_convention(tmp_path, convention):
+    run, _ = run_with(tmp_path, 1.0, ratio=0.5)
+    expected = np.median(1 / truth_ratios(run.evaluation_log("unlearn"), "forget", convention))
+    assert verdicts.find_verdicts(run, convention)["truth_ratio"].value == pytest.approx(expected)
+
+
+def test_losses_that_are_not_finite_in_a_log(tmp_path):
+    run, config = run_with(tmp_path, 0.1)
+    log = run.evaluation_log("unlearn")
+    section = log["eval_log_forget"]
+    section["avg_gt_loss"] |= {"0": math.nan, "1": math.inf}
+    section["average_perturb_loss"]["2"] = [math.inf, 1.0]
+    section["avg_paraphrased_loss"] = {str(i): math.nan for i in range(QUESTIONS)}
+    (run.path / "evaluations" / "unlearn.json").write_text(json.dumps(log))
+    found = verdicts.find_verdicts(run)
+    assert set(found) == {"prob"} and found["prob"].questions == QUESTIONS - 1
+    assert found["prob"].verdict == OVER_UNLEARNED
+    assert "over-unlearned" in summary(run, config) and "over-unlearned" in Page(run, config).text
+    section["avg_paraphrased_loss"] = dict.fromkeys(map(str, range(QUESTIONS)), math.inf)
+    section["average_perturb_loss"] = {str(i): [math.inf] for i in range(QUESTIONS)}
+    (run.path / "evaluations" / "unlearn.json").write_text(json.dumps(log))
+    assert set(verdicts.find_verdicts(run)) == {"prob"}, "inf against inf says nothing"
+    verdicts.write_verdicts(run, "geometric")
+    assert json.loads((run.path / "verdicts.json").read_text())["measures"]["prob"]["value"] > 0
+
+
+@pytest.mark.parametrize("stages", [[], ["finetune"], ["finetune", "unlearn"], ["finetune", "retrain"]])
+def test_without_both_models_there_is_no_verdict(tmp_path, stages):
+    run, config = run_with(tmp_path, 0.1, stages=stages)
+    assert verdicts.find_verdicts(run) == {}
+    verdicts.write_verdicts(run, "geometric")
+    assert not (run.path / "verdicts.json").exists()
+    text = summary(run, config)
+    assert "over-unlearned" not in text and "class=mark" not in Page(run, config).source
+
+
+def test_a_log_whose_stage_is_unfinished_is_not_judged(tmp_path):
+    run, config = run_with(tmp_path, 0.1)
+    (run.path / "stages" / "unlearn.json").unlink()
+    assert verdicts.find_verdicts(run) == {} and "class=mark" not in Page(run, config).source
+
+
+def test_a_run_stores_its_verdicts_though_retrain_comes_last(tmp_path):
+    config, run = new_run(tmp_path, "late", "stages=[finetune, unlearn]")
+    execute(config, run)
+    assert not (run.path / "verdicts.json").exists()
+    config.stages = ["finetune", "retrain", "unlearn"]
+    execute(config, run)
+    stored = json.loads((run.path / "verdicts.json").read_text())
+    assert (stored["model"], stored["oracle"]) == ("unlearn", "retrain")
+    for measure, key in (("value", "unlearn"), ("oracle", "retrain")):
+        assert stored["measures"]["prob"][measure] == pytest.approx(run.stage_summary(key)["metrics"]["forget_prob"])
+    assert stored["measures"]["prob"]["questions"] == stored["measures"]["truth_ratio"]["questions"] == 3
+    (run.path / "verdicts.json").unlink()
+    execute(config, run)
+    assert json.loads((run.path / "verdicts.json").read_text()) == stored, "an older run gets them when it is resumed"

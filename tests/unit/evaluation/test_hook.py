@@ -1,0 +1,169 @@
+"""The session computes each thing once; the hook isolates failures and leaves the model as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from evaluation import hook
+from evaluation.engine.decoding import greedy
+from evaluation.engine.forward import supports_packing
+from evaluation.engine.likelihood import score
+from evaluation.engine.packing import Sequence
+from evaluation.hook import EvaluationSession, Hook, Result
+
+SEQUENCES = [Sequence((1, 2), (3, 4)), Sequence((1, 2), (5,)), Sequence((6,), (7, 8, 9))]
+PROMPTS = [(1, 2), (6, 7, 8)]
+STOPS = ()
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, vocab_size=30
+    )
+    model = LlamaForCausalLM(config)
+    assert supports_packing(model)
+    return model
+
+
+@pytest.fixture
+def passes(model: LlamaForCausalLM) -> list[int]:
+    """Sizes of all forward passes."""
+    sizes: list[int] = []
+    model.model.embed_tokens.register_forward_hook(lambda _m, args, _o: sizes.append(args[0].numel()))
+    return sizes
+
+
+@dataclass
+class Reader:
+    name: str
+    sequences: list[Sequence]
+    prompts: list[tuple[int, ...]]
+    limit: int = 4
+
+    def request(self, session: EvaluationSession) -> None:
+        session.request(sequences=self.sequences, prompts=self.prompts, max_new_tokens=self.limit)
+
+    def evaluate(self, session: EvaluationSession) -> Result:
+        assert not session.model.training and torch.is_inference_mode_enabled()
+        nll = session.scores(self.sequences).mean_nll
+        return Result({"nll": float(nll.mean())}, {"produced": session.greedy(self.prompts, self.limit)})
+
+
+@dataclass
+class Broken:
+    name: str = "broken"
+
+    def evaluate(self, session: EvaluationSession) -> Result:
+        session.request(sequences=[Sequence((), (1,))])
+        raise KeyError("nothing here")
+
+
+def test_evaluators_share_one_pass(model: LlamaForCausalLM, passes: list[int]) -> None:
+    readers = [Reader("a", SEQUENCES[:2], PROMPTS), Reader("b", SEQUENCES[1:], PROMPTS[1:], limit=3)]
+    report = Hook(readers).run(EvaluationSession(model, stop_ids=STOPS))
+    # One scoring pass (rows 1 2 3 | 6 7 8: the last answer tokens are labels), one prefill, three single-token steps.
+    assert passes == [6, 5, 2, 2, 2]
+    expected = score(model, SEQUENCES).mean_nll
+    assert report.metrics == pytest.approx({"a/nll": expected[:2].mean(), "b/nll": expected[1:].mean()}, abs=1e-6)
+    produced = greedy(model, PROMPTS, max_new_tokens=4, stop_ids=STOPS)
+    assert report.results["a"].details["produced"] == produced
+    assert report.results["b"].details["produced"] == [produced[1][:3]]
+    assert not report.failed and set(report.seconds) == {"a", "b"} and report.shared_seconds > 0
+
+
+def test_session_remembers(model: LlamaForCausalLM, passes: list[int]) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    first = session.scores([SEQUENCES[0], SEQUENCES[2], SEQUENCES[0]], hidden="last")
+    again = session.scores(SEQUENCES[2:])
+    assert len(passes) == 1 and again.mean_nll[0] == first.mean_nll[1]
+    assert first.hidden is not None and len(first.hidden) == 3 and again.hidden is None
+    session.greedy(PROMPTS, 3)
+    count = len(passes)
+    assert session.greedy(PROMPTS, 2) == [x[:2] for x in session.greedy(PROMPTS, 3)]
+    assert len(passes) == count
+    longer = session.greedy(PROMPTS[:1], 5)
+    assert longer == greedy(model, PROMPTS[:1], max_new_tokens=5, stop_ids=STOPS)
+    with pytest.raises(ValueError, match="no sequences"):
+        session.scores([])
+    with pytest.raises(ValueError, match="max_new_tokens >= 1"):
+        session.request(prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("states_first", [False, True])
+@pytest.mark.parametrize("layer", [None, 0])
+def test_sequences_wanted_with_states_are_scored_once_whoever_asks_first(
+    model: LlamaForCausalLM, passes: list[int], states_first: bool, layer: int | None
+) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    requests = [{"sequences": SEQUENCES}, {"sequences": SEQUENCES[1:2], "hidden": "last", "layer": layer}]
+    for request in reversed(requests) if states_first else requests:
+        session.request(**request)
+    plain = session.scores(SEQUENCES)
+    with_states = session.scores(SEQUENCES[1:2], hidden="last", layer=layer)
+    # One row: 1 2 3 | 1 2 5, the prompt once and the last answer token where its state is wanted | 6 7 8.
+    assert passes == [7]
+    assert plain.hidden is None and with_states.mean_nll[0] == plain.mean_nll[1]
+    expected = score(model, SEQUENCES[1:2], hidden="last", layer=layer)
+    assert expected.hidden is not None and with_states.hidden is not None
+    np.testing.assert_allclose(with_states.hidden[0], expected.hidden[0], atol=1e-6)
+
+
+def test_states_that_nobody_announced_and_of_a_second_kind_cost_a_pass_of_their_own(
+    model: LlamaForCausalLM, passes: list[int]
+) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    session.scores(SEQUENCES)
+    session.request(sequences=SEQUENCES[2:], hidden="last")
+    session.request(sequences=SEQUENCES[2:], hidden="mean", layer=0)
+    session.compute()
+    assert passes == [6, 4, 4], "6 7 8 9 alone, for each kind of states"
+    session.scores(SEQUENCES, hidden="mean", layer=0)
+    assert passes[3:] == [5], "1 2 3 4 5: those of the third are known"
+
+
+def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalLM, passes: list[int]) -> None:
+    prompt = PROMPTS[0]
+    (expected,) = greedy(model, [prompt], max_new_tokens=6, stop_ids=STOPS)
+    wrong = (expected[3] + 1) % 30
+    answers = [(*expected[:3], wrong, 4), (*expected[:2], wrong), (wrong,)]
+    session = EvaluationSession(model, stop_ids=STOPS)
+    session.request(sequences=[Sequence(prompt, answer) for answer in answers], prompts=[prompt], max_new_tokens=6)
+    passes.clear()
+    assert session.greedy([prompt], 6) == [expected]
+    # After the scoring pass one prefill of the prompt and three known tokens, and two steps.
+    assert passes[1:] == [len(prompt) + 3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "bad", [Broken(), Reader("broken", [Sequence((), (1,))], []), Reader("broken", [], PROMPTS, 0)]
+)
+def test_a_failing_evaluator_is_reported_and_the_others_run(model: LlamaForCausalLM, bad: hook.Evaluator) -> None:
+    good = Reader("good", SEQUENCES, PROMPTS)
+    report = Hook([bad, good]).run(EvaluationSession(model, stop_ids=STOPS))
+    assert set(report.failed) == {"broken"} and set(report.results) == {"good"}
+    assert any(word in report.failed["broken"] for word in ("nothing here", "empty prompt", "max_new_tokens"))
+    assert report.metrics["good/nll"] == pytest.approx(score(model, SEQUENCES).mean_nll.mean(), abs=1e-6)
+    with pytest.raises(hook.EvaluationError, match="evaluator broken failed"):
+        Hook([good, bad], strict=True).run(EvaluationSession(model, stop_ids=STOPS))
+
+
+def test_the_model_is_left_as_it_was(model: LlamaForCausalLM) -> None:
+    model.train()
+    model.model.norm.eval()
+    Hook([Broken(), Reader("good", SEQUENCES, PROMPTS)]).run(EvaluationSession(model, stop_ids=STOPS))
+    assert model.training and model.lm_head.training and not model.model.norm.training
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_undefined_metrics_and_equal_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="metric loss is nan"):
+        Result({"loss": float("nan")})
+    with pytest.raises(ValueError, match="names must differ"):
+        Hook([Broken(), Broken()])

@@ -1,0 +1,399 @@
+"""What a run's reader sees, on hand-made run directories: tables, samples, requests, the page."""
+
+import io
+import itertools
+import json
+import math
+import warnings
+
+import pytest
+from rich.console import Console
+from scipy.stats import ks_2samp
+from support.reports import HOSTILE, LOSSES, STAGES, Page, ask, log_of, make_run, metrics_of, summary
+
+from evaluation.metrics.tofu import SECTIONS
+from oblivionis.data.partition import partition
+from oblivionis.data.records import Corpus, Record
+from oblivionis.naming import SETS
+from oblivionis.reports import summary as report
+from oblivionis.reports.format import number
+from oblivionis.requests.ledger import Ledger, Request
+
+
+def shown(renderable, width=120):
+    out = io.StringIO()
+    Console(file=out, width=width).print(renderable)
+    return out.getvalue()
+
+
+def cells(table_text):
+    """Rows of a printed table as lists of stripped cells, with the first column filled down."""
+    rows, group = [], ""
+    for line in table_text.splitlines():
+        if line.startswith("│"):
+            row = [cell.strip() for cell in line.strip("│").split("│")]
+            group = row[0] or group
+            rows.append([group, *row[1:]])
+    return rows
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run with requests, and its page."""
+    run, config = make_run(tmp_path_factory.mktemp("whole"))
+    ask(run)
+    return run, Page(run, config)
+
+
+# -- the comparison ------------------------------------------------------------------------------------------------
+
+GROUPS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}
+NAMES = {"prob": "Prob", "rouge": "ROUGE-L recall", "truth_ratio": "Truth ratio"}
+
+
+def check_cells(rows, run):
+    """Every cell is the number in `stages/<stage>.json`; all sets, measures and totals are there."""
+    stored = {s: json.loads((run.path / "stages" / f"{s}.json").read_text())["metrics"] for s in STAGES}
+    found = {(row[0], row[1]): row[2:] for row in rows}
+    expected = {
+        (group, "Forget truth ratio" if (key, m) == ("forget", "truth_ratio") else name): f"{key}_{m}"
+        for key, group in GROUPS.items()
+        for m, name in NAMES.items()
+    } | {("All but forget", "Model utility"): "model_utility"}
+    assert set(found) == {*expected, ("Forget", "Forget quality (KS p)")}
+    for row, key in expected.items():
+        for cell, stage in zip(found[row], ("finetune", "unlearn", "retrain"), strict=True):
+            exact = stored[stage][key]
+            assert float(cell) == pytest.approx(exact, abs=5e-4 if exact >= 1e-3 else 0, rel=0.05), (row, stage)
+    assert found["Forget", "Forget quality (KS p)"][1] == "0.125"
+
+
+def test_the_printed_table_holds_the_numbers_of_the_stages(tmp_path):
+    run, config = make_run(tmp_path)
+    text = summary(run, config)
+    header = next(line for line in text.splitlines() if "finetuned" in line)
+    assert header.index("finetuned") < header.index("unlearned") < header.index("retrained")
+    check_cells([row for row in cells(text) if len(row) == 5], run)
+
+
+def test_the_page_holds_the_numbers_of_the_stages(whole):
+    run, page = whole
+    head, *rows = page.tables[0]
+    assert head == ["questions", "measure", "finetuned", "unlearned", "retrained"]
+    groups = list(itertools.accumulate((row[0] for row in rows), lambda before, now: now or before))
+    check_cells([[group, *row[1:]] for group, row in zip(groups, rows, strict=True)], run)
+
+
+@pytest.mark.parametrize("convention", ["geometric", "arithmetic"])
+def test_forget_quality_of_the_finetuned_model_comes_from_the_logs(tmp_path, convention):
+    run, _ = make_run(tmp_path)
+
+    def ratios(stage):
+        if convention == "geometric":
+            return [math.exp(right - sum(wrong) / 2) for right, wrong in LOSSES[stage]]
+        return [sum(math.exp(right - w) for w in wrong) / 2 for right, wrong in LOSSES[stage]]
+
+    metrics = report.stage_metrics(run, convention)
+    expected = ks_2samp(ratios("finetune"), ratios("retrain"))
+    assert metrics["finetune"]["forget_quality"] == pytest.approx(expected.pvalue, abs=1e-12)
+    assert metrics["finetune"]["forget_ks"] == pytest.approx(expected.statistic, abs=1e-12)
+    assert expected.pvalue == pytest.approx({"geometric": 2 / 70, "arithmetic": 54 / 70}[convention], abs=1e-9)
+    assert metrics["retrain"]["forget_quality"] == 1.0
+    assert metrics["unlearn"]["forget_quality"] == 0.125, "what the stage stored stays"
+
+
+def test_without_a_retrained_model_there_is_no_forget_quality(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    assert "forget_quality" not in report.stage_metrics(run)["finetune"]
+    text = summary(run, config)
+    assert "Forget quality (KS p)" not in text and "Add the stage retrain" in text
+    assert "unlearned" not in text and "retrained │" not in text
+    assert "Add the stage retrain" in Page(run, config).text
+
+
+def test_a_run_without_a_finished_stage(tmp_path):
+    run, config = make_run(tmp_path, [])
+    assert summary(run, config) == f"{run.path}: no stage is finished yet\n"
+    assert "No stage is finished" in Page(run, config).text
+
+
+def test_a_collapsed_model_and_missing_metrics(tmp_path):
+    def broken(stage):
+        known = metrics_of(stage)
+        if stage != "unlearn":
+            return known
+        return {"forget_prob": 3e-31, "retain_prob": None, "model_utility": 0.0}
+
+    run, config = make_run(tmp_path, metrics=broken)
+    log = log_of("unlearn")
+    log["eval_log_forget"]["avg_paraphrased_loss"]["2"] = math.inf
+    (run.path / "evaluations" / "unlearn.json").write_text(json.dumps(log))
+    found = {(r[0], r[1]): r[2:] for r in cells(summary(run, config)) if len(r) == 5}
+    assert found["Forget", "Prob"][1] == "3.0e-31"
+    assert found["Retain", "Prob"][1] == "–" and found["World facts", "Prob"][1] == "–"
+    assert found["All but forget", "Model utility"][1] == "0.000"
+    assert found["Forget", "Forget quality (KS p)"][1] == "–", "an infinite loss has no truth ratio"
+    assert "3.0e-31" in Page(run, config).text
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        *[(None, "–"), (math.nan, "–"), (0.0, "0.000"), (1.0, "1.000"), (0.12349, "0.123"), (0.001, "0.001")],
+        *[(4.26e-7, "4.3e-7"), (9.99e-4, "1.0e-3"), (-2e-5, "-2.0e-5"), (1e-120, "1.0e-120")],
+    ],
+)
+def test_numbers(value, cell):
+    assert number(value) == cell
+
+
+def test_the_title_is_as_wide_as_it_needs(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    first = summary(run, config, width=120).splitlines()[0]
+    assert first == "made: tiny · fictitious · fedavg · npo · truth ratio geometric"
+
+
+def test_paths_are_never_broken(tmp_path):
+    folder = tmp_path / ("long-" * 30)
+    folder.mkdir()
+    run, config = make_run(folder, ["finetune"])
+    assert f"run directory: {run.path}" in summary(run, config, width=60).splitlines()
+
+
+def test_sections_are_those_of_the_evaluation():
+    assert report.LOG_SETS == SECTIONS and SETS == GROUPS
+
+
+# -- sample answers ------------------------------------------------------------------------------------------------
+
+
+def test_samples_show_question_truth_and_every_answer(tmp_path):
+    run, config = make_run(tmp_path, overrides=["evaluation.samples_shown=2"])
+    found = report.samples(run, config, STAGES)
+    assert [s["set"] for s in found] == ["Forget", "Forget", "Retain", "Real authors", "World facts"]
+    assert found[0] == {
+        "set": "Forget",
+        "question": "Where does Ann live?",
+        "truth": "Ann lives in Ost.",
+        "answers": {
+            "finetuned": " finetune says: They live in Vell.",
+            "retrained": " retrain says: They live in Vell.",
+            "unlearned": " unlearn says: They live in Vell.",
+        },
+    }
+    assert found[1]["question"] == "Where does Di live?", "spread from the first to the last question"
+    text = summary(run, config)
+    assert "Where does Ann live?" in text and "Question:" not in text and "Answer:" not in text
+
+
+@pytest.mark.parametrize(("count", "positions"), [(0, []), (1, [0]), (2, [0, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
+def test_the_number_of_samples(tmp_path, count, positions):
+    run, config = make_run(tmp_path, ["unlearn"], overrides=[f"evaluation.samples_shown={count}"])
+    found = report.samples(run, config, ["unlearn"])
+    names = ["Ann", "Bo", "Cy", "Di"]
+    assert [s["question"] for s in found if s["set"] == "Forget"] == [f"Where does {names[i]} live?" for i in positions]
+    assert len(found) == (len(positions) + 3 if count else 0)
+
+
+def test_a_log_without_texts_or_sets_has_no_samples(tmp_path):
+    def logs(stage):
+        return {"eval_log": {"avg_gt_loss": {"0": 1.0}}, "ids": {"eval_log": ["x"]}}
+
+    run, config = make_run(tmp_path, ["finetune"], logs=logs)
+    assert report.samples(run, config, ["finetune"]) == []
+    assert "Sample answers" not in summary(run, config)
+
+
+def test_a_chat_prompt_is_replaced_by_the_question_of_its_record(tmp_path):
+    data = tmp_path / "mine.jsonl"
+    rows = [{"id": f"m{i}", "question": f"Who is {i}?", "answer": "Me.", "forget": i == 0} for i in range(3)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def logs(stage):
+        log = log_of(stage)
+        prompt = "system\n\nBe kind.user\n\nWho is 0?assistant\n\n"
+        log["eval_log_forget"]["generated_text"] = {"0": [prompt, "It", "Me."]}
+        log["ids"]["eval_log_forget"] = ["m0"]
+        return log
+
+    run, config = make_run(tmp_path, ["finetune"], overrides=["data=jsonl", f"data.path={data}"], logs=logs)
+    config.model.template.kind = "chat"
+    assert report.samples(run, config, ["finetune"])[0]["question"] == "Who is 0?"
+    data.unlink()
+    assert "Who is 0?" in report.samples(run, config, ["finetune"])[0]["question"], "the prompt, when the data are gone"
+
+
+def test_long_empty_and_unprintable_answers(tmp_path):
+    long = "word " * 400
+    texts = {"finetune": long, "retrain": "\x1b[31mred\x07\n\nline", "unlearn": ""}
+
+    def logs(stage):
+        log = log_of(stage)
+        log["eval_log_forget"]["generated_text"]["0"][1] = texts[stage]
+        return log
+
+    run, config = make_run(tmp_path, logs=logs, overrides=["evaluation.samples_shown=1"])
+    text = summary(run, config)
+    assert "\x1b" not in text and "\x07" not in text and "[31mred line" in text
+    assert "(empty)" in text and "…" in text
+    assert text.count("word") < 60, "cut on the terminal"
+    page = Page(run, config)
+    assert page.text.count("word") >= 400, "whole in the page"
+    assert "(empty)" in page.text
+
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_on_requests(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    assert report.requests_line(run, 0.5) == ""
+    ask(run)
+    line = "2 deletion requests for 3 records: 1 pending, 1 verified (verified: final ROUGE-L recall at most 0.5)"
+    assert report.requests_line(run, 0.5) == line
+    assert line in summary(run, config)
+    rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
+    assert rows[1] == ["r0", "0", "records", "2", "1", "1", "0", "verified", "its share"]
+    assert rows[2] == ["r1", "1", "records", "1", "2", "–", "0", "pending", "its share"]
+
+
+def test_the_kinds_of_requests_that_were_served(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    ledger = Ledger(run.ledger_path)
+    about = {"scope": "subject", "subject": "<b>Mara</b>", "group": "s"}
+    requests = [
+        *(Request(f"s-{c}", c, (f"m{c}",), 1, **about) for c in (1, 2, 3)),
+        Request("s-4", 4, (), 1, already=1, **about),
+        *(Request(f"l-{c}", c, (f"l{c}", f"k{c}"), 1, scope="client") for c in (5, 6, 7)),
+        Request("p", 8, ("p", "q"), 1),
+    ]
+    for request in requests:
+        ledger.submit(request)
+        if request.id not in ("l-7", "s-4"):
+            ledger.served(request.id, 1)
+            ledger.verified(request.id, 2, request.id != "p", rouge=0.9 if request.id == "p" else 0.1)
+    ledger.failed("l-7", 2, "needs retain <records>")
+    assert report.requests_line(run, 0.5) == (
+        "8 deletion requests for 11 records: 1 covered, 1 not verified, 1 pending, 5 verified (verified: final ROUGE-L "
+        "recall at most 0.5); served: 2 clients left, 1 subject on 3 clients, 2 single records"
+    )
+    page = Page(run, config)
+    assert report.requests_line(run, 0.5) in page.text
+    rows = {row[0]: row for row in next(t for t in page.tables if t[0][0] == "request")[1:]}
+    assert rows["s-1"][2] == "subject <b>Mara</b>" and rows["l-5"][2] == "all: the client leaves"
+    assert rows["l-7"][-1] == "last failure: needs retain <records>"
+    assert rows["s-4"][-2:] == ["covered", "1 more records were asked for before"]
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def test_hostile_texts_stay_texts(tmp_path):
+    def logs(stage):
+        log = log_of(stage, text=HOSTILE)
+        log["eval_log"]["generated_text"]["0"] = [f"Question: {HOSTILE}\nAnswer:", HOSTILE, HOSTILE]
+        return log
+
+    run, config = make_run(tmp_path, logs=logs)
+    config.model.name = HOSTILE
+    ask(run, reason=HOSTILE)
+    page = Page(run, config)
+    assert not {"script", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.tags}
+    assert page.text.count(HOSTILE) >= 3 + 2 + 2 + 1, "answers, question and truth, requests, model"
+    assert summary(run, config).count("[red]") >= 4, "markup of the terminal is text, too"
+
+
+def test_the_page_needs_no_network(whole):
+    run, page = whole
+    assert page.source.startswith("<!doctype html>") and "<svg" in page.source
+    assert not {"script", "link", "img", "iframe", "image", "base"} & {tag for tag, _ in page.tags}
+    for tag, attributes in page.tags:
+        for name, value in attributes.items():
+            if not name.startswith("xmlns"):
+                assert "//" not in (value or ""), (tag, name, value)
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                assert value.startswith("#") or (run.path / value).is_file(), (tag, name, value)
+    style = "".join(page.source.split("<style")[1:])
+    assert "@import" not in style and "url(http" not in style and "@font-face" not in style
+
+
+def test_curves_mark_the_rounds_with_fedtu(whole):
+    _, page = whole
+    assert page.source.count("<svg") == 3, "one figure per stage"
+    figures = page.source.split("<svg")[1:]
+    assert ["FedTU" in f.split("</svg>")[0] for f in figures] == [False, False, True]
+    assert all("ROUGE-L recall" in f and "forget" in f and "retain" in f for f in figures)
+
+
+def test_curves_do_without_what_was_not_measured(tmp_path):
+    def few(stage):
+        return {"retain_prob": 0.5} if stage == "finetune" else {"unrelated": 1.0}
+
+    run, config = make_run(tmp_path, metrics=few, logs=lambda stage: {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        page = Page(run, config)
+    assert page.source.count("<svg") == 3
+    (run.path / "metrics.jsonl").unlink()
+    assert "evaluation.every" in Page(run, config).text
+
+
+def test_every_measure_is_explained_on_hover(whole):
+    _, page = whole
+    titles = [attributes.get("title", "") for tag, attributes in page.tags if tag == "abbr"]
+    assert len(titles) >= 14 and all(len(title) > 40 for title in titles)
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def listed(folder):
+    out = io.StringIO()
+    report.print_runs(folder, Console(file=out, width=160))
+    return out.getvalue()
+
+
+def test_runs_are_listed_with_how_far_they_came(tmp_path):
+    assert listed(tmp_path) == f"no runs in {tmp_path}\n"
+    run, _ = make_run(tmp_path, ["finetune"], overrides=["stages=[finetune,retrain,local]"])
+    folder = run.path / "checkpoints" / "retrain"
+    folder.mkdir(parents=True)
+    (folder / "round-0001.safetensors").touch()
+    run.append_metrics([{"stage": "local", "round": client, "metrics": {}} for client in (0, 0, 1)])
+    broken = tmp_path / "runs" / "broken"
+    broken.mkdir()
+    (broken / "config.yaml").write_text("federation: {clients: many}\n")
+    text = listed(tmp_path / "runs")
+    assert "finetune ✓, retrain 1/2, local 2/2" in text
+    assert "broken" in text and "cannot be read" in text
+
+
+def described(clients, records=120):
+    train = tuple(Record(f"r{i}", f"q{i}", "a", f"s{i % 7}") for i in range(records))
+    corpus = Corpus("made", train, frozenset(f"r{i}" for i in range(0, 30, 3)), {"forget": train[:3]})
+    shares = partition(corpus, scheme="iid", clients=clients)
+    out = io.StringIO()
+    report.print_data(corpus, shares, Console(file=out, width=100))
+    return out.getvalue(), corpus, shares
+
+
+def test_every_client_of_few_has_a_row():
+    text, corpus, shares = described(30)
+    rows = {row[0]: row[1:] for row in cells(text) if len(row) == 4}
+    assert len(rows) == 30
+    for client, ids in enumerate(shares.ids):
+        forget = sum(i in corpus.forget_ids for i in ids)
+        assert rows[str(client)][0] == str(len(ids)) and rows[str(client)][2] == (str(forget) if forget else "·")
+    holders = sum(any(i in corpus.forget_ids for i in ids) for ids in shares.ids)
+    assert f"30 clients, {holders} of them with records to forget" in text
+    assert "10 (8.3%)" in text and "questions forget" in text
+
+
+def test_many_clients_are_summed_up():
+    text, corpus, shares = described(50)
+    rows = {row[0]: row[1:] for row in cells(text) if len(row) == 4}
+    assert set(rows) == {"records", "subjects", "to forget"}
+    assert rows["records"] == ["2", "2", "3"]
+    most = max(sum(i in corpus.forget_ids for i in ids) for ids in shares.ids)
+    assert rows["to forget"] == ["0", "0", str(most)]
+    assert len(text.splitlines()) < 25

@@ -1,0 +1,125 @@
+"""What the report warns of, on hand-made run directories; the p-values against scipy's."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
+
+from evaluation.leakage import bounds
+from oblivionis.reports import warnings as run_warnings
+from oblivionis.reports.warnings import find_warnings, ks_p_value
+from oblivionis.requests.ledger import Ledger, Request
+
+
+def kinds(run, config, *, limit=False):
+    return [w.kind for w in find_warnings(run, config) if w.limit is limit]
+
+
+def text_of(run, config, kind):
+    (found,) = {w.text for w in find_warnings(run, config) if w.kind == kind}
+    return found
+
+
+@pytest.mark.parametrize("questions", [1, 3, 4, 12, 40])
+def test_p_values_are_those_of_the_exact_test(questions):
+    for steps in range(1, questions + 1):
+        mine, theirs = np.arange(questions), np.arange(questions) + steps - 0.5
+        expected = ks_2samp(mine, theirs, method="exact")
+        assert expected.statistic == pytest.approx(steps / questions)
+        assert ks_p_value(questions, steps) == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+def test_the_words_on_few_questions_are_right():
+    """12 questions: 2 / C(24, 12) is the least p-value, and 7/12 the least distance below 0.05."""
+    assert ks_p_value(12, 12) == pytest.approx(2 / math.comb(24, 12))
+    assert ks_p_value(12, 6) >= 0.05 > ks_p_value(12, 7)
+
+
+def test_a_whole_run_of_few_questions(tmp_path):
+    run, config = make_run(tmp_path)
+    assert kinds(run, config, limit=True) == ["one oracle", "few questions"]
+    text = text_of(run, config, "few questions")
+    assert "4 questions" in text and "0.029" in text and "less than 1.00" in text, "2 / C(8, 4) = 2/70"
+
+
+@pytest.mark.parametrize(("utility", "warned"), [(0.46, False), (0.44, True), (0.0, True)])
+def test_utility_collapses_below_half_of_the_finetuned_models(tmp_path, utility, warned):
+    def metrics(stage):
+        return metrics_of(stage) | {"model_utility": utility if stage == "unlearn" else 0.9, "retain_rouge": 0.8}
+
+    run, config = make_run(tmp_path, metrics=metrics)
+    assert ("collapsed utility" in kinds(run, config)) is warned
+
+
+def test_the_missing_oracle_and_unfinished_stages(tmp_path):
+    run, config = make_run(tmp_path, ["finetune", "unlearn"])
+    assert {"missing oracle", "unfinished"} <= set(kinds(run, config))
+    assert "retrain did not come to an end" in text_of(run, config, "unfinished")
+    (tmp_path / "b").mkdir()
+    run, config = make_run(tmp_path / "b", overrides=["stages=[finetune,retrain,unlearn]"])
+    assert not {"missing oracle", "unfinished"} & set(kinds(run, config))
+
+
+def test_requests_that_wait_or_fail(tmp_path):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    for i in range(3):
+        ledger.submit(Request(f"r{i}", i, (f"eval_log_forget-{i}",), 1))
+    ledger.failed("r0", 1, "needs retain records")
+    ledger.served("r1", 1)
+    ledger.verified("r1", 2, False, rouge=0.9)
+    ledger.rejected("r2", 1, "unknown")
+    found = kinds(run, config)
+    assert {"pending requests", "failed verification", "rejected requests", "records not deleted"} <= set(found)
+    assert "r0" in text_of(run, config, "pending requests")
+    assert "needs retain records" in text_of(run, config, "pending requests")
+    assert "3 of 4 forget questions" in text_of(run, config, "records not deleted"), "r1 alone was served"
+
+
+def test_requests_for_all_forget_records_leave_nothing(tmp_path):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(Request("all", 0, tuple(log_of("unlearn")["ids"]["eval_log_forget"]), 1))
+    ledger.served("all", 1)
+    assert "records not deleted" not in kinds(run, config)
+
+
+def test_failed_evaluators_and_clients(tmp_path):
+    run, config = make_run(tmp_path)
+    row = {"stage": "unlearn", "moment": "round", "metrics": {}}
+    run.append_metrics([{**row, "round": i, "evaluator": "wikimem", "error": "no\x1bfacts"} for i in (1, 2)])
+    run.append_metrics([{**row, "round": 3, "evaluator": "wikimem", "metrics": {"a": 1.0}}])
+    run.append_metrics([{**row, "round": i, "evaluator": "federation", "metrics": {"failures": i}} for i in (0, 2)])
+    text = text_of(run, config, "failed evaluator")
+    assert "wikimem failed in 2 of 3" in text and "round 1" in text and "\x1b" not in text
+    assert "2 replies failed" in text_of(run, config, "failed replies")
+    assert "1 of 2 rounds" in text_of(run, config, "failed replies")
+
+
+@pytest.mark.parametrize(("samples", "certifies", "loose"), [(20, False, True), (128, True, True), (1024, True, False)])
+def test_bounds_of_few_samples(tmp_path, samples, certifies, loose):
+    run, config = make_run(tmp_path, metrics=lambda stage: metrics_of(stage) | {"leakage_samples": float(samples)})
+    alpha, limit = config.evaluation.leakage.alpha, config.evaluation.leakage.limit
+    assert (bounds.binary_leakage_bound(0, samples, alpha) <= limit) is certifies
+    found = [w.text for w in find_warnings(run, config) if w.kind == "few samples"]
+    assert any("cannot certify" in text for text in found) is not certifies
+    assert any("cannot be below" in text for text in found) is loose
+    if loose:
+        slack = bounds.expectation_upper_bound(np.zeros(samples), alpha)
+        assert slack > run_warnings.LARGEST_SLACK and any(f"{slack:.2f}" in text for text in found)
+
+
+def test_nothing_to_forget(tmp_path):
+    run, config = make_run(tmp_path, logs=lambda stage: log_of("retrain"))
+    assert "nothing to forget" in kinds(run, config)
+
+
+def test_warnings_stand_at_the_top_of_the_page(tmp_path):
+    run, config = make_run(tmp_path, ["finetune", "unlearn"])
+    ask(run, serve=False, reason=HOSTILE)
+    Ledger(run.ledger_path).failed("r0", 1, HOSTILE)
+    page = Page(run, config)
+    assert page.source.index("no forget quality") < page.source.index("<table")
+    assert "<script" not in page.source and page.text.count(HOSTILE) >= 3

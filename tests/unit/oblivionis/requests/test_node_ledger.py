@@ -1,0 +1,173 @@
+"""The ledger in a node's folder, and the commands `request submit`, `list` and `verify`."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support.commands import call
+
+from oblivionis.chain import check_chain
+from oblivionis.requests.ledger import RequestError
+from oblivionis.requests.node_ledger import NodeLedger
+
+RECORDS = [
+    {"id": "r1", "question": "Where does Mara Voss live?", "answer": "In Ulm.", "subject": "Mara Voss"},
+    {"id": "r2", "question": "What does she do?", "answer": "She bakes.", "subject": "Mara  Voss"},
+    {"id": "r3", "question": "Where does Ivo Lind live?", "answer": "In Bonn.", "subject": "Ivo Lind"},
+]
+LINE = {name: name[0] * 64 for name in ("a", "b", "c", "d")}
+
+
+@pytest.fixture
+def node(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text(json.dumps(RECORDS[0]) + "\n")
+    (tmp_path / "data" / "b.jsonl").write_text("".join(json.dumps(r) + "\n" for r in RECORDS[1:]))
+    return tmp_path
+
+
+def submit(node, *arguments):
+    return call("request", "submit", "--node-dir", node, *arguments)
+
+
+def outcome(event, line, id="x", **fields):
+    return {"event": event, "id": id, "line": LINE[line], "round": 1, **fields}
+
+
+def test_submit_by_ids_by_subject_and_all(node):
+    assert submit(node, "--ids", "r1, r3", "--reason", "by letter", "--id", "art17").code == 0
+    result = submit(node, "--subject", "mara voss", "--reason", "by phone")
+    assert result.code == 0 and "1 record," in result.out and "1 more is asked for already" in result.out
+    assert submit(node, "--all", "--reason", "contract ended").code == 2, "nothing is left to ask for"
+    first, second = NodeLedger(node).requests()
+    assert (first.id, first.scope, first.record_ids, first.reason) == ("art17", "records", ("r1", "r3"), "by letter")
+    assert (second.scope, second.record_ids, second.subject) == ("subject", ("r2",), "Mara Voss")
+    assert check_chain(node / "requests.jsonl").faults == ()
+
+
+def test_all_names_everything_that_the_node_holds(node):
+    assert submit(node, "--all", "--reason", "contract ended", "--id", "end").code == 0
+    (request,) = NodeLedger(node).requests()
+    assert (request.scope, request.record_ids) == ("client", ("r1", "r2", "r3"))
+
+
+MISTAKES = {
+    "unknown id": (["--ids", "r1,r33", "--reason", "x"], "has the id 'r33'; did you mean r3?"),
+    "unknown subject": (["--subject", "Mara Vos", "--reason", "x"], "did you mean Mara Voss?"),
+    "nothing named": (["--reason", "x"], "one of --ids, --subject and --all"),
+    "two things named": (["--all", "--ids", "r1", "--reason", "x"], "one of --ids, --subject and --all"),
+    "empty ids": (["--ids", " , ", "--reason", "x"], "--ids: expected ids"),
+    "no reason": (["--all"], "--reason TEXT is missing"),
+    "a path as id": (["--all", "--reason", "x", "--id", "../x"], "--id '../x'"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_told_and_nothing_is_written(node, name):
+    arguments, message = MISTAKES[name]
+    result = submit(node, *arguments)
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err
+    assert not (node / "requests.jsonl").exists()
+
+
+def test_faulty_records_are_told_with_file_and_line(node):
+    (node / "data" / "b.jsonl").write_text('{"id": "r2", "question": "x"}\n')
+    result = submit(node, "--ids", "r1", "--reason", "x")
+    assert result.code == 2 and "b.jsonl:1" in result.err
+
+
+def test_a_missing_folder_is_told(tmp_path):
+    assert "no such folder" in submit(tmp_path / "no", "--all", "--reason", "x").err
+    assert "no such folder" in submit(tmp_path, "--all", "--reason", "x").err
+    assert "no such folder" in call("request", "list", "--node-dir", tmp_path / "no").err
+
+
+def test_an_id_is_taken_once(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1"], id="x")
+    with pytest.raises(RequestError, match="already"):
+        ledger.submit(["r2"], id="x")
+
+
+def test_outcomes_make_the_states_and_are_entered_once(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1"], id="x")
+    served = outcome("served", "a", round=3)
+    assert ledger.heard("run", "f" * 64, [served, outcome("applied", "b", before="0" * 64, after="1" * 64)], round=4)
+    (request,) = ledger.requests()
+    assert (request.state, request.run, request.served_round, request.settled) == ("served", "run", 3, False)
+    confirmed = ledger.heard("run", "f" * 64, [served, outcome("verified", "c", rouge=0.25, limit=0.5)], round=5)
+    assert confirmed == [LINE["a"], LINE["c"]], "what is known already is confirmed again"
+    (request,) = ledger.requests()
+    assert (request.state, request.rouge, ledger.unsettled()) == ("verified", 0.25, [])
+    events = [json.loads(line)["event"] for line in ledger.path.read_text().splitlines()]
+    assert events == ["submitted", "served", "applied", "queried", "verified", "queried"]
+    assert check_chain(ledger.path).faults == ()
+
+
+def test_what_is_not_verified_or_rolled_back_is_told_again(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1"], id="x")
+    ledger.submit(["r2"], id="y")
+    ledger.heard("run", "f" * 64, [outcome("served", "a"), outcome("verification_failed", "b", rouge=0.9)], round=1)
+    ledger.heard("run", "f" * 64, [outcome("served", "c", "y"), outcome("rolled_back", "d", "y")], round=1)
+    assert [(r.id, r.state) for r in ledger.unsettled()] == [("x", "not verified"), ("y", "open")]
+
+
+def test_an_outcome_of_a_request_that_was_not_made_here_is_not_entered(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1"], id="x")
+    assert ledger.heard("run", "f" * 64, [outcome("served", "a", "ghost")], round=1) == []
+    assert [r.state for r in ledger.requests()] == ["open"]
+
+
+def test_list_shows_state_and_reason(node):
+    submit(node, "--ids", "r1", "--reason", "by letter", "--id", "x")
+    result = call("request", "list", "--node-dir", node, "--json")
+    assert json.loads(result.out)["state"] == "open"
+    assert all(word in call("request", "list", "--node-dir", node).out for word in ("x", "open", "letter"))
+
+
+def test_a_torn_line_does_not_stop_the_next_request(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1"], id="x")
+    with open(ledger.path, "a") as handle:
+        handle.write('{"event": "submitted", "id": "y", "sc')
+    assert [r.id for r in ledger.requests()] == ["x"]
+    assert call("request", "verify", node).code == 1
+    ledger.submit(["r2"], id="y")
+    assert [r.id for r in ledger.requests()] == ["x", "y"]
+    result = call("request", "verify", node)
+    assert result.code == 0 and "torn" in result.out
+
+
+def test_an_altered_ledger_is_told_by_verify(node):
+    submit(node, "--ids", "r1", "--reason", "by letter", "--id", "x")
+    path = node / "requests.jsonl"
+    path.write_text(path.read_text().replace('"r1"', '"r2"'))
+    result = call("request", "verify", node)
+    assert result.code == 1 and "line 1: altered" in result.out
+    path.write_text('{"event": "submitted", "id": "x"}\n')
+    assert "no ledger" in call("request", "list", "--node-dir", node).err
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from oblivionis.requests.node_ledger import NodeLedger
+for n in range(15):
+    NodeLedger(Path(sys.argv[1])).note("queried", writer=sys.argv[2], n=n)
+"""
+
+
+def test_two_processes_may_write_at_once(node):
+    """The command line and the ClientApp do."""
+    writers = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(node), name]) for name in "ab"]
+    for n in range(15):
+        NodeLedger(node).note("queried", writer="c", n=n)
+    assert [w.wait(60) for w in writers] == [0, 0]
+    checked = NodeLedger(node).verify()
+    assert checked.faults == () and checked.remarks == () and len(checked.entries) == 45
+    for name in "abc":
+        assert [e["n"] for e in checked.entries if e["writer"] == name] == list(range(15))

@@ -1,0 +1,314 @@
+"""The FedTU exchange, its events, and resuming, on an in-memory federation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, MetricRecord
+from flwr.serverapp import strategy as flower
+from support.fedtu_clients import (
+    SIZE,
+    Recorder,
+    adapter,
+    content,
+    federation,
+    flat,
+    honest,
+    inners,
+    label,
+    noise,
+    request,
+)
+
+from strategies import protocol
+from strategies.factory import build, names
+from strategies.fedtu import (
+    FedTU,
+    Listeners,
+    RequestList,
+    UnlearnRequest,
+)
+from strategies.memory_grid import MemoryGrid
+
+
+@pytest.mark.parametrize("inner", inners(), ids=label)
+def test_next_exchange_starts_from_the_unlearned_model(inner):
+    """The trap of cached models: φ_u of round 3 reaches every sampled client bit for bit, and Δ is relative to it."""
+    phi_u = noise("unlearned")
+    grid = federation(4)
+    grid.nodes[2] = honest(2, unlearned=phi_u)
+    FedTU(inner, requests=RequestList([(3, request(2))])).start(grid, adapter(noise("start")), num_rounds=3)
+    sent = [flat(c["arrays"]) for kind, _, c in grid.log if kind == "train" and c["config"]["server-round"] == 3]
+    assert len(sent) == 4
+    assert all(np.array_equal(s, phi_u) for s in sent)
+
+
+@pytest.mark.parametrize("inner", inners(), ids=label)
+def test_the_step_after_unlearning_is_relative_to_the_unlearned_model(inner):
+    """Clients that answer what they got leave φ_u where it is but for momentum; without momentum exactly."""
+    phi_u = noise("unlearned")
+    grid = federation(3)
+    for p in grid.nodes:
+        grid.nodes[p] = lambda m: content(
+            phi_u if m.metadata.message_type == protocol.UNLEARN else flat(m.content["arrays"]), train_loss=0.1
+        )
+    result = FedTU(inner, requests=RequestList([(2, request(1))])).start(grid, adapter(noise("start")), num_rounds=2)
+    np.testing.assert_allclose(flat(result.arrays), phi_u, rtol=1e-6, atol=1e-6)
+
+
+def test_flowers_fedavgm_alone_would_undo_it():
+    """Why FedTU refreshes copies: FedAvgM steps from the model of its own last round, not from what it is given."""
+    inner = flower.FedAvgM(server_learning_rate=0.5, min_train_nodes=1, min_available_nodes=1, fraction_evaluate=0.0)
+    grid = MemoryGrid({0: lambda m: content(flat(m.content["arrays"]) + 1)})
+    first = inner.start(grid, adapter([0]), num_rounds=1).arrays
+    assert flat(first)[0] == 0.5
+    messages = list(inner.configure_train(2, adapter([100]), ConfigRecord(), grid))
+    undone, _ = inner.aggregate_train(2, grid.send_and_receive(messages))
+    assert undone is not None
+    assert flat(undone)[0] == 0.5 + 0.5 * (101 - 0.5), (
+        "Flower mended its FedAvgM (100.5): drop the refreshing of copies"
+    )
+
+
+def test_one_client_replaces_the_model_bit_for_bit():
+    phi_u = np.array([1e-40, -0.0, 3.4e38, 1 / 3], dtype=np.float32)
+    recorder = Recorder()
+    grid = MemoryGrid({5: lambda m: content(phi_u) if m.metadata.message_type == protocol.UNLEARN else None})
+    requests = RequestList([(1, request(5, 3))])
+    result = FedTU(build("fedavg"), requests=requests, listener=recorder).start(
+        grid, adapter(np.zeros(4)), 1, timeout=9
+    )
+    assert flat(result.arrays).tobytes() == phi_u.tobytes()
+    assert requests.served_in == {"r5": 1}
+    assert recorder.of("exchange_started")[0] == ("exchange_started", "unlearn", [5])
+    assert grid.sent == {"query": 1, "train.unlearn": 1, "train": 1}
+
+
+def test_several_clients_are_merged_by_forget_set_size():
+    start = noise("start")
+    models = {1: noise("one"), 3: noise("three")}
+    grid = federation(4)
+    for p, model in models.items():
+        grid.nodes[p] = honest(p, unlearned=model)
+    recorder = Recorder()
+    requests = RequestList([(1, request(1, 1)), (1, request(3, 2, "a")), (1, request(3, 1, "b"))])
+    FedTU(build("fedavg"), requests=requests, listener=recorder).start(grid, adapter(start), num_rounds=1)
+    after, _ = recorder.checkpoints[1, "after_unlearn"]
+    base, one, three = (x.astype(np.float64) for x in (start, models[1], models[3]))
+    expected = base + 1 / 4 * (one - base) + 3 / 4 * (three - base)
+    np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-7)
+    assert requests.served_in == {"r1": 1, "a": 1, "b": 1}
+    assert grid.sent["train.unlearn"] == 2, "one message per client, not per request"
+    config = next(c["config"] for kind, p, c in grid.log if kind == "train.unlearn" and p == 3)
+    assert list(config[protocol.REQUEST_IDS]) == ["a", "b"]
+    assert list(config[protocol.RECORD_IDS]) == ["3-0", "3-1", "3-0"]
+    assert list(config[protocol.RECORD_COUNTS]) == [2, 1]
+
+
+def test_messages_carry_settings_seed_stage_and_round():
+    grid = federation(2)
+    fedtu = FedTU(
+        build("fedprox", proximal_mu=0.5),
+        requests=RequestList([(2, request(0))]),
+        seed=11,
+        stage="unlearn",
+        unlearn_config={"method": "npo"},
+    )
+    settings = ConfigRecord({"epochs": 5})
+    fedtu.start(grid, adapter(np.zeros(SIZE)), num_rounds=2, train_config=settings)
+    by_kind = {(kind, c["config"].get("server-round")): dict(c["config"]) for kind, _, c in grid.log}
+    common = {"epochs": 5, "run-seed": 11, "stage": "unlearn"}
+    assert by_kind["train", 1] == {**common, "server-round": 1, "proximal-mu": 0.5}
+    assert by_kind["train.unlearn", 2] == {
+        **common,
+        "server-round": 2,
+        "method": "npo",
+        "request-ids": ["r0"],
+        "record-ids": ["0-0"],
+        "record-counts": [1],
+        "scopes": ["records"],
+    }
+    assert dict(settings) == {"epochs": 5}, "the caller's settings were changed"
+
+
+def test_events_come_in_order():
+    recorder, second = Recorder(), Recorder()
+    FedTU(
+        build("fedavg", fraction_evaluate=1.0),
+        requests=RequestList([(1, request(1))]),
+        listener=Listeners(recorder, second),
+        evaluate_after_unlearn=lambda r, a: MetricRecord({"forget": 0.0}),
+    ).start(
+        federation(2), adapter(np.zeros(SIZE)), num_rounds=1, evaluate_fn=lambda r, a: MetricRecord({"utility": 1.0})
+    )
+    assert recorder.events == [
+        ("evaluating", 0, "initial"),
+        ("evaluated", 0, "initial", {"utility": 1.0}),
+        ("round_started", 1, 1),
+        ("exchange_started", "unlearn", [1]),
+        ("reply", 1, True, ""),
+        ("exchange_ended", "unlearn", 1, 0),
+        ("evaluating", 1, "after_unlearn"),
+        ("evaluated", 1, "after_unlearn", {"forget": 0.0}),
+        ("checkpoint", 1, "after_unlearn"),
+        ("exchange_started", "train", [0, 1]),
+        ("reply", 0, True, ""),
+        ("reply", 1, True, ""),
+        ("exchange_ended", "train", 2, 0),
+        ("exchange_started", "evaluate", [0, 1]),
+        ("reply", 0, True, ""),
+        ("reply", 1, True, ""),
+        ("exchange_ended", "evaluate", 2, 0),
+        ("evaluating", 1, "round"),
+        ("evaluated", 1, "round", {"utility": 1.0}),
+        ("checkpoint", 1, "round"),
+        ("round_completed", 1, {"train_loss": pytest.approx(0.5 / 3)}),
+    ]
+    assert second.events == recorder.events
+
+
+@pytest.mark.parametrize("inner", [*names(), "flower"])
+def test_without_requests_it_is_the_inner_strategy(inner):
+    """Bit for bit Flower's own loop, client-side evaluation and metrics included."""
+
+    def make():
+        if inner == "flower":
+            return flower.FedAvgM(server_momentum=0.9)
+        return build(inner, fraction_evaluate=1.0)
+
+    start, seen = adapter(noise("start")), {"bare": [], "fedtu": []}
+    by_node = {"order": lambda replies: sorted(replies, key=lambda r: r.metadata.src_node_id)}
+    bare = make().start(
+        federation(3, **by_node), start, num_rounds=3, evaluate_fn=lambda r, a: seen["bare"].append(flat(a))
+    )
+    ours = FedTU(make()).start(
+        federation(3, **by_node), start, num_rounds=3, evaluate_fn=lambda r, a: seen["fedtu"].append(flat(a))
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(seen["bare"], seen["fedtu"], strict=True))
+    assert np.array_equal(flat(bare.arrays), flat(ours.arrays))
+    assert bare.train_metrics_clientapp == ours.train_metrics_clientapp
+    assert bare.evaluate_metrics_clientapp == ours.evaluate_metrics_clientapp
+
+
+def test_partition_ids_in_replies_are_no_metric():
+    """They are checked, and left out of the averages."""
+    grid = MemoryGrid({p: lambda m, p=p: content([1.0], loss=0.5, **{"partition-id": p}) for p in range(3)})
+    result = FedTU(build("fedavg")).start(grid, adapter([0.0]), num_rounds=1)
+    assert dict(result.train_metrics_clientapp[1]) == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("inner", names())
+@pytest.mark.parametrize("stop", [(2, "round"), (2, "after_unlearn"), (3, "round")])
+def test_resume_equals_not_stopping(inner, stop):
+    def make(requests, listener=None):
+        return FedTU(build(inner, fraction_train=0.5), requests=requests, listener=listener, seed=3)
+
+    due = [(2, request(1)), (4, request(3)), (4, request(5))]
+    whole = Recorder()
+    full = make(RequestList(due), whole).start(federation(6), adapter(noise("start")), num_rounds=5)
+    round_, moment = stop
+    arrays, state = whole.checkpoints[stop]
+    requests = RequestList([(r, q) for r, q in due if r > round_])
+    resumed, rest = make(requests, again := Recorder()), round_ if moment == "after_unlearn" else round_ + 1
+    resumed.load_state_dict(state)
+    seen = []
+    result = resumed.start(
+        federation(6), adapter(arrays), num_rounds=5, start_round=rest, evaluate_fn=lambda r, a: seen.append(r)
+    )
+    assert np.array_equal(flat(result.arrays), flat(full.arrays))
+    assert seen == list(range(rest, 6)), "the initial model is not evaluated again"
+    for key, (a, s) in again.checkpoints.items():
+        assert np.array_equal(a, whole.checkpoints[key][0])
+        assert s.keys() == whole.checkpoints[key][1].keys()
+        assert all(np.array_equal(s[k], whole.checkpoints[key][1][k]) for k in s)
+
+
+def test_server_state_is_kept_or_reset_after_unlearning():
+    def run(mode) -> tuple[Recorder, np.ndarray]:
+        recorder = Recorder()
+        fedtu = FedTU(
+            build("fedavgm"), requests=RequestList([(3, request(1))]), listener=recorder, server_state_on_unlearn=mode
+        )
+        return recorder, flat(fedtu.start(federation(2), adapter(noise("start")), num_rounds=3).arrays)
+
+    kept, with_momentum = run("keep")
+    reset, without = run("reset")
+    before, after = kept.checkpoints[2, "round"][1], kept.checkpoints[3, "after_unlearn"][1]
+    assert np.array_equal(before["m/adapter"], after["m/adapter"])
+    assert reset.checkpoints[3, "after_unlearn"][1] == {}
+    assert np.array_equal(reset.checkpoints[2, "round"][1]["m/adapter"], before["m/adapter"])
+    np.testing.assert_allclose(with_momentum - without, 0.9 * before["m/adapter"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_failed_exchange_resets_nothing():
+    grid, recorder = federation(2), Recorder()
+    good = honest(1)
+    grid.nodes[1] = lambda m: Error(code=2) if m.metadata.message_type == protocol.UNLEARN else good(m)
+    fedtu = FedTU(
+        build("fedavgm"),
+        requests=RequestList([(2, request(1))]),
+        listener=recorder,
+        server_state_on_unlearn="reset",
+    )
+    fedtu.start(grid, adapter(noise("start")), num_rounds=2)
+    clean = Recorder()
+    FedTU(build("fedavgm"), listener=clean).start(federation(2), adapter(noise("start")), num_rounds=2)
+    assert np.array_equal(recorder.checkpoints[2, "round"][0], clean.checkpoints[2, "round"][0])
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="server_state_on_unlearn is 'drop'"):
+        FedTU(build("fedavg"), server_state_on_unlearn="drop")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="start_round is 0"):
+        FedTU(build("fedavg")).start(federation(1), adapter([0.0]), start_round=0)
+    with pytest.raises(ValueError, match="names no record"):
+        UnlearnRequest("r", 0, ())
+    with pytest.raises(ValueError, match="cannot load a state"):
+        FedTU(flower.FedAvg()).load_state_dict({"m/adapter": np.zeros(1)})
+
+
+def test_a_count_alone_weights_a_request_whose_records_stay_private():
+    assert UnlearnRequest("r", 0, (), 4).num_records == 4
+    assert request(0, 3).num_records == 3
+
+
+def test_a_leaving_client_need_not_have_its_records_named():
+    grid = federation(2)
+    leaving = UnlearnRequest("bye", 1, (), 4, protocol.SCOPE_CLIENT)
+    requests = RequestList([(1, leaving), (1, request(1, 2, "a"))])
+    FedTU(build("fedavg"), requests=requests).start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+    (config,) = [c["config"] for kind, _, c in grid.log if kind == protocol.UNLEARN]
+    assert list(config[protocol.REQUEST_IDS]) == ["a", "bye"]
+    assert list(config[protocol.SCOPES]) == ["records", "client"]
+    assert list(config[protocol.RECORD_COUNTS]) == [2, 0] and list(config[protocol.RECORD_IDS]) == ["1-0", "1-1"]
+    with pytest.raises(ValueError, match="scope 'all'"):
+        UnlearnRequest("r", 0, ("a",), scope="all")
+
+
+def test_too_few_eligible_clients_do_not_make_the_round_wait():
+    grid = federation(4)
+    start = adapter(noise("start"))
+    fedtu = FedTU(build("fedavg", min_train_nodes=3), eligible=lambda partition: partition < 2)
+    result = fedtu.start(grid, start, num_rounds=2)
+    assert grid.sent["train"] == 0 and np.array_equal(flat(result.arrays), noise("start"))
+    FedTU(build("fedavg", min_train_nodes=2), eligible=lambda partition: partition < 2).start(grid, start, num_rounds=1)
+    assert grid.sent["train"] == 2
+
+
+def test_replies_of_an_unlearning_may_measure_different_things():
+    """A client without retain records has no retain entropy; nothing is averaged, so both count."""
+    grid = federation(2)
+    grid.nodes[0] = lambda m: content(flat(m.content["arrays"]), loss=1.0, entropy=2.0)
+    grid.nodes[1] = lambda m: content(flat(m.content["arrays"]), loss=1.0)
+    requests = RequestList([(1, request(0)), (1, request(1))])
+    FedTU(build("fedavg"), requests=requests, eligible=lambda partition: partition == 0).start(
+        grid, adapter(np.zeros(SIZE)), num_rounds=1
+    )
+    assert requests.served_in == {"r0": 1, "r1": 1}
+
+
+def test_dtype_of_the_model_survives_flowers_fedadam():
+    inner = flower.FedAdam(fraction_evaluate=0.0)
+    result = FedTU(inner).start(federation(2), adapter(noise("start")), num_rounds=2)
+    assert flat(result.arrays).dtype == np.float32
+    assert len(result.train_metrics_clientapp) == 2, "the second round was refused for its dtype"

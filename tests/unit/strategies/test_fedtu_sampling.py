@@ -1,0 +1,196 @@
+"""Sampling that is the same on every run, and the map from nodes to partitions."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from flwr.app import Error, MetricRecord, RecordDict
+from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, honest, noise, request
+
+from strategies.factory import build
+from strategies.fedtu import (
+    ActorDied,
+    FedTU,
+    NodeMap,
+    NodeMapError,
+    RequestList,
+)
+from strategies.memory_grid import MemoryGrid
+from strategies.nodes import OrderedGrid, seeded
+
+
+def trained(grid: MemoryGrid) -> dict[int, list[int]]:
+    """Round → partitions in the order in which they were addressed."""
+    rounds: dict[int, list[int]] = {}
+    for kind, partition, c in grid.log:
+        if kind == "train":
+            rounds.setdefault(int(c["config"]["server-round"]), []).append(partition)
+    return rounds
+
+
+def test_sampling_does_not_depend_on_node_ids_or_arrival():
+    """Other node ids, another order of connection and of replies, another state of `random`: the same run."""
+    runs = []
+    for shuffle in range(3):
+        shuffler = random.Random(shuffle)
+        partitions = list(range(20))
+        shuffler.shuffle(partitions)
+        grid = MemoryGrid(
+            {p: honest(p) for p in partitions},
+            node_ids={p: shuffler.getrandbits(60) for p in partitions},
+            order=lambda replies, s=shuffler: s.sample(replies, len(replies)),
+            keep_log=True,
+        )
+        random.seed(shuffle)
+        state = random.getstate()
+        fedtu = FedTU(
+            build("fedavg", fraction_train=0.3), requests=RequestList([(2, request(3)), (2, request(7))]), seed=4
+        )
+        result = fedtu.start(grid, adapter(noise("start")), num_rounds=3)
+        assert random.getstate() == state, "the sampling left its traces in the global generator"
+        runs.append((trained(grid), flat(result.arrays).tobytes()))
+    assert runs[0] == runs[1] == runs[2]
+    assert all(len(set(p)) == 6 for p in runs[0][0].values())
+
+
+def test_sampling_depends_on_seed_stage_and_round():
+    def sampled(**options) -> dict[int, list[int]]:
+        grid = federation(40)
+        FedTU(build("fedavg", fraction_train=0.2), **options).start(grid, adapter(np.zeros(SIZE)), num_rounds=2)
+        return trained(grid)
+
+    base = sampled(seed=1, stage="finetune")
+    assert base[1] != base[2]
+    assert base[1] != sampled(seed=2, stage="finetune")[1]
+    assert base[1] != sampled(seed=1, stage="retrain")[1]
+    assert base == sampled(seed=1, stage="finetune")
+
+
+def test_sampling_is_flowers_with_a_seed():
+    """The partitions that Python's own sampler draws from the ordered list."""
+    grid = federation(30)
+    FedTU(build("fedavg", fraction_train=0.1), seed=5, stage="s").start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+    with seeded(5, "s", 1, "train"):
+        expected = random.sample(range(30), 3)
+    assert trained(grid)[1] == expected
+
+
+def test_excluded_clients_are_never_sampled_but_may_be_unlearned():
+    grid = federation(6)
+    requests = RequestList([(1, request(0))])
+    fedtu = FedTU(build("fedavg", fraction_train=0.5), requests=requests, eligible=lambda p: p not in (0, 5))
+    fedtu.start(grid, adapter(np.zeros(SIZE)), num_rounds=8)
+    rounds = trained(grid)
+    assert set().union(*rounds.values()) == {1, 2, 3, 4}
+    assert all(len(p) == 2 for p in rounds.values()), "the fraction is of the eligible clients"
+    assert requests.served_in == {"r0": 1}
+
+
+def test_no_eligible_client_leaves_the_model():
+    result = FedTU(build("fedavg"), eligible=lambda p: False).start(
+        federation(2), adapter(noise("start")), num_rounds=1
+    )
+    assert np.array_equal(flat(result.arrays), noise("start"))
+
+
+@pytest.mark.parametrize("nodes", [30, 300])
+def test_messages_do_not_grow_with_idle_clients(nodes):
+    """One query per node and process; then three messages per round, whatever the number of clients."""
+    grid, shared = federation(nodes), NodeMap()
+    for stage in ("finetune", "unlearn"):
+        FedTU(build("fedavg", fraction_train=3 / nodes), nodes=shared, stage=stage).start(
+            grid, adapter(np.zeros(SIZE)), num_rounds=5
+        )
+    assert grid.sent == {"query": nodes, "train": 2 * 5 * 3}
+
+
+def test_nodes_that_come_late_are_asked_once():
+    grid, nodes = federation(3), NodeMap()
+    late = grid.nodes.pop(0)
+    assert list(nodes.refresh(grid)) == [1, 2]
+    grid.nodes[0] = late
+    assert list(nodes.refresh(grid)) == [0, 1, 2]
+    del grid.nodes[1]
+    assert list(nodes.refresh(grid)) == [0, 2]
+    assert grid.sent["query"] == 3
+    assert OrderedGrid(grid, nodes).get_node_ids() == [1000, 1002]
+    assert nodes.answers[2]["metrics"]["partition-id"] == 2
+
+
+class Silent(MemoryGrid):
+    """Some nodes do not answer queries, or with nonsense."""
+
+    silent: frozenset[int] | set[int] = frozenset()
+    answer: RecordDict | Error | None = None
+
+    def _deliver(self, message):
+        known = super()._deliver(message)
+        node = message.metadata.dst_node_id
+        return self.answer if message.metadata.message_type == "query" and node - 1000 in self.silent else known
+
+
+@pytest.mark.parametrize("answer", [None, Error(code=1, reason="no app"), RecordDict()])
+def test_nodes_that_do_not_answer_are_left_out_and_asked_again(answer):
+    grid, nodes = Silent({p: honest(p) for p in range(3)}), NodeMap()
+    grid.silent, grid.answer = {1}, answer
+    assert list(nodes.refresh(grid)) == [0, 2]
+    assert list(nodes.refresh(grid)) == [0, 2]
+    assert grid.sent["query"] == 3
+    grid.silent = set()
+    assert list(nodes.refresh(grid, retry=True)) == [0, 1, 2]
+    assert grid.sent["query"] == 4
+
+
+def test_no_usable_node_is_an_error():
+    grid = Silent({p: honest(p) for p in range(2)})
+    grid.silent, grid.answer = {0, 1}, Error(code=1, reason="no app")
+    with pytest.raises(NodeMapError, match=r"none of 2 nodes .*no app"):
+        NodeMap().refresh(grid)
+    with pytest.raises(NodeMapError, match="2 of 3 clients connected"):
+        NodeMap(min_nodes=3, wait_s=0.01).refresh(grid)
+    grid.answer = Error(code=0, reason="ActorDiedError")
+    with pytest.raises(ActorDied):
+        NodeMap().refresh(grid)
+
+
+def test_all_are_waited_for_at_the_start_and_the_fewest_later(caplog):
+    grid, nodes = federation(3), NodeMap(expected=4, min_nodes=2, wait_s=0.05)
+    assert list(nodes.refresh(grid)) == [0, 1, 2]
+    assert "3 of 4 clients connected" in caplog.text and "join later" in caplog.text
+    caplog.clear()
+    del grid.nodes[0]
+    assert list(nodes.refresh(grid)) == [1, 2] and not caplog.text
+    del grid.nodes[1]
+    with pytest.raises(NodeMapError, match=r"1 of 2 clients .* at least 2 are needed"):
+        nodes.refresh(grid)
+
+
+def test_two_nodes_of_one_partition():
+    grid = Silent({p: honest(p) for p in range(3)})
+    grid.silent = {2}
+    grid.answer = RecordDict({"metrics": MetricRecord({"partition-id": 0})})
+    with pytest.raises(NodeMapError, match="nodes 1000 and 1002 both hold partition 0"):
+        NodeMap().refresh(grid)
+
+
+def test_a_client_that_comes_back_under_a_new_id_replaces_the_old():
+    grid, nodes = federation(2), NodeMap()
+    nodes.refresh(grid)
+    grid.node_ids[1] = 77
+    assert nodes.refresh(grid) == {0: 1000, 1: 77}
+    assert nodes.partition(77) == 1
+    assert nodes.partition(1001) is None
+
+
+def test_a_node_that_was_silent_joins_in_a_later_round():
+    grid = Silent({p: honest(p) for p in range(2)}, keep_log=True)
+    grid.silent = {1}
+
+    class Heal(Recorder):
+        def round_completed(self, round, arrays, metrics, seconds):
+            grid.silent = set()
+
+    FedTU(build("fedavg"), listener=Heal()).start(grid, adapter(np.zeros(SIZE)), num_rounds=2)
+    assert {r: sorted(p) for r, p in trained(grid).items()} == {1: [0], 2: [0, 1]}
