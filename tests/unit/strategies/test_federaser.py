@@ -14,18 +14,20 @@ from support.fedtu_clients import Recorder, adapter, content, flat, request
 from strategies import protocol
 from strategies.factory import build
 from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, RequestList
+from strategies.fedtu import FedTU, Options, RequestList
 from strategies.history import MemoryHistory, mean_of_others
 from strategies.memory_grid import MemoryGrid
+from strategies.serving import ByErasure, ByUnlearning, WithReference
 
 
-def run(grid, history, stage, rounds, start, *, name="fedavg", due=(), fraction=0.5, **options):
+def run(grid, history, stage, rounds, start, *, name="fedavg", due=(), fraction=0.5):
     """One stage; the final vector, the recorder, the requests and FedTU."""
     inner = build(name, fraction_train=fraction, **SETTINGS[name])
     history.stage = stage
     recorder, requests = Recorder(), RequestList(due)
-    eraser = FedEraser(inner, history, local_epochs=EPOCHS) if due else None
-    fedtu = FedTU(inner, requests=requests, listener=recorder, stage=stage, history=history, eraser=eraser, **options)
+    erasing = ByErasure(FedEraser(inner, history, local_epochs=EPOCHS)) if due else ByUnlearning(history=history)
+    options = Options(stage=stage)
+    fedtu = FedTU(inner, requests=requests, serving=erasing, listener=recorder, options=options)
     result = fedtu.start(grid, adapter(start), num_rounds=rounds)
     return flat(result.arrays), recorder, requests, fedtu
 
@@ -354,8 +356,9 @@ def test_bad_arguments():
     for ratio in (0, -1, math.nan, math.inf):
         with pytest.raises(ValueError, match="calibration_ratio"):
             FedEraser(build("fedavg"), MemoryHistory(), local_epochs=5, calibration_ratio=ratio)
-    with pytest.raises(ValueError, match="history"):
-        FedTU(build("fedavg"), send_reference=True)
+    for serving in (WithReference, ByErasure):
+        with pytest.raises(TypeError, match="history|eraser"):
+            serving()
 
 
 def test_the_model_of_the_others_for_pga():
@@ -386,9 +389,8 @@ def test_the_model_of_the_others_for_pga():
     fedtu = FedTU(
         build("fedavg"),
         requests=RequestList([(1, request(1))]),
+        serving=WithReference(history),
         listener=recorder,
-        history=history,
-        send_reference=True,
     )
     fedtu.start(grid, adapter(start), num_rounds=1)
     expected = np.average([models[p] for p in (0, 2, 3, 4, 5)], axis=0, weights=[2, 4, 5, 6, 7])
