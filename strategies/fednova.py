@@ -16,9 +16,9 @@ TAKES_MEAN = False
 class FedNova(FedAvg):
     """φ_t = φ_{t-1} − τ_eff Σ p_k d_k with d_k = (φ_{t-1} − φ_k) / τ_k and τ_eff = Σ p_k τ_k.
 
-    Wang et al., NeurIPS 2020. p_k = n_k / Σ n_j; τ_k is the number of local optimiser steps, which is the paper's ‖a_k‖₁
-    for plain SGD: whatever else the clients run, their updates are divided by the number of steps. It is FedAvg when
-    all τ_k are equal.
+    Wang et al., NeurIPS 2020. p_k = n_k / Σ n_j; τ_k is the number of local optimiser steps, for plain SGD the paper's
+    ‖a_k‖₁: whatever else the clients run, their updates are divided by the number of steps. It is FedAvg when all τ_k
+    are equal.
     """
 
     needs_steps = True
