@@ -18,7 +18,14 @@ from omegaconf.errors import OmegaConfBaseException
 from oblivionis.config.problems import Problem, did_you_mean
 from oblivionis.config.values import KEYS, SECTIONS, expectation, known_below
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+
+def conf_folder(package: Path) -> Path:
+    """The folder of the configurations that ship: inside the package in a wheel, else beside it."""
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+CONF = conf_folder(Path(__file__).resolve().parents[1])
 GROUPS = {
     "model": "tiny",
     "data": "fictitious",
