@@ -28,7 +28,7 @@ def home(tmp_path):
 
 
 def imported(*folders, before=""):
-    """Exit code and last line of standard error of `import oblivionis` with these folders and the standard library on Python's path."""
+    """Exit code and last error line of `import oblivionis`, these folders in front, without site-packages."""
     code = f"import sys; sys.path[:0] = sys.argv[1:]\n{before}\nimport oblivionis"
     result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, *map(str, folders)], capture_output=True, text=True, timeout=60
