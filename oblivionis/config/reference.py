@@ -95,7 +95,9 @@ def _linked(text: str) -> str:
     places = {file.name: file.relative_to(DOCUMENTS) for file in DOCUMENTS.rglob("*.md") if file.parent != DOCUMENTS}
 
     def link(found: re.Match[str]) -> str:
-        place = places[found[1]]
+        place = places.get(found[1])
+        if place is None:
+            return found[0]
         return f"]({place.name}" if place.parent.name == PAGE.parent.name else f"](../{place.as_posix()}"
 
     return re.sub(r"\]\(([\w-]+\.md)", link, text)

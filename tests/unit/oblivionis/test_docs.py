@@ -20,7 +20,7 @@ REQUESTS = (ROOT / "docs" / "guides" / "requests.md").read_text(encoding="utf-8"
 PLACES = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", INDEX)))
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in INDEX.splitlines() if line.startswith("|")]
 CELLS = {row[1]: row for row in ROWS if len(row) == 4}
-EXAMPLES = ("my_",)
+EXAMPLES = ("my_", "NAME")
 """In the names of files that only the examples of CONTRIBUTING.md have."""
 
 
