@@ -237,14 +237,19 @@ def _run(arguments: list[str], environment: dict[str, str]) -> int:
     sys.orig_argv[:] = ["python", *arguments]
     paths = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     try:
-        if patch := environment.get("OBLIVIONIS_TEST_PATCH"):
+        if patches := environment.get("OBLIVIONIS_TEST_PATCH"):
             sys.path[:0] = paths
-            runpy.run_path(patch)
+            for patch in patches.split(os.pathsep):
+                runpy.run_path(patch)
             del sys.path[: len(paths)]
         if arguments[0] == "-m":
             sys.path[:0] = [os.getcwd(), *paths]
             sys.argv[:] = arguments[1:]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.path[:0] = paths
+            sys.argv[:] = ["-c", *arguments[2:]]
+            exec(arguments[1], {"__name__": "__main__"})
         else:
             sys.path[:0] = [str(Path(arguments[0]).parent), *paths]
             sys.argv[:] = arguments

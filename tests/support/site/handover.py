@@ -9,23 +9,31 @@ import sys
 
 MODULES = ("oblivionis.cli.main",)
 SCRIPTS = ("flwr", "flwr-serverapp", "oblivionis")
+CODE = "from multiprocessing.forkserver import main"
 START_S = 120
 
 
 def try_at(address):
     """End as the process that was forked for this command line; return if there is none."""
-    given = sys.orig_argv[1:]
-    if given and (given[:2] == ["-m", given[-1]] or given[0] == "-m") and given[1] in MODULES:
-        arguments = given
-    elif given and os.path.basename(given[0]) in SCRIPTS and os.path.isfile(given[0]):
-        arguments = given
-    else:
-        return
-    if sys.platform != "linux" or not os.path.isdir(os.path.dirname(address)):
+    arguments = _wanted(sys.orig_argv[1:])
+    if not arguments or sys.platform != "linux" or not os.path.isdir(os.path.dirname(address)):
         return
     connection = _connect(address)
     if connection is not None:
         _stand_for(connection, arguments)
+
+
+def _wanted(given):
+    """What to hand over, without options of Python; nothing if the command is none of those that are."""
+    while given and given[0].startswith("-") and given[0] not in ("-m", "-c"):
+        given = given[1:]
+    if not given:
+        return None
+    if given[0] == "-m":
+        return given if given[1] in MODULES else None
+    if given[0] == "-c":
+        return given if given[1].startswith(CODE) else None
+    return given if os.path.basename(given[0]) in SCRIPTS and os.path.isfile(given[0]) else None
 
 
 def _connect(address):

@@ -11,7 +11,8 @@ if address := os.environ.get("OBLIVIONIS_TEST_FORKS"):
 
     handover.try_at(address)
 
-if patch := os.environ.get("OBLIVIONIS_TEST_PATCH"):
+if patches := os.environ.get("OBLIVIONIS_TEST_PATCH"):
     import runpy
 
-    runpy.run_path(patch)
+    for patch in patches.split(os.pathsep):
+        runpy.run_path(patch)
