@@ -18,6 +18,13 @@ from strategies.history import ClientUpdate, History, PastRound, RoundUpdates
 from strategies.replies import Verdict
 from strategies.server_step import ServerStep
 
+LIMITS = {
+    "calibration_ratio": {
+        "help": "Local epochs of a calibration as a share of `federation.local_epochs`.",
+        "above": 0,
+    },
+}
+
 Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[Verdict]]
 """Sends a model with further settings to these clients as ordinary training; their judged replies."""
 

@@ -58,18 +58,9 @@ def planned_rounds(config: Config) -> dict[str, int]:
 def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
     """The configured aggregator with its settings and the sampling of the federation, averaging by `mean`."""
     strategy, federation = config.strategy, config.federation
-    settings: dict[str, float] = {}
-    if strategy.name == "fedavgm":
-        settings = {"server_learning_rate": strategy.server_learning_rate, "server_momentum": strategy.momentum}
-    elif strategy.name == "fedprox":
-        settings = {"proximal_mu": strategy.proximal_mu}
-    elif strategy.name != "fedavg":
-        settings = {"eta": strategy.server_learning_rate, "tau": strategy.tau}
-        if strategy.name != "fedadagrad":
-            settings |= {"beta_1": strategy.beta_1, "beta_2": strategy.beta_2}
     return factory.build(
         strategy.name,
-        **settings,
+        **strategy.params,
         fraction_train=federation.fraction_train,
         min_train_nodes=federation.min_clients,
         mean=mean,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import oblivionis
-from oblivionis.config.layers import conf_folder
+from oblivionis.config.yaml_files import conf_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 
