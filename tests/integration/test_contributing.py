@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, dropped into a copy of the program: their tests pass, and a run and a table have them."""
+"""The examples of CONTRIBUTING.md in a copy of the program: their tests pass, a run and its tables have them."""
 
 import json
 import os
