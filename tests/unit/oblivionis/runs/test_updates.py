@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fedtu_clients import adapter, flat, request
 from flwr.app import ArrayRecord
 from support.erasing import EPOCHS, SETTINGS, START, federation
+from support.fedtu_clients import adapter, flat, request
 
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunError
