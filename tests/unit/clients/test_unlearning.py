@@ -14,7 +14,7 @@ from support import tiny_llama
 
 from clients import losses, step
 from clients.flat import FlatParameters
-from clients.training import NonFiniteError, Prox, TrainSettings
+from clients.training import NonFiniteError, TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
