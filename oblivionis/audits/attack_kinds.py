@@ -29,8 +29,8 @@ from evaluation.leakage.summary import Terms
 from evaluation.metrics.membership import MembershipEvaluator
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator
 from oblivionis import seeds
-from oblivionis.assessment.assessor import encode_questions
 from oblivionis.assessment.membership import Groups
+from oblivionis.assessment.questions import encode_questions
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.models.assembly import Assembled, assemble
