@@ -10,43 +10,32 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
+from markupsafe import Markup
 from matplotlib import pyplot as plt
 
-from oblivionis.naming import SETS
-from oblivionis.reports import summary as report
+from oblivionis.assessment import evaluators
 from oblivionis.reports.markup import FIGURE_STYLE, INK, PAPER, explained, svg_figure
 
-NAMES = {
-    **{f"{key}_{m}": f"{group} {name}" for key, group in SETS.items() for m, name in report.MEASURES.items()},
-    **{f"forget_{key}": name for key, name in report.FORGET_ONLY.items()},
-    **report.LEAKAGE,
-    **report.RULER,
-    "model_utility": "Model utility",
-    "seconds": "Seconds",
-}
-"""Metrics as readers know them."""
-DRAWN = (
-    "forget_rouge",
-    "forget_prob",
-    "forget_truth_ratio",
-    "forget_quality",
-    "retain_rouge",
-    "retain_prob",
-    "model_utility",
-    "leakage_mean",
-    "ruler_mean_rank",
-)
-TERMS = NAMES | {f"{key}_{m}": name for key in SETS for m, name in report.MEASURES.items()}
-TERMS |= {f"forget_{key}": name for key, name in report.FORGET_ONLY.items()}
-"""The word of the glossary for a metric."""
+
+def drawn() -> list[str]:
+    """The metrics that are drawn where a suite does not name others."""
+    return [key for key, metric in evaluators.catalogue().items() if metric.drawn]
+
+
+def metric_name(metric: str) -> Markup:
+    """What readers call a metric, linked to what the glossary says of it."""
+    known = evaluators.catalogue().get(metric)
+    return Markup(explained(known.title if known else metric, evaluators.reader_name(metric)))
+
+
 _LINES = {"finetune": ("tab:orange", "--", "finetuned"), "retrain": ("tab:green", "-.", "retrained")}
 _WRAP = 3
 
 
 def figures(
-    cells: pd.DataFrame, axes: Sequence[str], paper: pd.DataFrame | None, metrics: Sequence[str] = DRAWN
+    cells: pd.DataFrame, axes: Sequence[str], paper: pd.DataFrame | None, metrics: Sequence[str] | None = None
 ) -> list[str]:
-    """A figure for each of `metrics` that a cell has: a panel per value of the first axis, methods side by side.
+    """A figure for each of `metrics` (None: of `drawn`) that a cell has, a panel per value of the first axis.
 
     Points are means over seeds, bars their sample standard deviation. `cells`, `axes` and `paper` as in `SuiteView`.
     """
@@ -54,16 +43,14 @@ def figures(
     done: Any = cells[cells.status == "done"]
     published = [] if paper is None else list(paper.metric)
     found = []
-    for metric in dict.fromkeys([*metrics, *published]):
+    for metric in dict.fromkeys([*(drawn() if metrics is None else metrics), *published]):
         mine = done[(done.metric == metric) & done.value.notna()]
         if mine[mine.stage == "unlearn"].empty:
             continue
-        name = NAMES.get(metric, metric)
-        drawing = svg_figure(_draw(mine, compared, paper, metric), f"m-{metric}", f"{name} of every cell")
-        title = explained(TERMS.get(metric, metric), name)
-        found.append(
-            f"<h3>{title}</h3><figure>{drawing}<figcaption>{_caption(mine, metric in published)}</figcaption></figure>"
-        )
+        label = f"{evaluators.reader_name(metric)} of every cell"
+        drawing = svg_figure(_draw(mine, compared, paper, metric), f"m-{metric}", label)
+        figure = f"<figure>{drawing}<figcaption>{_caption(mine, metric in published)}</figcaption></figure>"
+        found.append(f"<h3>{metric_name(metric)}</h3>{figure}")
     return found or ["<p>Nothing to draw yet.</p>"]
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -94,7 +94,7 @@ def told_by_clients() -> frozenset[str]:
     return frozenset(found)
 
 
-def legends(measured: Sequence[str]) -> list[str]:
+def legends(measured: Collection[str]) -> list[str]:
     """How to read the rows of the comparison that have one of the `measured` metrics, in the order of the rows."""
     shown = [key for key, metric in catalogue().items() if metric.group is not None and key in measured]
     owner = {key: name for name in names() for key in named_metrics(name, {m.key: m for m in module(name).METRICS})}

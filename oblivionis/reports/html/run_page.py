@@ -8,7 +8,6 @@ from typing import Any
 
 from oblivionis.config.schema import Config
 from oblivionis.files import write_atomic
-from oblivionis.naming import MODELS
 from oblivionis.reports import attacks as attack_report
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import overview as run_overview
@@ -17,14 +16,11 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import verdicts
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.format import number
 from oblivionis.reports.html import person_pages, request_pages
 from oblivionis.reports.html.curves import curves
 from oblivionis.reports.markup import explained, glossary, html_page, html_table, section_heading, warning_list
 from oblivionis.requests.ledger import PENDING, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
-
-_MODELS = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retrain": "Retrained model"}
 
 
 def write_html(run: RunDirectory, config: Config) -> None:
@@ -48,14 +44,14 @@ def write_html(run: RunDirectory, config: Config) -> None:
         section_heading("asked", "What was asked"),
         run_overview.asked(run, config),
         section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
-        _comparison(metrics, verdicts.marks(found)) if metrics else "<p>No stage is finished.</p>",
+        report.comparison(metrics, marks=verdicts.marks(found)).html_table()
+        if metrics
+        else "<p>No stage is finished.</p>",
         *(f'<p class="verdict">{html.escape(line)}</p>' for line in verdicts.sentences(found)),
         *(f"<p>{html.escape(line)}</p>" for line in ruler_report.sentences(run)),
-        f'<p class="legend">{html.escape(legend)}</p>' if metrics else "",
-        f'<p class="legend">{html.escape(report.RULER_LEGEND)}</p>' if report.has_ruler(metrics) else "",
-        f'<p class="legend">{html.escape(report.WIKIMEM_LEGEND)}</p>' if report.has_wikimem(metrics) else "",
         *(f"<p>{html.escape(line)}</p>" for line in membership_report.sentences(metrics)),
-        *(f'<p class="legend">{html.escape(line)}</p>' for line in membership_report.legends(metrics)),
+        f'<p class="legend">{html.escape(legend)}</p>' if metrics else "",
+        *(f'<p class="legend">{html.escape(line)}</p>' for line in report.legends(metrics)),
         section_heading("done", "What was done", "Stage", "Round"),
         run_overview.done(run),
         section_heading("rounds", "Rounds"),
@@ -85,19 +81,6 @@ def _contents(optional: Mapping[str, Sequence[str]]) -> str:
     names += ["answers", "glossary", "configuration"]
     links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
     return f"<nav>{links}</nav>"
-
-
-def _comparison(metrics: Mapping[str, Mapping[str, float]], marks: Mapping[tuple[str, str], str]) -> str:
-    rows, previous = [], ""
-    for group, measure, values in report.rows(metrics):
-        cells = [number(value) for value in values]
-        if (mark := marks.get((group, measure))) is not None:
-            place = list(metrics).index("unlearn")
-            cells[place] = f"<b class=mark>{mark} {cells[place]}</b>"
-        rows.append([group if group != previous else "", explained(measure), *cells])
-        previous = group
-    models = [explained(_MODELS.get(s, ""), MODELS[s]) for s in metrics]
-    return html_table(["questions", "measure", *models], ["", "", *["n"] * len(models)], rows)
 
 
 def _requests(run: RunDirectory, config: Config) -> str:
