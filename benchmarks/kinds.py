@@ -23,9 +23,10 @@ from benchmarks.federated.runner import Options
 from benchmarks.tabular import runner as tabular
 from benchmarks.tabular import settings as tabular_settings
 from oblivionis.config.compose import instance, tree_of
-from oblivionis.config.layers import display, flatten, parse_overrides, read_yaml
+from oblivionis.config.layers import flatten, parse_overrides
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.values import check_value, keys_of, sections
+from oblivionis.config.yaml_files import display, read_yaml
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.files import write_atomic
 

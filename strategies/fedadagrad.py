@@ -10,6 +10,11 @@ import numpy as np
 from strategies.adaptive import check_adaptive
 from strategies.server_step import Floats, ServerStep
 
+LIMITS = {
+    "eta": {"help": "Server step (epsilon in eq. 25).", "above": 0},
+    "tau": {"help": "Adaptivity: added to the root of the second moment, which starts at tau².", "above": 0},
+}
+
 
 class FedAdagrad(ServerStep):
     """v_t = v_{t-1} + Δ_t²; φ_t = φ_{t-1} + ε Δ_t / (√v_t + τ) (Oblivionis eqs. 23–25), v starts at τ².

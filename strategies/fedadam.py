@@ -10,6 +10,13 @@ import numpy as np
 from strategies.adaptive import check_adaptive
 from strategies.server_step import Floats, ServerStep
 
+LIMITS = {
+    "eta": {"help": "Server step (epsilon in eq. 29).", "above": 0},
+    "beta_1": {"help": "Decay of the server's first moment.", "at_least": 0, "below": 1},
+    "beta_2": {"help": "Decay of the server's second moment.", "at_least": 0, "below": 1},
+    "tau": {"help": "Adaptivity: added to the root of the second moment, which starts at tau².", "above": 0},
+}
+
 
 class FedAdam(ServerStep):
     """m_0 = Δ_0, m_t = β1 m_{t-1} + (1−β1) Δ_t; v_t = β2 v_{t-1} + (1−β2) Δ_t²; φ_t = φ_{t-1} + ε m_t / (√v_t + τ).

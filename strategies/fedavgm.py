@@ -7,6 +7,11 @@ from typing import Any
 
 from strategies.server_step import Floats, ServerStep
 
+LIMITS = {
+    "server_learning_rate": {"help": "Server step (1.0: eq. 22 as it stands).", "above": 0},
+    "server_momentum": {"help": "Momentum β1 of the server's updates.", "at_least": 0, "below": 1},
+}
+
 
 class FedAvgM(ServerStep):
     """m_0 = Δ_0, m_t = β1 m_{t-1} + Δ_t; φ_t = φ_{t-1} + η m_t (Oblivionis eqs. 20–22, where η = 1).

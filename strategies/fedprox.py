@@ -8,6 +8,10 @@ from flwr.serverapp.strategy import FedProx as FlowerFedProx
 
 from strategies.fedavg import FedAvg
 
+LIMITS = {
+    "proximal_mu": {"help": "Weight μ of the proximal term in the clients' loss.", "at_least": 0},
+}
+
 
 class FedProx(FedAvg, FlowerFedProx):
     """Clients add (μ/2)‖φ_k − φ_{t-1}‖² to their loss (Oblivionis eqs. 34–35).

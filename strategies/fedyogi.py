@@ -7,6 +7,13 @@ import numpy as np
 from strategies.fedadam import FedAdam
 from strategies.server_step import Floats
 
+LIMITS = {
+    "eta": {"help": "Server step (epsilon in eq. 33).", "above": 0},
+    "beta_1": {"help": "Decay of the server's first moment.", "at_least": 0, "below": 1},
+    "beta_2": {"help": "Decay of the server's second moment.", "at_least": 0, "below": 1},
+    "tau": {"help": "Adaptivity: added to the root of the second moment, which starts at tau².", "above": 0},
+}
+
 
 class FedYogi(FedAdam):
     """FedAdam with v_t = v_{t-1} − (1−β2) Δ_t² sign(v_{t-1} − Δ_t²) (Oblivionis eqs. 30–33)."""

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LIMITS = {
+    "gamma": {"help": "Weight of the forget term.", "at_least": 0},
+    "alpha": {"help": "Weight of the retain terms.", "at_least": 0},
+    "temperature": {
+        "help": "Temperature T of the distributions in divergences, which count T² times.",
+        "above": 0,
+    },
+    "teacher_seed": {"help": "Seed of the randomly initialised teacher's weights.", "at_least": 0},
+}
+
 
 def bad_teacher(
     forget_teacher_kl: Tensor,

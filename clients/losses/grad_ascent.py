@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LIMITS = {"gamma": {"help": "Weight of the forget term.", "at_least": 0}}
+
 
 def grad_ascent(forget_nll: Tensor, *, gamma: float = 1.0) -> Tensor:
     """−γ E_forget ℓ(y_f|x): Oblivionis eq. 36. Unbounded below: it diverges when followed for long.

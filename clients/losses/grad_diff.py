@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LIMITS = {
+    "gamma": {"help": "Weight of the forget term.", "at_least": 0},
+    "alpha": {"help": "Weight of the retain term.", "at_least": 0},
+}
+
 
 def grad_diff(
     forget_nll: Tensor, retain_loss: Tensor | None = None, *, gamma: float = 1.0, alpha: float = 1.0

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LIMITS = {
+    "alpha": {"help": "Weight of the retain term; the forget term has 1 - alpha.", "at_least": 0, "at_most": 1},
+}
+
 
 def neg_grad(forget_nll: Tensor, retain_nll: Tensor, *, alpha: float = 0.5) -> Tensor:
     """α E_retain ℓ(y|x) − (1 − α) E_forget ℓ(y_f|x): NegGrad+ of Kurmanji et al. 2023, NegGrad of RULER §4.2.

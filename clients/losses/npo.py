@@ -5,6 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+LIMITS = {
+    "beta": {"help": "Inverse temperature of the preference loss.", "above": 0},
+    "alpha": {"help": "Weight of the retain term.", "at_least": 0},
+}
+
 
 def npo(
     forget_log_p: Tensor,

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LIMITS = {
+    "radius": {
+        "help": "Farthest from the reference model; null: a third of a random model's distance.",
+        "above": 0,
+    },
+}
+
 
 def pga(forget_nll: Tensor, *, radius: float | None = None) -> Tensor:
     """−E_forget ℓ(y_f|x): the client maximises its loss (Halimi et al. 2022).

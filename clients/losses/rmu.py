@@ -8,6 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LIMITS = {
+    "steering_coefficient": {"help": "Length c of the vector to which forget records' states are led."},
+    "alpha": {"help": "Weight of the retain term.", "at_least": 0},
+    "layer": {
+        "help": "Decoder layer, from 0, whose states are led; -1: as deep as layer 7 of 32.",
+        "at_least": -1,
+    },
+    "moved_layers": {"help": "Layers whose parameters move: `layer` and those right before it.", "at_least": 1},
+    "direction_seed": {"help": "Seed of that vector's direction.", "at_least": 0},
+}
+
 
 def rmu(
     forget_states: Sequence[Tensor],

@@ -6,6 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
+LIMITS = {
+    "alpha": {"help": "Weight of the divergence on retain records.", "at_least": 0},
+    "gamma": {"help": "Weight of the likelihood of retain records.", "at_least": 0},
+    "temperature": {
+        "help": "Temperature T of the distributions in divergences, which count T² times.",
+        "above": 0,
+    },
+    "msteps": {
+        "help": "First epochs in which a step away from the model as received follows each step.",
+        "at_least": 0,
+    },
+}
+
 
 def scrub(
     retain_reference_kl: Tensor | None = None,

@@ -5,6 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+LIMITS = {
+    "beta": {"help": "Inverse temperature of the preference loss.", "above": 0},
+    "delta": {"help": "Margin of the preference loss, outside the beta factor (eq. 39)."},
+    "alpha": {"help": "Weight of the retain term.", "at_least": 0},
+}
+
 
 def simnpo(
     forget_nll: Tensor,

@@ -245,7 +245,7 @@ class Battery:
         def run(vector: np.ndarray) -> list[Row]:
             self._assembled.flat.load(self._base)
             with fused_lora(self._assembled.model):
-                reference = groups.reference(lambda: self._session(self._assembled))
+                reference = groups.reference(self._session(self._assembled))
             self._assembled.flat.load(vector)
             evaluator = MembershipEvaluator(groups.members, groups.others, reference=reference, resamples=1, seed=seed)
             details = self._evaluate(self._assembled, evaluator).details

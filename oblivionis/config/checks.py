@@ -140,7 +140,7 @@ def _clean_boundary(config: Config) -> Iterator[Problem]:
 
 @_reads("unlearning")
 def _unlearning_options(config: Config) -> Iterator[Problem]:
-    """Options that the method would not look at, and a hyperparameter whose range is its own."""
+    """Options that the method would not look at."""
     unlearning = config.unlearning
     if unlearning.retain_loss != "nll" and unlearning.method not in WITH_RETAIN_LOSS:
         message = f"{unlearning.method} has no retain term to choose"
@@ -154,9 +154,6 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
     if unlearning.requests.scope == "client" and unlearning.method in NEEDS_RETAIN:
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
-    alpha = unlearning.params.get("alpha")
-    if unlearning.method == "neg_grad" and isinstance(alpha, float) and alpha > 1:
-        yield Problem("unlearning.params.alpha", f"{alpha} is out of range", "0 <= value <= 1 (neg_grad)")
 
 
 @_reads("training.optimizer", "model.device")

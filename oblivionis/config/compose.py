@@ -17,23 +17,21 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from oblivionis.config import declared, former
 from oblivionis.config.checks import cross_checks
 from oblivionis.config.layers import (
-    CONF,
     GROUPS,
     Layer,
-    display,
     list_choices,
     list_experiments,
     make_layer,
     parse_overrides,
-    parse_yaml,
-    read_yaml,
     selector,
 )
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean, render_problems
 from oblivionis.config.schema import Config
-from oblivionis.config.values import KEYS, check_params, check_values
+from oblivionis.config.values import KEYS, brought, brought_problems, check_params, check_values
+from oblivionis.config.yaml_files import CONF, display, parse_yaml, read_yaml
 
 __all__ = [
     "CONF",
@@ -46,12 +44,26 @@ __all__ = [
     "list_choices",
     "list_experiments",
     "method_params",
+    "parameters",
     "render_problems",
     "to_yaml",
 ]
 
 T = TypeVar("T")
 Values = dict[str, tuple[Any, str]]
+Block = tuple[str, str, Values]
+"""Values for a choice: group, name, values."""
+PARAMETRISED = ("strategy", "unlearning")
+"""Groups whose choice has parameters of its own, `<group>.params`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """Those of a choice: their defaults, and what its code file says of them."""
+
+    owner: str
+    defaults: Mapping[str, Any]
+    code: declared.CodeFile
 
 
 def compose(experiment: str | Path = "default", overrides: Sequence[str] | str = ()) -> Config:
@@ -65,42 +77,21 @@ def compose(experiment: str | Path = "default", overrides: Sequence[str] | str =
     layers, blocks, more = _experiment_layers(experiment)
     problems += more
 
-    names: dict[str, str] = {}
-    values: Values = {path: (key.default, "") for path, key in KEYS.items() if path != "unlearning.params"}
-    idle: list[tuple[str, str, Values]] = []
-    params: dict[str, Any] | None = {}
-    for group, default in GROUPS.items():
-        name, file, problem = _choose(group, [*layers, last], default)
-        names[group] = name
-        problems += [problem] if problem else []
-        stored, more = _group_file(group, file)
+    values: Values = {p: (k.default, k.where) for p, k in KEYS.items() if p not in _PARAMS}
+    chosen: dict[str, Parameters] = {}
+    idle: list[Block] = []
+    for group in GROUPS:
+        own, unused, more = _group_values(group, [*layers, last], [b for b in blocks if b[0] == group], values)
         problems += more
-        named, _ = stored.pop(selector(group), (name, ""))
-        values |= stored
-        if group == "unlearning":
-            params = None if problem else _params_of(stored)
-        for layer in layers:
-            chosen = layer.choice(group)
-            if chosen is None or chosen[0] == name:
-                values |= layer.of(group)
-            elif not problem:
-                idle.append((group, chosen[0], layer.of(group)))
-        for block_group, block_name, block in blocks:
-            if block_group == group and block_name == name:
-                values |= block
-            elif block_group == group:
-                idle.append((group, block_name, block))
-        values |= last.of(group)
-        chosen_at = next((c[1] for layer in [last, *reversed(layers)] if (c := layer.choice(group))), "")
-        values[selector(group)] = (file if problem else named, chosen_at)
+        idle += unused
+        if own is not None:
+            chosen[group] = own
     for layer in [*layers, last]:
         values |= {p: v for p, v in layer.values.items() if p.split(".")[0] not in GROUPS}
 
-    good, origins, more = _checked(values, names["unlearning"], params)
+    good, origins, more = _checked(values, chosen)
     problems += more
-    for group, name, block in idle:
-        known = method_params(name) if group == "unlearning" else {}
-        problems += _checked(block, name, known)[2]
+    problems += _idle_problems(idle)
     config = _build(good)
     bad = {p.path.split("[")[0] for p in problems}
     crossed = [dataclasses.replace(p, where=origins.get(p.path, "")) for p in cross_checks(config, bad)]
@@ -109,16 +100,74 @@ def compose(experiment: str | Path = "default", overrides: Sequence[str] | str =
     return config
 
 
+def _group_values(
+    group: str, layers: list[Layer], blocks: Sequence[Block], values: Values
+) -> tuple[Parameters | None, list[Block], list[Problem]]:
+    """Put the values of a group, with its choice, into `values`: its file's, the layers', `blocks`, the last layer's.
+
+    Returns the parameters of the choice, the values that are for other choices, and what is wrong.
+    """
+    *before, last = layers
+    name, file, problem = _choose(group, layers, GROUPS[group])
+    stored, problems = _group_file(group, file)
+    problems += [problem] if problem else []
+    named, _ = stored.pop(selector(group), (name, ""))
+    own = None
+    if group in PARAMETRISED and not problem:
+        own = Parameters(name, _params_of(group, stored), declared.code(group, named))
+    given: Values = {}
+    idle: list[Block] = []
+    own_layers: list[Values] = []
+    idle: list[Block] = []
+    for layer in before:
+        at = layer.choice(group)
+        if at is None or at[0] == name:
+            own_layers.append(layer.of(group))
+        elif not problem:
+            idle.append((group, at[0], layer.of(group)))
+    own_layers += [block[2] for block in blocks if block[1] == name]
+    idle += [block for block in blocks if block[1] != name]
+    given: Values = {}
+    for layer_values in [*own_layers, last.of(group)]:
+        today, more = former.current(layer_values, name, own and own.defaults)
+        problems += more
+        given |= today
+    chosen_at = next((c[1] for layer in reversed(layers) if (c := layer.choice(group))), "")
+    values |= stored | given | {selector(group): (file if problem else named, chosen_at)}
+    return own, idle, problems
+
+
+def _idle_problems(idle: Sequence[Block]) -> list[Problem]:
+    """What is wrong with values for choices, as (group, name, values), that were not chosen."""
+    problems: list[Problem] = []
+    for group, name, block in idle:
+        own = parameters(group, name) if group in PARAMETRISED else None
+        block, more = former.current(block, name, own and own.defaults)
+        problems += more
+        problems += _checked(block, {group: own} if own else {})[2]
+    return problems
+
+
 def method_params(method: str) -> dict[str, Any]:
     """Hyperparameters of an unlearning method with their defaults; empty when there is no such file."""
-    if method not in list_choices()["unlearning"]:
-        return {}
-    return _params_of(_group_file("unlearning", method)[0])
+    own = parameters("unlearning", method)
+    return dict(own.defaults) if own else {}
+
+
+def parameters(group: str, name: str) -> Parameters | None:
+    """Those of a choice of `strategy` or `unlearning`; None when there is no such file."""
+    if name not in list_choices()[group]:
+        return None
+    stored, _ = _group_file(group, name)
+    return Parameters(name, _params_of(group, stored), declared.code(group, stored.get(selector(group), (name, ""))[0]))
 
 
 def to_yaml(config: Config) -> str:
     """Every key of a configuration as YAML; `from_yaml` and `compose` read it back."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(dataclasses.asdict(config))))
+    tree = dataclasses.asdict(config)
+    for section in ("evaluation", "attack"):
+        tree[section] |= tree[section].pop("more")
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(tree)))
 
 
 def from_yaml(text: str) -> Config:
@@ -130,16 +179,23 @@ def from_yaml(text: str) -> Config:
     content, places, problems = parse_yaml(text, "configuration")
     layer, more = make_layer(content, places, "configuration")
     problems += more
-    method = layer.choice("unlearning")
-    name = method[0] if method else GROUPS["unlearning"]
-    known = method_params(name) if name in list_choices()["unlearning"] else None
+    known: dict[str, Parameters] = {}
+    for group in PARAMETRISED:
+        at = layer.choice(group)
+        name = at[0] if at else GROUPS[group]
+        own = parameters(group, name)
+        if own is not None:
+            known[group] = own
+        if group == "strategy":
+            layer.values, more = former.current(layer.values, name, own and own.defaults)
+            problems += more
     for group in GROUPS:
         chosen = layer.choice(group)
         if group in layer.values:
             layer.values[selector(group)] = layer.values.pop(group)
         if chosen and group != "model" and chosen[0] not in list_choices()[group]:
             problems.append(_unknown_choice(group, *chosen))
-    good, _, more = _checked(layer.values, name, known)
+    good, _, more = _checked(layer.values, known)
     problems += more
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -269,22 +325,24 @@ def _group_file(group: str, name: str) -> tuple[Values, list[Problem]]:
     return {selector(group): named, **stored, **layer.of(group)}, problems + more
 
 
-def _params_of(values: Values) -> dict[str, Any]:
-    head = "unlearning.params."
+def _params_of(group: str, values: Values) -> dict[str, Any]:
+    head = f"{group}.params."
     return {path[len(head) :]: value for path, (value, _) in values.items() if path.startswith(head)}
 
 
-def _checked(
-    values: Values, method: str, params: dict[str, Any] | None
-) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
-    """Resolve interpolations and check the values; `params` None leaves a method's hyperparameters unchecked."""
+def _checked(values: Values, chosen: Mapping[str, Parameters]) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """Resolve interpolations and check the values; a group's parameters are checked where `chosen` has them."""
     origins = {path: where for path, (_, where) in values.items() if where}
     tree, problems = _resolved(tree_of({path: value for path, (value, _) in values.items()}), origins)
-    good, more = check_values(tree, origins, [f"unlearning.params.{name}" for name in params or {}])
-    problems += more
-    if params is not None and isinstance(good.get("unlearning.params", {}), dict):
-        good["unlearning.params"], more = check_params(method, params, good.get("unlearning.params", {}), origins)
-        problems += more
+    known = [f"{group}.params.{name}" for group, own in chosen.items() for name in own.defaults]
+    good, more = check_values(tree, origins, known)
+    problems += [*more, *brought_problems()]
+    for group, own in chosen.items():
+        path = f"{group}.params"
+        given = good.get(path, {})
+        if isinstance(given, dict):
+            good[path], more = check_params(own.owner, own.defaults, given, origins, own.code.limits, f"{path}.")
+            problems += [*more, *own.code.problems]
     return good, origins, problems
 
 
@@ -329,9 +387,15 @@ def _resolved(tree: dict[str, Any], origins: Mapping[str, str]) -> tuple[dict[st
 
 
 def _build(good: Mapping[str, Any]) -> Config:
-    return instance(Config, tree_of(good))
+    tree = tree_of(good)
+    for section, kind in brought().items():
+        own = tree.get(section, {})
+        more = {name: {**values, **own.pop(name, {})} for name, values in declared.defaults(kind).items()}
+        tree[section] = {**own, "more": more}
+    return instance(Config, tree)
 
 
+_PARAMS = [f"{group}.params" for group in PARAMETRISED]
 _hints = functools.cache(typing.get_type_hints)
 
 

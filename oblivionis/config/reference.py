@@ -8,14 +8,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from oblivionis.config.compose import method_params
-from oblivionis.config.layers import CONF, GROUPS, list_choices, list_experiments, selector
-from oblivionis.config.limits import PARAMETERS
-from oblivionis.config.values import KEYS, Key, sections
+from oblivionis.config.compose import PARAMETRISED, parameters
+from oblivionis.config.declared import Limit
+from oblivionis.config.layers import GROUPS, list_choices, list_experiments, selector
+from oblivionis.config.values import KEYS, Key, declared_key, sections
+from oblivionis.config.yaml_files import CONF
 
 HEAD = """# Configuration
 
-Made from the schema by `python -m oblivionis.config.reference`; do not edit it by hand.
+Made from the schema and the files in `conf/` by `python -m oblivionis.config.reference`; do not edit it by hand.
 
 A configuration is composed in layers; later ones win:
 
@@ -25,8 +26,8 @@ A configuration is composed in layers; later ones win:
 4. overrides: `key=value` on the command line, or all of them in one string as Flower's run config `overrides`.
 
 ```
-oblivionis simulate tofu strategy=fedadam strategy.tau=0.01 unlearning=simnpo
-flwr run . --run-config 'config="tofu" overrides="strategy=fedadam strategy.tau=0.01"'
+oblivionis simulate tofu strategy=fedadam strategy.params.tau=0.01 unlearning=simnpo
+flwr run . --run-config 'config="tofu" overrides="strategy=fedadam strategy.params.tau=0.01"'
 ```
 
 A value is YAML: `true`, `null`, `1e-3`, `[finetune, unlearn]`. Everything that is wrong is reported at once, before any
@@ -57,6 +58,13 @@ training:
 A model of your own needs no file in `conf/model`: give `model.source` and any `model.name`.
 `runs/<name>/config.yaml` holds every key of a run and can be given as an experiment again.
 
+A loss, an aggregator, an evaluator and an attack bring keys of their own, each with its files:
+`conf/unlearning/<name>.yaml` (`unlearning.params.…`), `conf/strategy/<name>.yaml` (`strategy.params.…`),
+`conf/evaluator/<name>.yaml` (`evaluation.<name>.…`) and `conf/attack/<name>.yaml` (`attack.<name>.…`) have the keys and
+defaults, the `LIMITS` of the code file the ranges. Configurations from before 0.2 named an aggregator's parameters
+without `params.` (`strategy.server_learning_rate`, `tau`, `beta_1`, `beta_2`, `momentum`, `proximal_mu`); they are
+still read.
+
 ## Groups
 
 | group | chosen by | choices | default |
@@ -74,37 +82,46 @@ def page() -> str:
     for group, default in GROUPS.items():
         names = ", ".join(f"`{name}`" for name in choices[group])
         text += f"| `{group}` | `{group}=…` or `{selector(group)}=…` | {names} | `{default}` |\n"
-    for section, cls in sections():
+    for section, meaning in sections():
         keys = [key for key in KEYS.values() if key.path.rpartition(".")[0] == section]
-        text += f"\n## {section or 'Top level'}\n\n{(cls.__doc__ or '').strip()}\n\n" if keys else ""
+        text += f"\n## {section or 'Top level'}\n\n{meaning}\n\n" if keys else ""
         text += "| key | type | default | range | meaning |\n| --- | --- | --- | --- | --- |\n" if keys else ""
         text += "".join(_row(key) for key in keys)
-        if section == "unlearning":
-            text += _methods(choices["unlearning"])
+        if section in PARAMETRISED:
+            text += _parameters(section, choices[section])
     return text
 
 
 def _row(key: Key) -> str:
-    limits = key.about
-    allowed = ", ".join(f"`{choice}`" for choice in limits.choices)
-    if not allowed and key.kind in (int, float):
-        allowed = limits.range()
-    elif not allowed and limits.at_least == 1:
-        allowed = "not empty"
+    return _line(f"`{key.path}`", _type(key), _literal(key.default), _range(key), _meaning(key))
+
+
+def _type(key: Key) -> str:
     kind = f"list of {key.item.__name__}" if key.item else key.kind.__name__
-    kind += " or null" if key.optional else ""
-    help = f"{limits.help} [{limits.unit}]" if limits.unit else limits.help
-    return _line(f"`{key.path}`", kind, _literal(key.default), allowed, help)
+    return kind + (" or null" if key.optional else "")
 
 
-def _methods(methods: list[str]) -> str:
-    text = "\nHyperparameters (`unlearning.params.…`) of each method, from its file in `conf/unlearning/`:\n\n"
-    text += "| method | parameter | default | range | meaning |\n| --- | --- | --- | --- | --- |\n"
-    for method in methods:
-        for name, default in method_params(method).items():
-            limits = PARAMETERS.get(name)
-            allowed = (", ".join(limits.choices) or limits.range()) if limits else ""
-            text += _line(f"`{method}`", f"`{name}`", _literal(default), allowed, limits.help if limits else "")
+def _range(key: Key) -> str:
+    allowed = ", ".join(f"`{choice}`" for choice in key.about.choices)
+    if not allowed and key.kind in (int, float):
+        return key.about.range()
+    return "not empty" if not allowed and key.about.at_least == 1 else allowed
+
+
+def _meaning(key: Key) -> str:
+    return f"{key.about.help} [{key.about.unit}]" if key.about.unit else key.about.help
+
+
+def _parameters(group: str, names: list[str]) -> str:
+    """The parameters of every choice of a group that has a code file of its own."""
+    text = f"\nParameters (`{group}.params.…`) of each choice, from its files:\n\n"
+    text += f"| `{selector(group)}` | parameter | default | range | meaning |\n| --- | --- | --- | --- | --- |\n"
+    for name in names:
+        own = parameters(group, name)
+        assert own is not None
+        for parameter, default in own.defaults.items():
+            key = declared_key(parameter, default, own.code.limits.get(parameter, Limit()))
+            text += _line(f"`{name}`", f"`{parameter}`", _literal(default), _range(key), _meaning(key))
     return text
 
 

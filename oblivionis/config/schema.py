@@ -1,7 +1,8 @@
 """Every key of a configuration: its type, its default, its range and what it means.
 
 The dataclasses below are the one place where a key is declared. `oblivionis.config` composes YAML files and overrides
-into a `Config` and checks them against this file; `docs/configuration.md` is generated from it.
+into a `Config` and checks them against this file; `docs/configuration.md` is generated from it. Only what a loss, an
+aggregator, an evaluator or an attack brings itself is declared in its own files: `oblivionis.config.declared`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from oblivionis.config import declared
 from oblivionis.config.limits import about
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
@@ -240,19 +242,9 @@ class Strategy:
     """How the server turns the clients' models into the next global model."""
 
     name: str = field(default="fedavg", metadata=about("Choice in `conf/strategy`."))
-    server_learning_rate: float = field(
-        default=1.0, metadata=about("Server step (epsilon in eqs. 25, 29, 33).", above=0)
-    )
-    beta_1: float = field(default=0.9, metadata=about("Decay of the server's first moment.", at_least=0, below=1))
-    beta_2: float = field(default=0.99, metadata=about("Decay of the server's second moment.", at_least=0, below=1))
-    tau: float = field(
-        default=1e-3,
-        metadata=about("Adaptivity: added to the root of the second moment, which starts at tau².", above=0),
-    )
-    momentum: float = field(default=0.9, metadata=about("Server momentum of `fedavgm`.", at_least=0, below=1))
-    proximal_mu: float = field(
-        default=0.0,
-        metadata=about("Weight mu of the proximal term in the clients' loss (`fedprox`).", at_least=0),
+    params: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=about("Parameters of the aggregator: the keys of its file, see below."),
     )
     server_state_on_unlearn: str = field(
         default="keep",
@@ -676,6 +668,10 @@ class Evaluation:
     samples_shown: int = field(
         default=3, metadata=about("Answers shown side by side at the end.", at_least=0, at_most=100)
     )
+    more: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: declared.defaults("evaluator"), metadata={"brought": "evaluator"}
+    )
+    """By name, what `conf/evaluator/<name>.yaml` has; set as `evaluation.<name>.<key>`."""
 
 
 @dataclass
@@ -746,6 +742,10 @@ class Attack:
             above=-1,
         ),
     )
+    more: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: declared.defaults("attack"), metadata={"brought": "attack"}
+    )
+    """By name, what `conf/attack/<name>.yaml` has; set as `attack.<name>.<key>`."""
 
 
 @dataclass

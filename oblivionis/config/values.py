@@ -9,7 +9,9 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from oblivionis.config.limits import PARAMETERS, About
+from oblivionis.config import declared
+from oblivionis.config.declared import Limit
+from oblivionis.config.limits import About
 from oblivionis.config.problems import Problem, did_you_mean, nearest
 from oblivionis.config.schema import Config
 
@@ -18,7 +20,10 @@ KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", s
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One leaf of the schema: `kind` is its type without `None`, `item` the type of a list's items."""
+    """One leaf of the schema: `kind` is its type without `None`, `item` the type of a list's items.
+
+    `where` is the place of a default that is not the schema's own.
+    """
 
     path: str
     kind: type
@@ -26,15 +31,39 @@ class Key:
     optional: bool
     default: Any
     about: About
+    where: str = ""
 
 
-def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, type]]:
-    """Every section of the schema with its dotted path, outermost first; the whole is the section `""`."""
-    yield prefix, cls
+def sections(cls: type = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every section of the schema by its dotted path, with its docstring; the whole is the section `""`."""
+    yield prefix, (cls.__doc__ or "").strip()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
+        path = f"{prefix}.{field.name}".lstrip(".")
         if dataclasses.is_dataclass(hints[field.name]):
-            yield from sections(hints[field.name], f"{prefix}.{field.name}".lstrip("."))
+            yield from sections(hints[field.name], path)
+        elif "brought" in field.metadata:
+            for name, own in declared.settings(field.metadata["brought"]).items():
+                yield f"{prefix}.{name}", own.code.summary
+
+
+def brought() -> dict[str, str]:
+    """The sections of the schema in which files of evaluators and attacks bring settings, with their kind."""
+    hints = typing.get_type_hints(Config)
+    classes = {name: cls for name, cls in hints.items() if dataclasses.is_dataclass(cls)}
+    fields = [(name, field) for name, cls in classes.items() for field in dataclasses.fields(cls)]
+    return {name: field.metadata["brought"] for name, field in fields if "brought" in field.metadata}
+
+
+def brought_problems() -> list[Problem]:
+    """What is wrong with the files of evaluators and attacks, whatever the configuration."""
+    found = declared.problems()
+    for section, kind in brought().items():
+        cls = typing.get_type_hints(Config)[section]
+        for name in {field.name for field in dataclasses.fields(cls)} & declared.settings(kind).keys():
+            message = f"{section}.{name} is a key of the schema already"
+            found.append(Problem(f"conf/{kind}/{name}.yaml", message, "another name"))
+    return found
 
 
 def schema_keys() -> dict[str, Key]:
@@ -51,12 +80,25 @@ def keys_of(cls: type, defaults: Any, prefix: str = "") -> Iterator[Key]:
         if dataclasses.is_dataclass(hints[field.name]):
             yield from keys_of(hints[field.name], default, path)
             continue
+        if "brought" in field.metadata:
+            for name, own in declared.settings(field.metadata["brought"]).items():
+                for key, value in own.defaults.items():
+                    where = own.places.get(key, "")
+                    yield declared_key(f"{prefix}.{name}.{key}", value, own.code.limits.get(key, Limit()), where)
+            continue
         hint = hints[field.name]
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         plain = next(member for member in members if member is not type(None))
         kind = typing.get_origin(plain) or plain
         item = typing.get_args(plain)[0] if kind is list else None
         yield Key(path, kind, item, type(None) in members, default, field.metadata["about"])
+
+
+def declared_key(path: str, default: Any, limit: Limit, where: str = "") -> Key:
+    """The key of a setting or parameter that a code file declares: its type is that of the default, else a number."""
+    kind = limit.kind or (float if default is None else type(default))
+    item = type(default[0]) if isinstance(default, list) and default else None
+    return Key(path, kind, item, default is None or limit.optional, default, limit.about, where)
 
 
 KEYS = schema_keys()
@@ -213,12 +255,13 @@ def check_params(
     defaults: Mapping[str, Any],
     given: Mapping[str, Any],
     origins: Mapping[str, str],
+    limits: Mapping[str, Limit],
     head: str = "unlearning.params.",
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The hyperparameters of a method in their types, and what is wrong with them.
+    """The parameters of a method or an aggregator in their types, and what is wrong with them.
 
-    `defaults` are those of the method's file: its keys are the known ones and its values tell the types. A number's
-    limits are those of `PARAMETERS` where it is named there. `head` comes before a name in its path.
+    `defaults` are those of its file in `conf/`: its keys are the known ones and its values tell the types. `limits` are
+    those of its code file. `head` comes before a name in its path.
     """
     good, problems = dict(defaults), []
     for name, value in given.items():
@@ -228,10 +271,7 @@ def check_params(
             expected = f"a parameter of {method}: {', '.join(defaults) or 'it has none'}"
             problems.append(Problem(path, "unknown key", expected, did_you_mean(str(name), defaults, head), where))
             continue
-        default = defaults[name]
-        kind = type(default) if isinstance(default, (bool, str)) else float
-        kind = int if isinstance(default, int) and not isinstance(default, bool) else kind
-        key = Key(path, kind, None, default is None, default, PARAMETERS.get(name, About("")))
+        key = declared_key(path, defaults[name], limits.get(name, Limit()))
         checked, problem = check_value(key, value, where)
         if problem:
             problems.append(problem)

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import htpy as h
-from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from oblivionis.reports.markup import explained, html_page, html_table
 
 GAP = 2
 """Between two columns on a terminal."""
@@ -148,19 +149,17 @@ class Table:
             writer.writerow(map(_one_line, row))
         return buffer.getvalue()
 
-    def html(self) -> str:
+    def html(self) -> h.Renderable:
         """A section of a page: the title, the table, the note. Words that the glossary explains are linked to it."""
-        title, note = h.h3[self.title], h.p(".legend")[self.note]
-        return "".join([str(title), self.html_table(), str(note) if self.note else ""])
+        parts = [h.h3[self.title], self.html_table(), h.p(".legend")[self.note] if self.note else None]
+        return h.fragment[parts]
 
-    def html_table(self) -> str:
+    def html_table(self) -> h.Node:
         """The table alone; nothing without rows."""
-        from oblivionis.reports.markup import html_table
-
         if not self.rows:
-            return ""
+            return None
         classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
-        rows: list[list[str]] = []
+        rows: list[list[h.Node]] = []
         above = None
         for row in self.rows:
             if row is None:
@@ -173,10 +172,7 @@ class Table:
 
     def page(self) -> str:
         """A page of its own, with the glossary of its words."""
-        from oblivionis.reports.markup import glossary, html_page
-
-        body = self.html()
-        return html_page(self.title, [body, glossary(body)])
+        return html_page(self.title, [self.html()])
 
     def _filled(self) -> list[Sequence[str]]:
         return [row for row in self.rows if row is not None]
@@ -232,14 +228,11 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(lambda found: f"\\{found.group()}", _one_line(text))
 
 
-def _html(cell: str, *, linked: bool) -> str:
-    from oblivionis.reports.markup import explained
-
+def _html(cell: str, *, linked: bool) -> h.Node:
     text = _one_line(cell)
-    shown = Markup(explained(getattr(cell, "term", text), text)) if linked else text
-    styles = {"bold": h.b, "underline": h.u, "alarm": h.b(".mark")}
-    element = styles.get(getattr(cell, "style", ""))
-    return str(h.fragment[shown if element is None else element[shown]])
+    shown = explained(getattr(cell, "term", text), text) if linked else text
+    element = {"bold": h.b, "underline": h.u, "alarm": h.b(".mark")}.get(getattr(cell, "style", ""))
+    return shown if element is None else element[shown]
 
 
 _LATEX = str.maketrans(

@@ -9,9 +9,9 @@ from pathlib import Path
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
+from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.runs.states import copy_states
-from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.updates import open_updates
 
 REUSABLE = ("finetune", "retrain")

@@ -204,7 +204,7 @@ def test_the_program_counts_but_not_its_comments(tmp_path):
 
     def value(text, name="clients/step.py"):
         file = tmp_path / name
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
         return identity.program_of(tmp_path)
 

@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients import losses
+from oblivionis.config import declared
 from oblivionis.config import reference as config_docs
 from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml
-from oblivionis.config.layers import CONF, GROUPS, list_choices, list_experiments, parse_overrides
+from oblivionis.config.layers import GROUPS, list_choices, list_experiments, parse_overrides
 from oblivionis.config.limits import About
 from oblivionis.config.problems import ConfigError, Problem, nearest, render_problems
 from oblivionis.config.schema import Config
 from oblivionis.config.values import KEYS, SECTIONS
+from oblivionis.config.yaml_files import CONF
 from oblivionis.data.fictitious import MAX_AUTHORS, MAX_QUESTIONS
 
 ALL_CHOICES = [(group, name) for group, names in list_choices().items() for name in names]
@@ -67,9 +69,10 @@ def test_every_choice_composes_on_the_default(group: str, name: str, tmp_path: P
         assert section.name == name
 
 
-def test_every_yaml_file_is_an_experiment_or_a_choice() -> None:
+def test_every_yaml_file_is_an_experiment_a_choice_or_settings() -> None:
     files = {str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*") if file.is_file()}
-    assert files == {*list_experiments(), *(f"{group}/{name}" for group, name in ALL_CHOICES)}
+    settings = {f"{kind}/{name}" for kind in ("evaluator", "attack") for name in declared.settings(kind)}
+    assert files == {*list_experiments(), *(f"{group}/{name}" for group, name in ALL_CHOICES), *settings}
 
 
 def test_default_choice_of_each_group_exists() -> None:
@@ -105,12 +108,12 @@ def test_paper_experiments_hold_the_papers_setting(name: str, source: str, templ
 def test_strategies_hold_table_5() -> None:
     found = {name: compose("default", [f"strategy={name}"]).strategy for name in list_choices()["strategy"]}
     for name in ("fedadagrad", "fedadam", "fedyogi"):
-        assert (found[name].server_learning_rate, found[name].tau) == (1e-3, 1e-3)
+        assert (found[name].params["eta"], found[name].params["tau"]) == (1e-3, 1e-3)
     for name in ("fedadam", "fedyogi"):
-        assert (found[name].beta_1, found[name].beta_2) == (0.9, 0.99)
-    assert found["fedavgm"].momentum == 0.9
-    assert {name for name, strategy in found.items() if strategy.proximal_mu} == {"fedprox"}
-    assert found["fedprox"].proximal_mu == 0.01
+        assert (found[name].params["beta_1"], found[name].params["beta_2"]) == (0.9, 0.99)
+    assert found["fedavgm"].params["server_momentum"] == 0.9
+    assert {name for name, strategy in found.items() if "proximal_mu" in strategy.params} == {"fedprox"}
+    assert found["fedprox"].params["proximal_mu"] == 0.01
 
 
 def test_method_files_and_losses_name_the_same_hyperparameters() -> None:
@@ -138,20 +141,21 @@ def test_every_key_has_help_and_a_default_that_it_allows() -> None:
 
 
 def test_group_file_beats_schema_and_override_beats_group_file() -> None:
-    assert Config().strategy.server_learning_rate == 1.0
-    assert compose("default", ["strategy=fedadam"]).strategy.server_learning_rate == 1e-3
-    assert compose("default", ["strategy.server_learning_rate=3", "strategy=fedadam"]).strategy == dataclasses.replace(
-        compose("default", ["strategy=fedadam"]).strategy, server_learning_rate=3.0
+    assert (Config().federation.rounds.finetune, compose("default").federation.rounds.finetune) == (10, 120)
+    fedadam = compose("default", ["strategy=fedadam"]).strategy
+    assert fedadam.params["eta"] == 1e-3
+    assert compose("default", ["strategy.params.eta=3", "strategy=fedadam"]).strategy == dataclasses.replace(
+        fedadam, params={**fedadam.params, "eta": 3.0}
     )
     assert compose("default", ["seed=1", "seed=2"]).seed == 2
 
 
 def test_experiment_values_beat_the_group_file_and_count_for_their_name_only(tmp_path: Path) -> None:
-    file = write(tmp_path, "strategy: {name: fedadam, tau: 1e-2}\nevaluation: {every: 7}\n")
-    assert (compose(file).strategy.name, compose(file).strategy.tau) == ("fedadam", 1e-2)
-    assert compose(file, ["strategy.tau=0.5"]).strategy.tau == 0.5
+    file = write(tmp_path, "strategy: {name: fedadam, params: {tau: 1e-2}}\nevaluation: {every: 7}\n")
+    assert (compose(file).strategy.name, compose(file).strategy.params["tau"]) == ("fedadam", 1e-2)
+    assert compose(file, ["strategy.params.tau=0.5"]).strategy.params["tau"] == 0.5
     switched = compose(file, ["strategy=fedyogi", "evaluation=full"])
-    assert (switched.strategy.name, switched.strategy.tau) == ("fedyogi", 1e-3)
+    assert (switched.strategy.name, switched.strategy.params["tau"]) == ("fedyogi", 1e-3)
     assert (switched.evaluation.name, switched.evaluation.every) == ("full", 7)
 
 
@@ -277,8 +281,8 @@ def test_render() -> None:
         ("training.learning_rate=.nan", "training.learning_rate", "nan is not finite"),
         ("training.learning_rate=.inf", "training.learning_rate", "inf is not finite"),
         ("training.learning_rate=fast", "training.learning_rate", "'fast' is not a number"),
-        ("strategy.beta_1=1", "strategy.beta_1", "1.0 is out of range"),
-        ("strategy.tau=0", "strategy.tau", "0.0 is out of range"),
+        ("strategy.params=3", "strategy.params", "3 is no mapping"),
+        ("strategy.params.tau=1", "strategy.params.tau", "unknown key"),
         ("strict=maybe", "strict", "'maybe' is not true or false"),
         ("model.dtype=float8", "model.dtype", "unknown choice 'float8'"),
         ("stages=finetune", "stages", "'finetune' is not a list"),
@@ -305,6 +309,20 @@ def test_each_kind_of_wrong_value(override: str, path: str, message: str) -> Non
     problem = only(override)
     assert (problem.path, problem.message) == (path, message)
     assert problem.where == "override"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("beta_1=1", "1.0 is out of range"),
+        ("tau=0", "0.0 is out of range"),
+        ("eta=x", "'x' is not a number"),
+        ("momentum=0.5", "unknown key"),
+    ],
+)
+def test_wrong_parameters_of_an_aggregator(override: str, message: str) -> None:
+    problem = only("strategy=fedadam", f"strategy.params.{override}")
+    assert (problem.path, problem.message) == (f"strategy.params.{override.partition('=')[0]}", message)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +392,7 @@ def test_empty_file_and_empty_section_are_allowed(tmp_path: Path) -> None:
 
 def test_values_that_do_not_apply_are_checked_too(tmp_path: Path) -> None:
     text = (
-        "strategy: {name: fedadam, tua: 1}\n"
+        "strategy: {name: fedadam, tua: 1, params: {tua: 1}}\n"
         "per_choice:\n"
         "  unlearning:\n"
         "    simnpo: {epochs: 0, params: {bata: 1}}\n"
@@ -384,6 +402,7 @@ def test_values_that_do_not_apply_are_checked_too(tmp_path: Path) -> None:
     found = {problem.path for problem in problems_of(write(tmp_path, text), ["strategy=fedavg"])}
     assert found == {
         "strategy.tua",
+        "strategy.params.tua",
         "unlearning.epochs",
         "unlearning.params.bata",
         "per_choice.unlearning.nqo",
@@ -502,7 +521,7 @@ def test_a_check_between_keys_waits_until_its_keys_are_right() -> None:
 
 
 def test_a_resolved_configuration_is_an_experiment(tmp_path: Path) -> None:
-    config = compose("tofu", ["strategy=fedadam", "strategy.tau=0.5", "unlearning=simnpo", "name=x"])
+    config = compose("tofu", ["strategy=fedadam", "strategy.params.tau=0.5", "unlearning=simnpo", "name=x"])
     assert compose(write(tmp_path, to_yaml(config))) == config
 
 

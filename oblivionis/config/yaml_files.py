@@ -1,0 +1,83 @@
+"""YAML files as nested mappings, with the line of every key; where `conf/` lies."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from oblivionis.config.problems import Problem
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+# PyYAML's constructors raise the plain ones for a tagged value that does not fit its tag.
+YAML_ERRORS = (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError, TypeError, AttributeError)
+
+
+def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """A YAML file as nested mapping, the place (`file:line`) of each dotted path, and what is wrong with the file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        return {}, {}, [Problem(display(file), f"cannot be read: {reason}")]
+    return parse_yaml(text, display(file))
+
+
+def parse_yaml(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """As `read_yaml`, of a text; `place` names it in problems."""
+    content, lines, problems = _parsed(text, place)
+    return copy.deepcopy(content), dict(lines), list(problems)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """A suite composes hundreds of configurations of the same few files."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            return {}, {}, []
+        if not isinstance(node, yaml.MappingNode):
+            return {}, {}, [Problem(place, "is no mapping", "lines of the form key: value", "", f"{place}:1")]
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        lines = {path: f"{place}:{line}" for path, line in _lines(node, "", set())}
+        return _text_keys(content), lines, []
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{place}:{mark.line + 1}" if mark else place
+        hint = ""
+        if mark and "\t" in text.splitlines()[mark.line : mark.line + 1]:
+            hint = "indent with spaces"
+        return {}, {}, [Problem(place, f"is not valid YAML: {error.problem or error.context}", "", hint, where)]
+    except YAML_ERRORS as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return {}, {}, [Problem(place, f"is not valid YAML: {reason}", "", "", place)]
+
+
+def _text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _text_keys(entry) for name, entry in value.items()}
+    return value
+
+
+def _lines(node: yaml.Node, prefix: str, above: set[int]) -> Iterator[tuple[str, int]]:
+    if not isinstance(node, yaml.MappingNode) or id(node) in above:
+        return
+    for name, value in node.value:
+        path = f"{prefix}.{name.value}".lstrip(".")
+        yield path, name.start_mark.line + 1
+        yield from _lines(value, path, above | {id(node)})
+
+
+def display(file: Path) -> str:
+    """A file as a reader knows it: below `conf/`, below the working directory, or in full."""
+    file = file.resolve()
+    for base in (CONF.parent, Path.cwd()):
+        if file.is_relative_to(base):
+            return str(file.relative_to(base))
+    return str(file)
