@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.deployed import BRISK
 from support.processes import MARK, PROJECT, environment, free_ports, marked, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")]
@@ -36,7 +37,8 @@ class Reader:
         self.said = {}
         self.port, self.superlink_port, self.node_port = free_ports(3)
         cache = os.environ.get("OBLIVIONIS_CACHE") or Path.home() / ".cache" / "oblivionis"
-        self.environment = environment(HOME=home, OBLIVIONIS_CACHE=cache, OMP_NUM_THREADS=1, **{MARK: home})
+        brisk = {"OBLIVIONIS_TEST_PATCH": BRISK, "OMP_NUM_THREADS": 1}
+        self.environment = environment(HOME=home, OBLIVIONIS_CACHE=cache, **brisk, **{MARK: home})
         self.services = []
 
     def type(self, heading, command):

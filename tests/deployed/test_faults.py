@@ -1,13 +1,14 @@
 """Machines of a deployment fail, with real processes: what docs/concepts/reliability.md promises. In two runs."""
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.deployed import Deployed
+from support.deployed import BRISK, Deployed
 from support.inprocess import InProcessGrid
 from support.processes import PROJECT, until
 from support.stages import Recorded
@@ -55,7 +56,8 @@ def faults(tmp_path_factory):
 
 def start(lab, faults, partition):
     """A SuperNode that is started again when it ends, as a service is."""
-    lab.start_supernode(partition, OBLIVIONIS_TEST_PATCH=faults / "patch.py", RESTART="always")
+    patches = os.pathsep.join(map(str, (BRISK, faults / "patch.py")))
+    lab.start_supernode(partition, OBLIVIONIS_TEST_PATCH=patches, RESTART="always")
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def test_the_packages_come_from_the_new_environment(fresh, name):
 
 
 def test_conf_is_no_package_and_lies_in_oblivionis(fresh):
-    code = "import importlib.util as u; from oblivionis.config.layers import CONF; print(CONF, u.find_spec('conf'))"
+    code = "import importlib.util as u; from oblivionis.config.yaml_files import CONF; print(CONF, u.find_spec('conf'))"
     result = run(fresh, fresh.bin / "python", "-c", code)
     assert result.stdout.split() == [str(fresh.packages / "oblivionis" / "conf"), "None"], result.stderr
 
