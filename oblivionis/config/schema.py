@@ -323,7 +323,7 @@ class Entropy:
 
 @dataclass
 class Updates:
-    """Clients' models that the server keeps for `federaser` and `pga`."""
+    """Clients' models that the server keeps for methods that go by them, `federaser` and `pga`."""
 
     keep: int | None = field(
         default=None,
@@ -347,8 +347,8 @@ class Unlearning:
     retain_loss: str = field(
         default="nll",
         metadata=about(
-            "Retain term of `grad_diff`, `npo` and `simnpo`: negative log-likelihood, or divergence KL(received || "
-            "model) from the model as received.",
+            "Retain term of the losses that leave it open (`grad_diff`, `npo`, `simnpo`, …): negative log-likelihood, "
+            "or divergence KL(received || model) from the model as received.",
             choices=("nll", "kl"),
         ),
     )
