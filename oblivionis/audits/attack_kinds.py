@@ -17,7 +17,6 @@ import numpy as np
 from clients.relearning import relearn
 from clients.training import TrainSettings
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.likelihood import probability, truth_ratio
 from evaluation.engine.packing import Sequence as Tokens
 from evaluation.engine.quantise import QUANTISERS, quantise_merged
 from evaluation.engine.sampling import Rule
@@ -26,11 +25,12 @@ from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
+from evaluation.metrics.answer import probability, truth_ratio
 from evaluation.metrics.membership import MembershipEvaluator
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator
 from oblivionis import seeds
-from oblivionis.assessment.assessor import encode_questions
 from oblivionis.assessment.membership import Groups
+from oblivionis.assessment.questions import encode_questions
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.models.assembly import Assembled, assemble
@@ -245,7 +245,7 @@ class Battery:
         def run(vector: np.ndarray) -> list[Row]:
             self._assembled.flat.load(self._base)
             with fused_lora(self._assembled.model):
-                reference = groups.reference(lambda: self._session(self._assembled))
+                reference = groups.reference(self._session(self._assembled))
             self._assembled.flat.load(vector)
             evaluator = MembershipEvaluator(groups.members, groups.others, reference=reference, resamples=1, seed=seed)
             details = self._evaluate(self._assembled, evaluator).details
