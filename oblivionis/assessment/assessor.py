@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.likelihood import probability
 from evaluation.engine.packing import Sequence as Tokens
 from evaluation.hook import EvaluationSession, Hook, Report
+from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
 from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
