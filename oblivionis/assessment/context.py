@@ -47,7 +47,7 @@ class Context:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The evaluator's own settings, those of `conf/evaluator/<name>.yaml` with what the run changes of them."""
-        return getattr(self.config.evaluation, "more", {}).get(self.name, {})
+        return self.config.evaluation.more.get(self.name, {})
 
     @property
     def prepared(self) -> Any:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from oblivionis.assessment.context import Context
 
 ORDER = 70
+LIMITS = {
+    "enabled": {"help": "Measure it."},
+    "after_rounds": {"help": "After rounds, too, not only at a stage's end."},
+    "quantile": {
+        "help": "An answer is gibberish that the base model finds less likely, per token, than this share of the true "
+        "answers.",
+        "at_least": 0,
+        "at_most": 1,
+    },
+}
 TOLD_BY_CLIENTS = ("",)
 _SETS = ("forget", "retain")
 
