@@ -19,7 +19,7 @@ from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.models.corpus import corpus_of
-from oblivionis.naming import MODELS, SETS
+from oblivionis.naming import LOG_SETS, MODELS, SETS
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports.format import bytes_text, number, printable
 from oblivionis.requests.ledger import SERVED, VERIFIED, Ledger, Request
@@ -66,12 +66,6 @@ WIKIMEM_LEGEND = (
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
-LOG_SETS = {
-    "forget": "eval_log_forget",
-    "retain": "eval_log",
-    "real_authors": "eval_real_author_wo_options",
-    "world_facts": "eval_real_world_wo_options",
-}
 
 
 def stage_metrics(
