@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+_ID_LENGTH = 24
+
 
 def number(value: float | None) -> str:
     """A cell: three decimals, powers of ten where that would hide the value, a dash where there is none."""
@@ -35,6 +37,12 @@ def p_value(value: float) -> str:
 def printable(text: str) -> str:
     """`text` as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def short_id(name: str) -> str:
+    """`name` as one printable line, cut in the middle: what tells ids apart often stands at the end."""
+    text, head = printable(name), _ID_LENGTH // 3
+    return text if len(text) <= _ID_LENGTH else f"{text[:head]}…{text[head + 1 - _ID_LENGTH :]}"
 
 
 def bytes_text(number: float) -> str:

@@ -22,7 +22,7 @@ from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.models.corpus import corpus_of
-from oblivionis.naming import MODELS, SETS
+from oblivionis.naming import LOG_SETS, MODELS, SETS
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports.format import bytes_text, number, printable
 from oblivionis.reports.table import Marked, Table, Term
@@ -42,12 +42,6 @@ EXPLAINED = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retra
 """What the glossary calls the model that a stage ends with."""
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
-LOG_SETS = {
-    "forget": "eval_log_forget",
-    "retain": "eval_log",
-    "real_authors": "eval_real_author_wo_options",
-    "world_facts": "eval_real_world_wo_options",
-}
 
 
 def stage_metrics(
