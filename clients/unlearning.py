@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,6 +56,35 @@ class UnlearnReport:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class UnlearnOptions:
+    """What any method can be given beside its loss; nothing by default.
+
+    prox: FedProx's term. ball: after each update the parameters go to its nearest point (PGA). entropy: adds its term
+    to the loss; with a weight for them, retain records take part whatever the method; weights of zero change nothing.
+    retain_loss: what the retain term of grad_diff, npo and simnpo is, the negative log-likelihood (nll) or
+    KL(received‖model) (kl). forget_nll_limit: stop before the update at which the forget records' mean negative
+    log-likelihood exceeds it (gradient ascent is unbounded), also before the first one: then nothing changes. No limit
+    where the method does not ask for likelihoods of forget records. Raises ValueError for values that make no sense.
+    """
+
+    prox: Prox | None = None
+    ball: Ball | None = None
+    entropy: Entropy = field(default_factory=Entropy)
+    retain_loss: str = "nll"
+    forget_nll_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.forget_nll_limit is not None and not self.forget_nll_limit > 0:
+            raise ValueError(f"forget_nll_limit must be positive or None, got {self.forget_nll_limit}")
+        if self.retain_loss not in RETAIN_LOSSES:
+            raise ValueError(f"unknown retain_loss {self.retain_loss!r}, expected one of {', '.join(RETAIN_LOSSES)}")
+
+    def stop(self, nll: float) -> bool:
+        """Whether an update whose forget records have this mean negative log-likelihood is one too many."""
+        return self.forget_nll_limit is not None and nll > self.forget_nll_limit
+
+
 def unlearn(
     model: nn.Module,
     flat: FlatParameters,
@@ -66,11 +95,7 @@ def unlearn(
     settings: TrainSettings,
     *,
     seed: int,
-    prox: Prox | None = None,
-    ball: Ball | None = None,
-    entropy: Entropy | None = None,
-    retain_loss: str = "nll",
-    forget_nll_limit: float | None = None,
+    options: UnlearnOptions | None = None,
     on_step: Callable[[int, float], None] | None = None,
 ) -> UnlearnReport:
     """Unlearn `forget` with the loss `method` and its hyperparameters, preserving `retain` (Oblivionis eq. 6).
@@ -79,79 +104,26 @@ def unlearn(
     replacement from a reshuffled cycle. What the loss asks of the model as received comes from a copy of the trained
     parameters, not from a second model. Without retain records (or with alpha = 0) an optional retain term is absent,
     and the report says so. With a retain term, half of `settings.batch_size` in a forward pass are retain records: the
-    same memory as training, the same gradient as all at once. `retain_loss`: what the retain term of grad_diff, npo and
-    simnpo is, the negative log-likelihood (nll) or KL(received‖model) (kl). `entropy` adds its term to the loss of any
-    method: with a weight for them, retain records take part whatever the method; weights of zero change nothing.
-    `forget_nll_limit`: stop before the update at which the forget records' mean negative log-likelihood exceeds it
-    (gradient ascent is unbounded), also before the first one: then nothing changes. No limit where the method does not
-    ask for likelihoods of forget records.
-    `ball`: after each update the parameters go to its nearest point (PGA).
+    same memory as training, the same gradient as all at once.
 
     Raises ValueError without forget records, for an unknown method or hyperparameter, or if the method cannot do
     without retain records; NonFiniteError as `train`.
     """
     if not forget:
         raise ValueError("no sequence to forget")
-    if forget_nll_limit is not None and not forget_nll_limit > 0:
-        raise ValueError(f"forget_nll_limit must be positive or None, got {forget_nll_limit}")
-    if retain_loss not in RETAIN_LOSSES:
-        raise ValueError(f"unknown retain_loss {retain_loss!r}, expected one of {', '.join(RETAIN_LOSSES)}")
-    loss = losses.get(method)
-    values = loss.parameters(parameters)
-    entropy = entropy or Entropy()
-    plan = [
-        [_Update.of(loss, names, values, entropy, bool(retain)) for names in loss.phases(epoch, values)]
-        for epoch in range(settings.epochs)
-    ]
-    paired = any(update.retain for updates in plan for update in updates)
+    options = options or UnlearnOptions()
+    plan = _Plan.of(losses.get(method), parameters, settings.epochs, options.entropy, bool(retain))
     start = time.perf_counter()
-    forget_order = torch.Generator().manual_seed(seed)
-    cycle = _Cycle(len(retain), torch.Generator().manual_seed(seed + 1))
     size = settings.records_per_update
     history: list[_Measured] = []
     stopped = False
-
-    def backward(update: _Update, chosen: list[int], partners: list[int]) -> _Measured:
-        """Add the gradient of one update, a pass over `settings.batch_size` records at a time."""
-        measured = _Measured.of(update)
-        per_pass = max(1, settings.batch_size // 2) if update.forget and update.retain else settings.batch_size
-        for first in range(0, len(chosen), per_pass):
-            part = chosen[first : first + per_pass]
-            step = Step(
-                model,
-                [forget[i] for i in part] if update.forget else [],
-                [retain[i] for i in partners[first : first + per_pass]] if update.retain else [],
-                wanted=update.wanted,
-                forget_reference_log_p=None if reference is None else reference[part],
-                around=around,
-            )
-            value = step.loss(loss, update.names, values)
-            if update.regularised:
-                value = value + entropy.term(step.forget_entropy, step.retain_entropy)
-            share = len(part) / len(chosen)
-            value = value * share
-            updater.backward(value)
-            measured.add(value.item(), step, share)
-        return measured
-
     with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
-        around, moving = _surroundings(model, flat, loss, values, plan, retain_loss)
-        reference = None
-        if "forget_reference_log_p" in loss.names:
-            reference = log_likelihoods(model, forget, settings.batch_size)
-        updates_per_pass = -(-len(forget) // size)
-        updater = Updater(flat, settings, sum(map(len, plan)) * updates_per_pass, prox, moving, ball)
-        work = (
-            (update, chosen, partners)
-            for updates in plan
-            for chosen in batches(len(forget), size, forget_order)
-            for partners in [cycle.draw(len(chosen)) if paired else []]
-            for update in updates
-        )
-        for update, chosen, partners in work:
-            measured = backward(update, chosen, partners)
-            if forget_nll_limit is not None and measured.nll > forget_nll_limit:
-                stopped = True
+        gradient, moving = _prepare(model, flat, forget, retain, plan, settings, options)
+        updater = Updater(flat, settings, plan.count * -(-len(forget) // size), options.prox, moving, options.ball)
+        for update, chosen, partners in plan.work(len(forget), len(retain), size, seed):
+            measured = gradient.add(update, chosen, partners, updater)
+            stopped = options.stop(measured.nll)
+            if stopped:
                 flat.zero_grad()
                 history = history or [measured]
                 break
@@ -160,20 +132,15 @@ def unlearn(
             if on_step is not None:
                 on_step(updater.steps, measured.loss)
         updater.finish()
-    seen, nlls, entropies = (_finite(history, name) for name in ("loss", "nll", "entropy"))
+    seconds = time.perf_counter() - start
     return UnlearnReport(
         num_examples=len(forget),
         num_retain=len(retain),
-        retain_used=paired,
+        retain_used=plan.paired,
         steps=updater.steps,
-        first_loss=seen[0],
-        last_loss=seen[-1],
-        first_forget_nll=nlls[0],
-        last_forget_nll=nlls[-1],
-        first_forget_entropy=entropies[0],
-        last_forget_entropy=entropies[-1],
+        **_ends(history),
         stopped=stopped,
-        seconds=time.perf_counter() - start,
+        seconds=seconds,
     )
 
 
@@ -221,6 +188,47 @@ class _Update:
         return any(name.startswith("forget") and name not in NEEDS_STATES for name in self.wanted)
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A method with its hyperparameters, and the kinds of updates that each epoch makes of every batch."""
+
+    loss: losses.Method
+    values: Mapping[str, Any]
+    epochs: tuple[tuple[_Update, ...], ...]
+
+    @classmethod
+    def of(
+        cls, loss: losses.Method, parameters: Mapping[str, Any], epochs: int, entropy: Entropy, available: bool
+    ) -> _Plan:
+        """Raises ValueError for an unknown hyperparameter and as `_Update.of`."""
+        values = loss.parameters(parameters)
+        kinds = (
+            tuple(_Update.of(loss, names, values, entropy, available) for names in loss.phases(epoch, values))
+            for epoch in range(epochs)
+        )
+        return cls(loss, values, tuple(kinds))
+
+    @property
+    def count(self) -> int:
+        """Updates that a single batch would make in all epochs."""
+        return sum(map(len, self.epochs))
+
+    @property
+    def paired(self) -> bool:
+        """Whether retain records take part."""
+        return any(update.retain for updates in self.epochs for update in updates)
+
+    def work(self, forget: int, retain: int, size: int, seed: int) -> Iterator[tuple[_Update, list[int], list[int]]]:
+        """Each update, with the numbers of its forget records, `size` at most, and of as many retain records."""
+        order = torch.Generator().manual_seed(seed)
+        cycle = _Cycle(retain, torch.Generator().manual_seed(seed + 1))
+        for updates in self.epochs:
+            for chosen in batches(forget, size, order):
+                partners = cycle.draw(len(chosen)) if self.paired else []
+                for update in updates:
+                    yield update, chosen, partners
+
+
 @dataclass(slots=True)
 class _Measured:
     """Loss of an update, mean negative log-likelihood and entropy of its forget records; nan what it does not tell."""
@@ -241,16 +249,57 @@ class _Measured:
             self.entropy += step.forget_entropy.mean().item() * share
 
 
-def _surroundings(
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """Computes the gradients of updates on the records of one unlearning; `reference`: see `log_likelihoods`."""
+
+    model: nn.Module
+    forget: Seq[Sequence]
+    retain: Seq[Sequence]
+    plan: _Plan
+    batch_size: int
+    entropy: Entropy
+    around: Surroundings
+    reference: Tensor | None
+
+    def add(self, update: _Update, chosen: list[int], partners: list[int], updater: Updater) -> _Measured:
+        """Add the gradient of one update, a pass over `batch_size` records at a time."""
+        measured = _Measured.of(update)
+        per_pass = max(1, self.batch_size // 2) if update.forget and update.retain else self.batch_size
+        for first in range(0, len(chosen), per_pass):
+            part = chosen[first : first + per_pass]
+            step = Step(
+                self.model,
+                [self.forget[i] for i in part] if update.forget else [],
+                [self.retain[i] for i in partners[first : first + per_pass]] if update.retain else [],
+                wanted=update.wanted,
+                forget_reference_log_p=None if self.reference is None else self.reference[part],
+                around=self.around,
+            )
+            value = step.loss(self.plan.loss, update.names, self.plan.values)
+            if update.regularised:
+                value = value + self.entropy.term(step.forget_entropy, step.retain_entropy)
+            share = len(part) / len(chosen)
+            value = value * share
+            updater.backward(value)
+            measured.add(value.item(), step, share)
+        return measured
+
+
+def _prepare(
     model: nn.Module,
     flat: FlatParameters,
-    loss: losses.Method,
-    values: Mapping[str, Any],
-    plan: Seq[Seq[_Update]],
-    retain_loss: str,
-) -> tuple[Surroundings, Tensor | None]:
-    """What the steps are measured against, and which numbers of the vector move (None: all)."""
-    wanted = expanded({name for updates in plan for update in updates for name in update.wanted}, retain_loss)
+    forget: Seq[Sequence],
+    retain: Seq[Sequence],
+    plan: _Plan,
+    settings: TrainSettings,
+    options: UnlearnOptions,
+) -> tuple[_Gradient, Tensor | None]:
+    """What the updates are measured against, from the model as received, and which numbers of the vector move (None:
+    all)."""
+    loss, values = plan.loss, plan.values
+    kinds = (update for updates in plan.epochs for update in updates)
+    wanted = expanded({name for update in kinds for name in update.wanted}, options.retain_loss)
     depth, moving = 0, None
     if loss.layers_in is not None:
         name, modules = decoder_layers(model)
@@ -265,14 +314,20 @@ def _surroundings(
         temperature=values.get("temperature", 1.0),
         strength=values.get("strength", 0.0),
         layer=depth,
-        retain_loss=retain_loss,
+        retain_loss=options.retain_loss,
     )
-    return around, moving
+    likelihoods = "forget_reference_log_p" in loss.names
+    reference = log_likelihoods(model, forget, settings.batch_size) if likelihoods else None
+    return _Gradient(model, forget, retain, plan, settings.batch_size, options.entropy, around, reference), moving
 
 
-def _finite(history: Seq[_Measured], name: str) -> list[float]:
-    """The values that the updates tell, one nan if none does."""
-    return [v for m in history if not math.isnan(v := getattr(m, name))] or [math.nan]
+def _ends(history: Seq[_Measured]) -> dict[str, float]:
+    """The first and the last loss, likelihood and entropy that the updates tell, nan where none does."""
+    ends = {}
+    for name, key in (("loss", "loss"), ("nll", "forget_nll"), ("entropy", "forget_entropy")):
+        told = [v for m in history if not math.isnan(v := getattr(m, name))] or [math.nan]
+        ends |= {f"first_{key}": told[0], f"last_{key}": told[-1]}
+    return ends
 
 
 class _Cycle:

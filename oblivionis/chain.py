@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.errors import RunError
-from oblivionis.files import append_lines
+from oblivionis.files import append_lines, parse_json
 
 PREV, HASH = "prev", "hash"
 GENESIS = "0" * 64
@@ -111,8 +111,8 @@ def check_chain(path: Path) -> Checked:
 
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError:
+        value = parse_json(line)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

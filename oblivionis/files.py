@@ -67,14 +67,38 @@ def append_lines(path: Path, rows: Iterable[Any]) -> None:
         os.fsync(handle.fileno())
 
 
-def read_lines(path: Path) -> list[Any]:
-    """All whole JSON lines of `path`, in order; [] without a file. Lines torn by a crash are left out."""
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text that somebody else wrote.
+
+    Raises ValueError, never anything else, also for what Python's reader takes or chokes on: NaN and infinity, numbers
+    of more than 4,300 digits, nesting beyond its stack, bytes that are no UTF-8. Its first line says what is wrong.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError("a number of too many digits" if "digits" in str(error) else str(error)) from None
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of `path`, JSON objects, in order; [] without a file. Lines torn by a crash are left out."""
     if not path.exists():
         return []
     rows = []
     for line in path.read_bytes().decode(errors="replace").split("\n"):  # U+2028 and its like end no line here
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = parse_json(line)
+        except ValueError:
             continue
+        if isinstance(row, dict):
+            rows.append(row)
     return rows

@@ -1,8 +1,8 @@
 """What a stage's result depends on, as one hash: stages with the same hash have the same result and run once.
 
 Into it go the stage's part of the configuration, the contents of the data files and the base model (not where they
-lie), the versions of the packages that compute, and the program itself. Comments, docstrings and formatting of the
-program do not enter, nor do the modules that only show results.
+lie), the versions of the packages that compute, and the program itself: every room that a result can come from, less
+comments, docstrings and formatting. `SHOWING` names what stays out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,13 @@ ALONE = (*BASE, "local")
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
-_SHOWING = (
-    *("cli", "*_cli", "chat", "chat_loop", "audit", "audit_requests", "person_*", "attack*", "wikimem_build"),
-    *("report", "*_report", "html_*", "*_pages", "*_figures", "progress", "tracking", "preflight", "config_docs"),
+SHOWING = (
+    *("oblivionis/reports", "oblivionis/cli", "oblivionis/deploy", "oblivionis/audits", "oblivionis/data/wikidata"),
+    *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
+    *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py"),
 )
+"""Rooms, and files of other rooms, that show what a run computed, prepare one, or are another use of the model: a
+stage's result is the same whatever they say. All else in `_PACKAGES` counts, so that what is new counts by itself."""
 _IGNORED = ("name", "output", "start_from", "stages", "tracking", "attack")
 
 
@@ -106,31 +108,38 @@ def _hash_files(path: Path, state: tuple[tuple[str, int, int], ...]) -> str:
 
 @functools.cache
 def program() -> str:
-    """SHA-256 over the syntax trees of the modules that compute, without docstrings."""
+    """SHA-256 over the modules that compute, their syntax without docstrings, and over their JSON data."""
     return program_of(_ROOT)
 
 
 def program_of(root: Path) -> str:
     """As `program`, of the packages below `root`."""
     digest = hashlib.sha256()
-    for file in _modules(root):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                _drop_docstring(node)
-        digest.update(f"{file.relative_to(root).as_posix()}\0{ast.dump(tree)}\0".encode())
-    for package in _PACKAGES:
-        for file in sorted((root / package).rglob("*.json")):
-            digest.update(file.read_bytes())
+    for file in computing(root):
+        digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
+        digest.update(_syntax(file).encode() if file.suffix == ".py" else file.read_bytes())
+        digest.update(b"\0")
     return digest.hexdigest()
 
 
-def _modules(root: Path) -> Iterator[Path]:
-    for package in _PACKAGES:
-        for file in sorted((root / package).rglob("*.py")):
-            shown = package == "oblivionis" and any(Path(file.stem).match(pattern) for pattern in _SHOWING)
-            if not shown:
-                yield file
+def computing(root: Path) -> list[Path]:
+    """The modules and JSON files below `root` that the results of a run come from."""
+    showing = tuple(root / place for place in SHOWING)
+    files = (file for package in _PACKAGES for file in sorted((root / package).rglob("*")))
+    return [
+        file
+        for file in files
+        if file.suffix in (".py", ".json") and not any(file.is_relative_to(place) for place in showing)
+    ]
+
+
+def _syntax(module: Path) -> str:
+    """The syntax tree of a module, without docstrings."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            _drop_docstring(node)
+    return ast.dump(tree)
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:

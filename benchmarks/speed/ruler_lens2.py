@@ -2,12 +2,12 @@
 
     python -m benchmarks.speed.ruler_lens2 [--records 20000] [--compared 5000] [--dim 768] [--repeats 3] [--processor]
 
-Records are independent normal numbers, in which no bound on a similarity ever spares a product. First `percentile_rank`
-on as many forget as retain records, float32: the memory on top of the inputs (the process's `VmHWM` less its resident
-memory before), and its operations per second beside those of plain large float32 products (`torch.mm` and numpy, of
-which the faster counts). Operations are 2 per pair of records and dimension, as many as the definition asks for: n m
-pairs of forget with retain and m m of retain with retain records; the second figure counts only the products that were
-computed, of the symmetric half the blocks on or above the diagonal. Nothing but these products is counted.
+Records are independent normal numbers. First `percentile_rank` on as many forget as retain records, float32: the memory
+on top of the inputs (the process's `VmHWM` less its resident memory before), and its operations per second beside those
+of plain large float64 products (`torch.mm` and numpy, of which the faster counts), in which it computes. Operations are
+2 per pair of records and dimension, as many as the definition asks for: n m pairs of forget with retain and m m of
+retain with retain records; the second figure counts only the products that were computed, of the symmetric half the
+blocks on or above the diagonal. Nothing but these products is counted.
 
 Then `percentile_rank` against `sklearn.neighbors.NearestNeighbors(metric="cosine", algorithm="brute")`, which gives s_f
 and, leaving each record itself out, s_r; in float32 and float64. Turns alternate, so that a busier machine slows down
@@ -49,11 +49,11 @@ def records(count: int, dim: int, seed: int) -> np.ndarray:
 
 
 def products(dim: int) -> list[tuple[float, Callable[[], Any]]]:
-    """Plain large float32 products: how many operations each takes, and the call."""
+    """Plain large float64 products: how many operations each takes, and the call."""
     result: list[tuple[float, Callable[[], Any]]] = []
     for rows, inner in ((8192, dim), (4096, 4096)):
         # Of two matrices: numpy computes but half of a matrix times its own transpose.
-        a, b, out = torch.randn(rows, inner), torch.randn(inner, rows), torch.empty(rows, rows)
+        a, b, out = (torch.randn(shape, dtype=torch.float64) for shape in ((rows, inner), (inner, rows), (rows, rows)))
         x, y, z = a.numpy(), b.numpy(), out.numpy()
         operations = 2.0 * rows**2 * inner
         result.append((operations, partial(torch.mm, a, b, out=out)))

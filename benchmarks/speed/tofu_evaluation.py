@@ -162,8 +162,7 @@ def largest_loss_difference(first: dict[str, Any], second: dict[str, Any]) -> fl
     return largest
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; the exit status is 1 where a value differs by more than 1e-4."""
+def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tofu", type=Path, required=True, help="folder of the TOFU JSON lines files")
     parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the embedded model)")
@@ -171,7 +170,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--train-steps", type=int, default=0, help="finetune on TOFU first")
     parser.add_argument("--max-new-tokens", type=int, default=200)
     parser.add_argument("--limit", type=int, help="questions per set")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; the exit status is 1 where a value differs by more than 1e-4."""
+    options = read_options(arguments)
     torch.set_num_threads(options.threads)
     source = options.model
     if source is None:

@@ -34,7 +34,7 @@ from benchmarks.speed.memory_estimate import peak_bytes
 from clients import losses, optimisation
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, train
-from clients.unlearning import unlearn
+from clients.unlearning import UnlearnOptions, unlearn
 from evaluation.engine.packing import Sequence
 
 VOCABULARY = 8192
@@ -78,7 +78,8 @@ def exchange(
         return report.steps, report.seconds
     second = copy.deepcopy(model) if name == SECOND_MODEL else None
     method, _, term = ("npo" if second is not None else name).partition(":")
-    done = unlearn(model, flat, forget, retain, method, {}, SETTINGS, seed=0, retain_loss=term or "nll")
+    options = UnlearnOptions(retain_loss=term or "nll")
+    done = unlearn(model, flat, forget, retain, method, {}, SETTINGS, seed=0, options=options)
     return done.steps, done.seconds
 
 

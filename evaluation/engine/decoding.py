@@ -77,70 +77,110 @@ def decode(
     `evaluation.engine.forward`. Equal prompts are continued separately. Runs in eval mode without gradients and
     restores the mode. Raises ValueError for an empty prompt or a size below 1.
     """
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if any(not prompt for prompt in prompts):
         raise ValueError("cannot continue an empty prompt")
-    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if min(limits, default=1) < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     if copies < 1 or (max_batch is not None and max_batch < 1) or (token_budget is not None and token_budget < 1):
         raise ValueError("copies, max_batch and token_budget must be at least 1")
     if not prompts:
         return []
-    stops = frozenset(stop_ids)
     budget = default_token_budget(model) if token_budget is None else token_budget
-    longest = max(map(len, prompts))
-    columns = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
-    waiting = [
-        i * copies + j for i in sorted(range(len(prompts)), key=lambda i: len(prompts[i])) for j in range(copies)
-    ]
-    left = [copies] * len(prompts)
-    produced: list[list[int]] = [[] for _ in waiting]
-    running: list[int] = []
     keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
-        way = resolve_mode(model, mode, columns, shared=True)
-        sharing = way != "padded" and copies >= SHARING
-        rows, _ = table_size(budget, longest, max(limits), columns, copies if sharing else 1, len(produced), max_batch)
-        decoder: Decoder
-        if sharing:
-            decoder = SharedDecoder(model, prompts, rows, max(limits), way, budget - rows * max(limits))
-        elif way != "padded":
-            decoder = PackedDecoder(model, prompts, rows, columns, way)
-        else:
-            decoder = PaddedDecoder(model, prompts, pad_id)
+        decoder, rows = _decoder(model, prompts, limits, copies, budget, max_batch, mode, pad_id)
+        table = _Table(decoder, rows, prompts, limits, copies, frozenset(stop_ids))
         logits: Tensor | None = None
-        while waiting or running:
-            free = rows - len(running)
-            if waiting and decoder.open and (free >= max(1, rows // 4) or not running):
-                fresh = []
-                while waiting and len(fresh) < free and decoder.admits(waiting[-1] // copies):
-                    fresh.append(waiting.pop())
-            else:
-                fresh = []
-            if fresh:
-                numbers = [unit // copies for unit in fresh]
-                added = decoder.add(numbers)
+        while table.waiting or table.running:
+            added = table.admit()
+            if added is not None:
                 logits = added if logits is None else torch.cat([logits, added])
-                running += fresh
-                for number in numbers:
-                    left[number] -= 1
-                    if not left[number]:
-                        decoder.forget(number)
             assert logits is not None
-            tokens = choose(logits, running)
-            alive = []
-            for row, (unit, token) in enumerate(zip(running, tokens.tolist(), strict=True)):
-                if token in stops:
-                    continue
-                produced[unit].append(token)
-                if len(produced[unit]) < limits[unit // copies]:
-                    alive.append(row)
-            if len(alive) < len(running):
-                order = decoder.keep(alive)
-                running = [running[row] for row in order]
-                tokens = tokens[torch.tensor(order, dtype=torch.long, device=tokens.device)]
-            logits = decoder.step(tokens) if running else None
-    return produced
+            tokens = table.take(choose(logits, table.running))
+            logits = decoder.step(tokens) if table.running else None
+    return table.produced
+
+
+def _decoder(
+    model: nn.Module,
+    prompts: Seq[Seq[int]],
+    limits: Seq[int],
+    copies: int,
+    budget: int,
+    max_batch: int | None,
+    mode: str,
+    pad_id: int,
+) -> tuple[Decoder, int]:
+    """The quickest decoder that these prompts and this model allow, and the number of its rows."""
+    longest, most = max(map(len, prompts)), max(limits)
+    columns = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
+    way = resolve_mode(model, mode, columns, shared=True)
+    sharing = way != "padded" and copies >= SHARING
+    count = len(prompts) * copies
+    rows, _ = table_size(budget, longest, most, columns, copies if sharing else 1, count, max_batch)
+    if sharing:
+        return SharedDecoder(model, prompts, rows, most, way, budget - rows * most), rows
+    if way != "padded":
+        return PackedDecoder(model, prompts, rows, columns, way), rows
+    return PaddedDecoder(model, prompts, pad_id), rows
+
+
+class _Table:
+    """Which continuations run in the rows of a decoder, which wait for a row, and what was produced so far.
+
+    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1; those of long prompts begin first.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        rows: int,
+        prompts: Seq[Seq[int]],
+        limits: Seq[int],
+        copies: int,
+        stops: frozenset[int],
+    ) -> None:
+        self._decoder, self._rows, self._limits, self._copies, self._stops = decoder, rows, limits, copies, stops
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        self.waiting = [i * copies + j for i in by_length for j in range(copies)]
+        self.running: list[int] = []
+        self.produced: list[list[int]] = [[] for _ in self.waiting]
+        self._left = [copies] * len(prompts)
+
+    def admit(self) -> Tensor | None:
+        """Let waiting continuations begin once a quarter of the rows is free; the logits of their first tokens."""
+        free = self._rows - len(self.running)
+        if not (self.waiting and self._decoder.open and (free >= max(1, self._rows // 4) or not self.running)):
+            return None
+        fresh: list[int] = []
+        while self.waiting and len(fresh) < free and self._decoder.admits(self.waiting[-1] // self._copies):
+            fresh.append(self.waiting.pop())
+        if not fresh:
+            return None
+        numbers = [unit // self._copies for unit in fresh]
+        logits = self._decoder.add(numbers)
+        self.running += fresh
+        for number in numbers:
+            self._left[number] -= 1
+            if not self._left[number]:
+                self._decoder.forget(number)
+        return logits
+
+    def take(self, tokens: Tensor) -> Tensor:
+        """Append the tokens (B,) chosen for the rows; those of the rows that go on, in the rows' new order."""
+        alive = []
+        for row, (unit, token) in enumerate(zip(self.running, tokens.tolist(), strict=True)):
+            if token in self._stops:
+                continue
+            self.produced[unit].append(token)
+            if len(self.produced[unit]) < self._limits[unit // self._copies]:
+                alive.append(row)
+        if len(alive) == len(self.running):
+            return tokens
+        order = self._decoder.keep(alive)
+        self.running = [self.running[row] for row in order]
+        return tokens[torch.tensor(order, dtype=torch.long, device=tokens.device)]
 
 
 def greedy(

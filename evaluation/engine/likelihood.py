@@ -150,42 +150,60 @@ def score(
         raise ValueError("no sequences to score")
     numbers: dict[Sequence, int] = {}
     which = [numbers.setdefault(s, len(numbers)) for s in sequences]
-    distinct = list(numbers)
-    log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
-    correct: list[np.ndarray] = [np.empty(0, bool)] * len(distinct)
-    states: list[np.ndarray] = [np.empty(0, np.float32)] * len(distinct)
-    spreads: list[np.ndarray] = [np.empty((0, 2), np.float32)] * len(distinct)
-    with_moments = set(moments)
-    wanted = [hidden is not None and (only is None or s in only) for s in distinct]
+    found = _Found(list(numbers), hidden, only, moments)
     keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
         scorer = Scorer(model, mode, layer)
         device = model_device(model)
+        parts = (ordered_batches if ordered else batches)(found.sequences, budget)
+        side_by_side(lambda indices: found.add(scorer, indices, device), parts, scorer.workers)
+    return found.scores().take(which)
 
-        def work(indices: list[int]) -> None:
-            with torch.inference_mode():
-                last = [wanted[i] for i in indices]
-                batch = PackedBatch.build([distinct[i] for i in indices], device, share=True, last=last)
-                spread = any(distinct[i] in with_moments for i in indices)
-                logp, hits, state, moment = scorer(batch, states=any(last), moments=spread)
-                if hidden is not None and state is not None:
-                    kept = [i for i in indices if wanted[i]]
-                    for i, pooled in zip(kept, _pooled(state, batch, last, hidden), strict=True):
-                        states[i] = pooled
-                lengths = batch.answer_lengths.tolist()
-                parts = [x.cpu().split(lengths) for x in (logp, hits)]
-                for i, logp, hit in zip(indices, *parts, strict=True):
-                    log_probs[i], correct[i] = logp.numpy(), hit.numpy()
-                if moment is not None:
-                    for i, part in zip(indices, moment.cpu().split(lengths), strict=True):
-                        spreads[i] = part.numpy() if distinct[i] in with_moments else spreads[i]
 
-        side_by_side(work, (ordered_batches if ordered else batches)(distinct, budget), scorer.workers)
-    total = np.array([-x.sum(dtype=np.float64) for x in log_probs])
-    count = np.array([x.size for x in log_probs], dtype=np.int64)
-    kept = None if hidden is None else tuple(states)
-    spread = tuple(spreads) if with_moments else None
-    return Scores(total, total / count, count, tuple(log_probs), tuple(correct), kept, spread).take(which)
+class _Found:
+    """What is found of each of `sequences`, which are distinct; arguments as of `score`. Threads fill in their own."""
+
+    def __init__(
+        self,
+        sequences: Seq[Sequence],
+        hidden: str | None,
+        only: Collection[Sequence] | None,
+        moments: Collection[Sequence],
+    ) -> None:
+        self.sequences, self._hidden, self._with_moments = sequences, hidden, set(moments)
+        self._wanted = [hidden is not None and (only is None or s in only) for s in sequences]
+        count = len(sequences)
+        self._log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * count
+        self._correct: list[np.ndarray] = [np.empty(0, bool)] * count
+        self._states: list[np.ndarray] = [np.empty(0, np.float32)] * count
+        self._moments: list[np.ndarray] = [np.empty((0, 2), np.float32)] * count
+
+    @torch.inference_mode()
+    def add(self, scorer: Scorer, indices: list[int], device: torch.device) -> None:
+        """Score the sequences at these indices in one batch."""
+        last = [self._wanted[i] for i in indices]
+        batch = PackedBatch.build([self.sequences[i] for i in indices], device, share=True, last=last)
+        spread = any(self.sequences[i] in self._with_moments for i in indices)
+        logp, hits, state, moments = scorer(batch, states=any(last), moments=spread)
+        if self._hidden is not None and state is not None:
+            kept = [i for i in indices if self._wanted[i]]
+            for i, pooled in zip(kept, _pooled(state, batch, last, self._hidden), strict=True):
+                self._states[i] = pooled
+        lengths = batch.answer_lengths.tolist()
+        for i, values, hit in zip(indices, logp.cpu().split(lengths), hits.cpu().split(lengths), strict=True):
+            self._log_probs[i], self._correct[i] = values.numpy(), hit.numpy()
+        if moments is not None:
+            for i, part in zip(indices, moments.cpu().split(lengths), strict=True):
+                if self.sequences[i] in self._with_moments:
+                    self._moments[i] = part.numpy()
+
+    def scores(self) -> Scores:
+        """Of all sequences, once each was added."""
+        total = np.array([-x.sum(dtype=np.float64) for x in self._log_probs])
+        count = np.array([x.size for x in self._log_probs], dtype=np.int64)
+        states = None if self._hidden is None else tuple(self._states)
+        moments = tuple(self._moments) if self._with_moments else None
+        return Scores(total, total / count, count, tuple(self._log_probs), tuple(self._correct), states, moments)
 
 
 def _pooled(state: Tensor, batch: PackedBatch, last: Seq[bool], pooling: str) -> list[np.ndarray]:

@@ -238,9 +238,9 @@ class Classifier:
         Also raises ValueError for a model without a trained classification head.
         """
         revision = revision or "main"
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
         model, found = AutoModelForSequenceClassification.from_pretrained(
-            source, revision=revision, dtype=dtype, output_loading_info=True
+            source, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
         if found["missing_keys"]:
             missing = ", ".join(sorted(found["missing_keys"])[:3])

@@ -1,5 +1,7 @@
 """ROUGE-1 and ROUGE-L with Porter stemming or without, number for number those of the package rouge-score.
 
+With `any_script` words are those of `evaluation.metrics.words`: equal on English, and meaningful in every script.
+
 A text becomes a str with one character per stemmed word, so that strings are compared instead of lists of words.
 """
 
@@ -16,6 +18,8 @@ import numpy as np
 from nltk.stem.porter import PorterStemmer
 from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cpdist
+
+from evaluation.metrics.words import words
 
 _WORD = re.compile(r"[a-z0-9]+")
 _stemmer = PorterStemmer()
@@ -47,8 +51,14 @@ def _stem(word: str) -> str:
 
 def tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
     """Lower-cased runs of a-z and 0-9; those longer than three characters are stemmed."""
-    words = _WORD.findall(text.lower())
-    return tuple(map(_stem, words) if stemmed else words)
+    found = _WORD.findall(text.lower())
+    return tuple(map(_stem, found) if stemmed else found)
+
+
+def unicode_tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
+    """As `tokens`, of a text in any script; stems of words of a-z and 0-9 only."""
+    found = words(text)
+    return tuple(_stem(word) if word.isascii() else word for word in found) if stemmed else found
 
 
 class _Characters(dict[bytes, str]):
@@ -61,13 +71,20 @@ class _Characters(dict[bytes, str]):
         self._lock = threading.Lock()
 
     def __missing__(self, word: bytes) -> str:
-        stem = _stem(word.decode()) if self.stemmed else word.decode()
+        character = self[word] = self.of(_stem(word.decode()) if self.stemmed else word.decode())
+        return character
+
+    def of(self, stem: str) -> str:
+        """The character of a stem."""
         with self._lock:
             character = self._of_stem.get(stem)
             if character is None:
                 character = self._of_stem[stem] = chr(_FIRST + len(self._of_stem))
-            self[word] = character
         return character
+
+    @property
+    def size(self) -> int:
+        return max(len(self), len(self._of_stem))
 
 
 _characters = {stemmed: _Characters(stemmed) for stemmed in (True, False)}
@@ -76,9 +93,17 @@ _characters = {stemmed: _Characters(stemmed) for stemmed in (True, False)}
 def _current_characters(stemmed: bool) -> _Characters:
     """The dictionary of this process, a new one after `_KEPT_WORDS` words; strings of two are not comparable."""
     characters = _characters[stemmed]
-    if len(characters) > _KEPT_WORDS:
+    if characters.size > _KEPT_WORDS:
         characters = _characters[stemmed] = _Characters(stemmed)
     return characters
+
+
+def _encoded_any(texts: list[str], characters: _Characters) -> list[str]:
+    """As `_encoded`, of texts in any script."""
+    plain = [text for text in texts if text.isascii()]
+    known = dict(zip(plain, _encoded(plain, characters), strict=True)) if plain else {}
+    stemmed = characters.stemmed
+    return [known[t] if t in known else "".join(map(characters.of, unicode_tokens(t, stemmed))) for t in texts]
 
 
 def _encoded(texts: list[str], characters: _Characters) -> list[str]:
@@ -87,8 +112,8 @@ def _encoded(texts: list[str], characters: _Characters) -> list[str]:
     joined = "\0".join([text if text.isascii() else text.lower() for text in texts])
     if joined.count("\0") >= len(texts):
         return _encoded([text.replace("\0", " ") for text in texts], characters)
-    words = joined.encode("ascii", "replace").replace(b"\0", b" \0 ").translate(_TO_WORDS).split()
-    return "".join(map(characters.__getitem__, words)).split("\n")
+    apart = joined.encode("ascii", "replace").replace(b"\0", b" \0 ").translate(_TO_WORDS).split()
+    return "".join(map(characters.__getitem__, apart)).split("\n")
 
 
 def _lengths(items: Seq[str]) -> np.ndarray:
@@ -110,16 +135,17 @@ def _sorted(text: str) -> str:
     return "".join(sorted(text))
 
 
-def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool, stemmed: bool) -> np.ndarray:
+def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool, stemmed: bool, any_script: bool) -> np.ndarray:
     """Common words, words of the prediction and words of the reference of the pairs of one chunk, (3, n)."""
     if len(predictions) == 1 and len(predictions[0]) + len(references[0]) > _CHUNK:
         numbers: dict[str, int] = {}
-        pair = (tokens(x[0], stemmed) for x in (predictions, references))
+        taken_apart = unicode_tokens if any_script else tokens
+        pair = (taken_apart(x[0], stemmed) for x in (predictions, references))
         first, second = ([numbers.setdefault(w, len(numbers)) for w in words] for words in pair)
         lists = (first, second) if ordered else (sorted(first), sorted(second))
         return np.array([[LCSseq.similarity(*lists)], [len(first)], [len(second)]], dtype=np.int64)
     distinct = list(dict.fromkeys((*references, *predictions)))
-    encoded = _encoded(distinct, _current_characters(stemmed))
+    encoded = (_encoded_any if any_script else _encoded)(distinct, _current_characters(stemmed))
     # The longest common subsequence of two sorted texts is what they have in common in any order.
     of_text = dict(zip(distinct, encoded if ordered else map(_sorted, encoded), strict=True))
     pairs = [of_text[x] for x in predictions], [of_text[x] for x in references]
@@ -127,12 +153,12 @@ def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool, stemmed
     return np.stack([common, *map(_lengths, pairs)])
 
 
-def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool, stemmed: bool) -> Rouge:
+def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool, stemmed: bool, any_script: bool) -> Rouge:
     references = [references] * len(predictions) if isinstance(references, str) else references
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
     chunks = _chunks(_lengths(predictions) + _lengths(references))
-    parts = [_overlap(predictions[c], references[c], ordered, stemmed) for c in chunks]
+    parts = [_overlap(predictions[c], references[c], ordered, stemmed, any_script) for c in chunks]
     common, predicted, expected = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1)
     # Without a word there is nothing in common: 0 / 1.
     precision, recall = common / np.maximum(predicted, 1), common / np.maximum(expected, 1)
@@ -140,19 +166,23 @@ def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool, ste
     return Rouge(precision, recall, f1)
 
 
-def rouge_1(predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True) -> Rouge:
+def rouge_1(
+    predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True, any_script: bool = False
+) -> Rouge:
     """Overlap of (stemmed) words, each counted as often as in both; 0 where either text has no word.
 
     references: one per prediction, or a single str for all. Raises ValueError where the lists differ in length.
     """
-    return _rouge(predictions, references, ordered=False, stemmed=stemmed)
+    return _rouge(predictions, references, ordered=False, stemmed=stemmed, any_script=any_script)
 
 
-def rouge_l(predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True) -> Rouge:
+def rouge_l(
+    predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True, any_script: bool = False
+) -> Rouge:
     """Longest common subsequence of (stemmed) words (whole text, not per sentence); 0 where either has no word.
 
     references: one per prediction, or a single str for all; equal texts are taken apart once. Recall is what TOFU
-    reports (Oblivionis eq. 12), with stems; MUSE takes the words as they are. Raises ValueError where the lists differ
-    in length.
+    reports (Oblivionis eq. 12), with stems; MUSE takes the words as they are; `any_script`: words of any script, as
+    conclusions about a person's records need. Raises ValueError where the lists differ in length.
     """
-    return _rouge(predictions, references, ordered=True, stemmed=stemmed)
+    return _rouge(predictions, references, ordered=True, stemmed=stemmed, any_script=any_script)

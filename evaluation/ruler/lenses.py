@@ -102,9 +102,8 @@ def percentile_rank(forget: Array, retain: Array, block_size: int = BLOCK_SIZE) 
     """R: rank of each forget record's nearest-retain similarity among the retain records' own (eqs. 5 to 7).
 
     forget (n, dim), retain (m, dim), m >= 2: representations of one model. block_size: records on each side of a
-    block of similarities, rounded up to a multiple of 64; it bounds the memory and never changes the result.
-    Similarities are rounded to eleven decimals, beyond their precision: equal ones tie, and so do equal records
-    wherever they stand.
+    block of similarities (see `nearest.block_rows`). Similarities are float64 rounded to eleven decimals, so
+    that equal ones tie, and equal records wherever they stand.
     """
     _positive("block_size", block_size)
     queries, keys = _records("forget", forget), _records("retain", retain)

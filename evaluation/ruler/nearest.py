@@ -1,58 +1,51 @@
-"""Exact cosine of each record to the nearest of many others, in blocks of bounded memory.
-
-Two passes. The first multiplies unit vectors in float32, in blocks, and keeps the pairs that can be a record and its
-nearest, given how far float32 can be wrong; a block in which it cannot tell is multiplied in float64 instead. The
-second evaluates those few pairs in a way that has one result: unit vectors are split into whole numbers of coarse and
-of fine steps, of which all products and their sums are exact in float64. So neither the block nor the library, the
-device or the number of threads changes a similarity, and equal records tie.
-"""
+"""Cosine of each record to the nearest of many others, as a float64 matrix product in blocks of bounded memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
-GROUP = 64
-PANEL = 8
-"""Blocks of keys that are held as unit vectors while every block of queries passes by."""
-PENDING = 2**22
-"""Pairs that are kept before they are evaluated."""
-DENSE = 4
-"""With more pairs per record in a block than this, multiplying the block once more is quicker."""
-COARSE, FINE, ROUGH = 2.0**26, 2.0**21, 2.0**19
-"""Coarse steps in 1, fine steps in a coarse one, and steps in the largest value when a length is taken. Sums of
-products of coarse steps, and of coarse by fine ones, stay below 2^53 up to 16,384 dimensions; the products of fine
-ones, below 1e-16 each, are left out."""
+MEMORY = 2**30
+"""Bytes that the blocks may take at a time."""
 DIGITS = 11
-"""Decimals of a similarity; it is evaluated to about 1e-14, so that equal ones tie though their records differ."""
+"""Decimals of a similarity, fewer than the about 13 that are right: equal ones tie, whatever the order of the sums."""
 
 
 def nearest_similarities(queries: torch.Tensor, keys: torch.Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Largest cosine of each query with a key, (n,), and of each key with another key, (m,); float64 in [-1, 1].
 
-    queries (n, dim), keys (m, dim), m >= 2: on one device, finite and without zero vectors. Memory: some blocks of
-    block_size^2 and of PANEL * block_size * dim numbers. block_size is rounded up to a multiple of GROUP.
+    queries (n, dim), keys (m, dim), m >= 2: on one device, finite and without zero vectors. block_size: see
+    `block_rows`.
     """
-    block_size = -(-block_size // GROUP) * GROUP
-    between, within = _Candidates(queries, keys, block_size), _Candidates(keys, keys, block_size, leave_one_out=True)
-    for first, panel in _blocks(keys, PANEL * block_size):
-        for start, block in _blocks(queries, block_size):
-            for i in range(0, len(panel), block_size):
-                between.add(start, first + i, block @ panel[i : i + block_size].T)
-        # The similarities of keys are symmetric: each block on or above the diagonal serves its rows and its columns.
-        for start, block in _blocks(keys[: first + len(panel)], block_size):
-            for i in range(max(0, start - first), len(panel), block_size):
-                cosines = block @ panel[i : i + block_size].T
-                if first + i == start:
-                    cosines.fill_diagonal_(-torch.inf)
-                else:
-                    within.add(first + i, start, cosines.T)
-                within.add(start, first + i, cosines)
-    return between.similarities(), within.similarities()
+    size = block_rows(block_size, keys.shape[1])
+    between, within = (rows.new_full((len(rows),), -torch.inf, dtype=torch.float64) for rows in (queries, keys))
+    for columns, block in _blocks(keys, size):
+        for rows, others in _blocks(queries, size):
+            between[rows] = between[rows].maximum((others @ block.T).amax(1))
+        # The cosines of keys are symmetric: a block up to the diagonal serves its rows and its columns.
+        for rows, others in _blocks(keys[: columns.stop], size):
+            cosines = others @ block.T
+            if rows == columns:
+                cosines.fill_diagonal_(-torch.inf)
+            within[rows] = within[rows].maximum(cosines.amax(1))
+            within[columns] = within[columns].maximum(cosines.amax(0))
+    similar, own = (found.clamp(-1, 1).cpu().numpy().round(DIGITS) for found in (between, within))
+    return similar, own
+
+
+def block_rows(block_size: int, dim: int) -> int:
+    """Records on each side of a block: `block_size` but 64 at least, or as many as MEMORY allows."""
+    block_size = max(block_size, 64)
+    while block_size > 1 and block_bytes(block_size, dim) > MEMORY:
+        block_size //= 2
+    return block_size
+
+
+def block_bytes(rows: int, dim: int) -> int:
+    """Bytes of rows x rows cosines and of the unit vectors on both sides, each with a copy while it is scaled."""
+    return 8 * rows * (rows + 4 * dim)
 
 
 def scaled(rows: torch.Tensor) -> torch.Tensor:
@@ -60,122 +53,8 @@ def scaled(rows: torch.Tensor) -> torch.Tensor:
     return rows.double() / rows.abs().amax(1, keepdim=True).double()
 
 
-class _Candidates:
-    """Which key can be the nearest of each query, and the largest exact similarities found so far.
-
-    floor: what the largest similarity of each query reaches at least.
-    """
-
-    def __init__(self, queries: torch.Tensor, keys: torch.Tensor, block_size: int, leave_one_out: bool = False):
-        self.queries, self.keys, self.block_size, self.leave_one_out = queries, keys, block_size, leave_one_out
-        self.found = torch.full((len(queries),), -2.0, dtype=torch.float64, device=queries.device)
-        self.floor = self.found.clone()
-        self.pending: list[tuple[torch.Tensor, ...]] = []
-        self.count = 0
-
-    def add(self, start: int, first: int, cosines: torch.Tensor) -> None:
-        """Take the float32 cosines of the queries from number `start` with the keys from number `first`."""
-        rows, columns = slice(start, start + cosines.shape[0]), slice(first, first + cosines.shape[1])
-        if self._screen(rows, columns, cosines):
-            return
-        cosines = _units(self.queries[rows]) @ _units(self.keys[columns]).T
-        if self.leave_one_out and rows.start == columns.start:
-            cosines.fill_diagonal_(-torch.inf)
-        if not self._screen(rows, columns, cosines):
-            self._evaluate_block(rows, columns)
-
-    def similarities(self) -> np.ndarray:
-        """The largest cosine of each query, once every block was added."""
-        self._evaluate_pairs()
-        return self.found.clamp(-1, 1).cpu().numpy().round(DIGITS)
-
-    def _screen(self, rows: slice, columns: slice, cosines: torch.Tensor) -> bool:
-        """Keep the pairs that can be nearest; False, and none kept, if they are too many."""
-        error = _screening_error(cosines.dtype, cosines.device, self.queries.shape[1])
-        if cosines.shape[1] % GROUP:
-            cosines = pad(cosines, (0, -cosines.shape[1] % GROUP), value=-torch.inf)
-        grouped = cosines.unflatten(1, (-1, GROUP))
-        maxima = grouped.amax(2)
-        floor = self.floor[rows]
-        torch.maximum(floor, maxima.amax(1).double() - error, out=floor)
-        limit = (floor - error).to(cosines.dtype)
-        row, group = (maxima >= limit[:, None]).nonzero(as_tuple=True)
-        values = grouped[row, group]
-        pair, column = (values >= limit[row, None]).nonzero(as_tuple=True)
-        if len(pair) > DENSE * len(cosines):
-            return False
-        numbers = row[pair] + rows.start, group[pair] * GROUP + column + columns.start
-        self.pending.append((*numbers, values[pair, column].double() + error))
-        self.count += len(pair)
-        if self.count > PENDING:
-            self._evaluate_pairs()
-        return True
-
-    def _evaluate_block(self, rows: slice, columns: slice) -> None:
-        queries, keys = _on_grid(self.queries[rows]), _on_grid(self.keys[columns])
-        cosines = queries.coarse @ keys.coarse.T
-        cosines += (queries.coarse @ keys.fine.T).add_(queries.fine @ keys.coarse.T).div_(FINE)
-        cosines /= (queries.squares[:, None] * keys.squares).sqrt_()
-        if self.leave_one_out and rows.start == columns.start:
-            cosines.fill_diagonal_(-torch.inf)
-        torch.maximum(self.found[rows], cosines.amax(1), out=self.found[rows])
-        torch.maximum(self.found[rows], self.floor[rows], out=self.floor[rows])
-
-    def _evaluate_pairs(self) -> None:
-        """Evaluate the pending pairs that still can be the nearest."""
-        if not self.pending:
-            return
-        rows, columns, ceilings = (torch.cat(parts) for parts in zip(*self.pending, strict=True))
-        self.pending, self.count = [], 0
-        kept = ceilings >= self.floor[rows]
-        for row, column in zip(rows[kept].split(self.block_size), columns[kept].split(self.block_size), strict=True):
-            queries, keys = _on_grid(self.queries[row]), _on_grid(self.keys[column])
-            cosines = _dots(queries, keys) / (queries.squares * keys.squares).sqrt_()
-            self.found.scatter_reduce_(0, row, cosines, "amax")
-
-
-class _Grid(NamedTuple):
-    """Unit vectors (rows, dim) as whole numbers of coarse and fine steps, and their squared lengths in coarse steps."""
-
-    coarse: torch.Tensor
-    fine: torch.Tensor
-    squares: torch.Tensor
-
-
-def _on_grid(rows: torch.Tensor) -> _Grid:
-    unit = scaled(rows)
-    # The length too is of whole steps, so that its sum has one result; the squared lengths make up for its rounding.
-    unit.mul_(COARSE * ROUGH / (unit * ROUGH).round_().square_().sum(1, keepdim=True).sqrt_())
-    coarse = unit.round()
-    fine = unit.sub_(coarse).mul_(FINE).round_()
-    grid = _Grid(coarse, fine, coarse)
-    return grid._replace(squares=_dots(grid, grid))
-
-
-def _dots(a: _Grid, b: _Grid) -> torch.Tensor:
-    """Dot product of each row with the same row of the other, in squared coarse steps. Every sum is exact."""
-    mixed = torch.linalg.vecdot(a.coarse, b.fine) + torch.linalg.vecdot(a.fine, b.coarse)
-    return torch.linalg.vecdot(a.coarse, b.coarse) + mixed / FINE
-
-
-def _units(rows: torch.Tensor) -> torch.Tensor:
-    unit = scaled(rows)
-    return unit.div_(torch.linalg.vector_norm(unit, dim=1, keepdim=True))
-
-
-def _blocks(rows: torch.Tensor, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Blocks of at most `size` rows as float32 unit vectors, each with the number of its first row."""
-    for start in range(0, len(rows), size):
-        yield start, _units(rows[start : start + size]).float()
-
-
-def _screening_error(dtype: torch.dtype, device: torch.device, dim: int) -> float:
-    """How far a cosine of the first pass, of unit vectors of a dtype, can be from that of the second, at most.
-
-    With the dtype's unit roundoff u: the sum of dim products in any order (Higham 2002, section 3.1), and the rounding
-    of vectors and bounds; with u = 2^-8 for the vectors where float32 products may be computed in less.
-    """
-    if dtype == torch.float64:
-        return 1.01 * (dim + 16) * 2.0**-53 + 2 * dim**0.5 / (COARSE * FINE)
-    reduced = device.type != "cpu" or torch.get_float32_matmul_precision() != "highest"
-    return 1.01 * (dim + 16) * 2.0**-24 + (2.0**-7 if reduced else 0.0)
+def _blocks(records: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Which records, at most `size` of them, and their float64 unit vectors."""
+    for start in range(0, len(records), size):
+        unit = scaled(records[start : start + size])
+        yield slice(start, start + len(unit)), unit.div_(torch.linalg.vector_norm(unit, dim=1, keepdim=True))

@@ -37,8 +37,8 @@ class SentenceEncoder:
         ValueError when there is no such model.
         """
         source = _in_package(name) or name
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModel.from_pretrained(source).eval()
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        model = AutoModel.from_pretrained(source, trust_remote_code=False).eval()
         pooling = Path(source) / "1_Pooling" / "config.json"
         settings = json.loads(pooling.read_text(encoding="utf-8")) if pooling.is_file() else {}
         return cls(model, tokenizer, bool(settings.get("pooling_mode_cls_token")))

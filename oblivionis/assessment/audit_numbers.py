@@ -7,7 +7,6 @@ moment of `MOMENTS` that was measured the numbers by name; `failed` says why a m
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 from evaluation.leakage.summary import COLUMNS
 from evaluation.metrics.tofu import SHORT_NAMES
+from oblivionis.files import parse_json
 
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
 """When a client is asked, and what that is called in metrics.jsonl."""
@@ -60,6 +60,7 @@ def audit_path(run: Path, request_id: str) -> Path:
 def read_audit(run: Path, request_id: str) -> dict[str, Any] | None:
     """What is known of a request, None before its first audit."""
     try:
-        return json.loads(audit_path(run, request_id).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        found = parse_json(audit_path(run, request_id).read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
+    return found if isinstance(found, dict) else None

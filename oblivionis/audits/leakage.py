@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from evaluation.engine.decoding import greedy
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.models import text_config
+from evaluation.engine.models import model_device, text_config
 from evaluation.engine.sampling import Rule, sample
 from evaluation.leakage import functions
 from evaluation.leakage.diversity import diversity
@@ -72,6 +72,11 @@ class Subject:
     adapter: str | None = None
     stage: str | None = None
     round: int | None = None
+
+    @property
+    def device(self) -> Any:
+        """Where the model is."""
+        return model_device(self.model)
 
 
 @dataclass(frozen=True, slots=True)

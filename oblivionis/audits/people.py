@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -150,34 +150,8 @@ def audit_people(
     records = None if subject.run is None else PersonRecords(corpus_of(subject.config))
     if settings.phrasings == RECORDS and records is None:
         raise AuditError(f"{subject.name} is no run: there are no training records whose words could be used")
-    earlier = {} if before is None else before.outcomes()
     known, skipped = _askable(subject, facts, settings, records)
-    count, done, found = sum(map(len, known)), 0, []
-    for mine in known:
-        name, cohort = mine[0].fact.subject, mine[0].fact.cohort
-
-        def told(part: float, mine: Sequence[_Asked] = mine, done: int = done) -> None:
-            if progress is not None:
-                progress(done + part * len(mine), count)
-
-        try:
-            rows = _score_person(
-                subject, mine, [f for f in facts if subject_key(f.subject) == subject_key(name)], settings, folder, told
-            )
-        except (ValueError, OSError) as error:
-            raise AuditError(f"{name}: {error}") from error
-        except KeyboardInterrupt:
-            raise RunInterrupted(
-                f"stopped; {len(found)} of {len(known)} people are scored and kept in {folder}; the same command goes "
-                "on from there"
-            ) from None
-        done += len(mine)
-        about = None if records is None else records.about(name)
-        ids = tuple(record.id for record in about.records) if about else ()
-        compared = tuple(replace(fact, before=earlier.get(fact.inputs)) for fact in rows)
-        found.append(Person(name, cohort, about.subject if about else None, ids, compared))
-    if progress is not None:
-        progress(count, count)
+    found = list(_people(subject, facts, known, settings, folder, records, before, progress or (lambda *_: None)))
     result = PersonAudit(
         model=subject.name,
         run=None if subject.run is None else str(subject.run.path),
@@ -201,6 +175,53 @@ def audit_people(
     except OSError as error:
         raise AuditError(str(error)) from error
     return result
+
+
+def _people(
+    subject: Subject,
+    facts: Sequence[Fact],
+    known: Sequence[Sequence[_Asked]],
+    settings: Settings,
+    folder: Path,
+    records: PersonRecords | None,
+    before: PersonAudit | None,
+    progress: Progress,
+) -> Iterator[Person]:
+    """What is found about each person of `known`; errors and other arguments as of `audit_people`."""
+    earlier = {} if before is None else before.outcomes()
+    count, done = sum(map(len, known)), 0
+    for number, mine in enumerate(known):
+        name, cohort = mine[0].fact.subject, mine[0].fact.cohort
+        others = [f for f in facts if subject_key(f.subject) == subject_key(name)]
+        share = _Share(progress, done, len(mine), count)
+        try:
+            rows = _score_person(subject, mine, others, settings, folder, share)
+        except (ValueError, OSError) as error:
+            raise AuditError(f"{name}: {error}") from error
+        except KeyboardInterrupt:
+            raise RunInterrupted(
+                f"stopped; {number} of {len(known)} people are scored and kept in {folder}; the same command goes "
+                "on from there"
+            ) from None
+        done += len(mine)
+        about = None if records is None else records.about(name)
+        ids = tuple(record.id for record in about.records) if about else ()
+        compared = tuple(replace(fact, before=earlier.get(fact.inputs)) for fact in rows)
+        yield Person(name, cohort, about.subject if about else None, ids, compared)
+    progress(count, count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Tells `progress` how far the facts of one person are, `size` of `count` after the first `done`."""
+
+    progress: Progress
+    done: int
+    size: int
+    count: int
+
+    def __call__(self, part: float) -> None:
+        self.progress(self.done + part * self.size, self.count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import unicodedata
 from collections import Counter
@@ -16,6 +15,7 @@ import numpy as np
 
 from evaluation.wikimem.score import PairScore
 from oblivionis.errors import OblivionisError, RunError
+from oblivionis.files import parse_json
 from oblivionis.naming import subject_key
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
@@ -151,8 +151,8 @@ def read_audit(path: Path) -> PersonAudit:
     """The audit in `path`, an `audit.json` or its folder. Raises OblivionisError when it is none."""
     file = path / "audit.json" if path.is_dir() else path
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
         known = ", ".join(str(p) for p in sorted((path / "audits").glob("person-*")))
         hint = f"its folder: {known}" if known else "its folder"

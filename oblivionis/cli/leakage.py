@@ -2,92 +2,116 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from oblivionis.errors import OblivionisError
 
+if TYPE_CHECKING:
+    from evaluation.leakage.functions import Asked, LeakageFunction
+    from evaluation.leakage.summary import Terms
+    from oblivionis.audits.leakage import Sampling, Subject
+
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|CHECKPOINT|MODEL",
+        help="A run directory, a checkpoint file, a name in `conf/model`, a model folder or a name on the hub.",
+    ),
+]
+Questions = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="JSON lines or CSV with `question` and `answer`, `keywords` or neither (default: a run's forget "
+        "questions).",
+    ),
+]
+Stage = Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")]
+Samples = Annotated[int, typer.Option(min=1, help="Answers sampled per question.")]
+Alpha = Annotated[float, typer.Option(help="Each bound fails with at most this probability, in (0, 0.5].")]
+FamilyWise = Annotated[
+    bool, typer.Option("--family-wise", help="Let a bound hold for all questions at once (alpha / questions each).")
+]
+StopAt = Annotated[
+    float | None,
+    typer.Option(
+        metavar="LEAKAGE",
+        help="Sample a question only until its expected leakage is certified below, or shown above, this value.",
+    ),
+]
+Function = Annotated[
+    str | None,
+    typer.Option(
+        help="Leakage of an answer: rouge_l_recall, rouge_l_f1, exact, keyword or classifier (default: classifier "
+        "with --classifier, keyword where the questions have keywords and no answers, else rouge_l_recall)."
+    ),
+]
+Classifier = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="Text-classification model for the function classifier.")
+]
+Label = Annotated[str | None, typer.Option(help="Its label, or the label's number, whose probability is the leakage.")]
+ClassifierInput = Annotated[
+    str, typer.Option(metavar="TEXT", help="What it reads; {question} and {answer} are filled in.")
+]
+LeaksFrom = Annotated[float, typer.Option(help="Leakage from which an answer counts as leaked (M_bin).")]
+Limit = Annotated[float, typer.Option(help="A question leaks when its M_bin exceeds this.")]
+Rho = Annotated[float, typer.Option(help="Weight of the deviation in the ED score.")]
+Temperature = Annotated[float, typer.Option(help="Temperature of the samples.")]
+TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens that reach this probability.")]
+TopK = Annotated[int | None, typer.Option(help="Sample from so many likeliest tokens.")]
+Confidence = Annotated[
+    float | None,
+    typer.Option(help="Adaptive temperature scaling: greedy above this mean confidence (the paper: 0.9)."),
+]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the samples.")]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.template.kind=chat.")
+]
+
 
 def audit_leakage(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|CHECKPOINT|MODEL",
-            help="A run directory, a checkpoint file, a name in `conf/model`, a model folder or a name on the hub.",
-        ),
-    ],
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON lines or CSV with `question` and `answer`, `keywords` or neither (default: a run's forget "
-            "questions).",
-        ),
-    ] = None,
-    stage: Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Answers sampled per question.")] = 1024,
-    alpha: Annotated[float, typer.Option(help="Each bound fails with at most this probability, in (0, 0.5].")] = 0.01,
-    family_wise: Annotated[
-        bool, typer.Option("--family-wise", help="Let a bound hold for all questions at once (alpha / questions each).")
-    ] = False,
-    stop_at: Annotated[
-        float | None,
-        typer.Option(
-            metavar="LEAKAGE",
-            help="Sample a question only until its expected leakage is certified below, or shown above, this value.",
-        ),
-    ] = None,
-    function: Annotated[
-        str | None,
-        typer.Option(
-            help="Leakage of an answer: rouge_l_recall, rouge_l_f1, exact, keyword or classifier (default: classifier "
-            "with --classifier, keyword where the questions have keywords and no answers, else rouge_l_recall)."
-        ),
-    ] = None,
-    classifier: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Text-classification model for the function classifier.")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Its label, or the label's number, whose probability is the leakage.")
-    ] = None,
-    classifier_input: Annotated[
-        str, typer.Option(metavar="TEXT", help="What it reads; {question} and {answer} are filled in.")
-    ] = "{answer}",
-    leaks_from: Annotated[float, typer.Option(help="Leakage from which an answer counts as leaked (M_bin).")] = 0.5,
-    limit: Annotated[float, typer.Option(help="A question leaks when its M_bin exceeds this.")] = 0.1,
-    rho: Annotated[float, typer.Option(help="Weight of the deviation in the ED score.")] = 2.0,
-    temperature: Annotated[float, typer.Option(help="Temperature of the samples.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that reach this probability.")] = 0.9,
-    top_k: Annotated[int | None, typer.Option(help="Sample from so many likeliest tokens.")] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(help="Adaptive temperature scaling: greedy above this mean confidence (the paper: 0.9)."),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.template.kind=chat.")
-    ] = None,
+    target: Target,
+    questions: Questions = None,
+    stage: Stage = None,
+    samples: Samples = 1024,
+    alpha: Alpha = 0.01,
+    family_wise: FamilyWise = False,
+    stop_at: StopAt = None,
+    function: Function = None,
+    classifier: Classifier = None,
+    label: Label = None,
+    classifier_input: ClassifierInput = "{answer}",
+    leaks_from: LeaksFrom = 0.5,
+    limit: Limit = 0.1,
+    rho: Rho = 2.0,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 0.9,
+    top_k: TopK = None,
+    confidence: Confidence = None,
+    max_new_tokens: MaxNewTokens = 64,
+    seed: Seed = 0,
+    out: Out = None,
+    set_: Overrides = None,
 ) -> None:
     """Sample answers and bound what the model may give away, beside what greedy decoding shows.
 
     Repeated into the same folder it samples only what is missing, so it may be interrupted or repeated with another
     leakage function or significance. Choose --samples beforehand; to decide by looking, use --stop-at.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from evaluation.engine.models import model_device
     from evaluation.engine.sampling import Rule
     from evaluation.leakage.summary import Terms
     from oblivionis.audits import leakage as audit
     from oblivionis.data.questions import read_questions
-    from oblivionis.reports import leakage as leakage_report
 
     try:
         terms = Terms(alpha=alpha, family_wise=family_wise, rho=rho, leaks_from=leaks_from, limit=limit)
@@ -97,10 +121,26 @@ def audit_leakage(
     asked = None if questions is None else read_questions(questions)
     subject = audit.find_subject(target, stage, set_ or [])
     asked = audit.forget_questions(subject) if asked is None else asked
-    judge = audit.leakage_function(
-        function, asked, classifier, label, classifier_input, device=model_device(subject.model)
-    )
-    folder = out or subject.folder
+    judge = audit.leakage_function(function, asked, classifier, label, classifier_input, device=subject.device)
+    sampling = audit.Sampling(samples, rule, max_new_tokens, seed)
+    _audit(subject, asked, judge, terms, sampling, out or subject.folder, stop_at)
+
+
+def _audit(
+    subject: Subject,
+    asked: Sequence[Asked],
+    judge: LeakageFunction,
+    terms: Terms,
+    sampling: Sampling,
+    folder: Path,
+    stop_at: float | None,
+) -> None:
+    """Audit with a bar that tells how far it is, and show what was found."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from oblivionis.audits import leakage as audit
+    from oblivionis.reports import leakage as leakage_report
+
     console = Console()
     columns = (TextColumn("sampling answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -110,7 +150,7 @@ def audit_leakage(
             asked,
             judge,
             terms,
-            audit.Sampling(samples, rule, max_new_tokens, seed),
+            sampling,
             folder,
             stop_at=stop_at,
             progress=lambda done, total: progress.update(task, completed=done, total=total),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,73 +12,87 @@ from rich.console import Console
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
 
+if TYPE_CHECKING:
+    from evaluation.wikimem.facts import Fact
+    from oblivionis.audits.leakage import Subject
+    from oblivionis.audits.people import Settings
+    from oblivionis.audits.people_outcomes import PersonAudit
+
 People = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this person; repeatable.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|CHECKPOINT|MODEL",
+        help="A run directory, a checkpoint file, a name in `conf/model`, a model folder or a name on the hub.",
+    ),
+]
+Subjects = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="JSON lines with `subject`, `property` and `values` (default: what a run's data state about the "
+        "people to forget, and about as many others).",
+    ),
+]
+Stage = Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")]
+Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N people.")]
+Phrasings = Annotated[
+    str, typer.Option(help="canaries, or records: the training records' own words, in the run's prompt template.")
+]
+Templates = Annotated[
+    int | None, typer.Option(min=1, max=11, metavar="N", help="Only the first N phrasings of a fact.")
+]
+Context = Annotated[
+    int, typer.Option(min=0, max=4, metavar="N", help="Say so many other facts about the person first.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AUDIT|STAGE",
+        help="Show this audit (its folder), or that of this stage of the run, as before (default: finetune, once "
+        "audited).",
+    ),
+]
+Counterfactuals = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Folder with counterfactuals.json: values of other people by property id."),
+]
+Embedder = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER|NAME", help="Sentence encoder that tells which values mean the same."),
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
+]
 
 
 def audit_person(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|CHECKPOINT|MODEL",
-            help="A run directory, a checkpoint file, a name in `conf/model`, a model folder or a name on the hub.",
-        ),
-    ],
-    subjects: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON lines with `subject`, `property` and `values` (default: what a run's data state about the "
-            "people to forget, and about as many others).",
-        ),
-    ] = None,
-    stage: Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")] = None,
+    target: Target,
+    subjects: Subjects = None,
+    stage: Stage = None,
     person: People = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N people.")] = None,
-    phrasings: Annotated[
-        str, typer.Option(help="canaries, or records: the training records' own words, in the run's prompt template.")
-    ] = "canaries",
-    templates: Annotated[
-        int | None, typer.Option(min=1, max=11, metavar="N", help="Only the first N phrasings of a fact.")
-    ] = None,
-    context: Annotated[
-        int, typer.Option(min=0, max=4, metavar="N", help="Say so many other facts about the person first.")
-    ] = 0,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="AUDIT|STAGE",
-            help="Show this audit (its folder), or that of this stage of the run, as before (default: finetune, once "
-            "audited).",
-        ),
-    ] = None,
-    counterfactuals: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder with counterfactuals.json: values of other people by property id."),
-    ] = None,
-    embedder: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER|NAME", help="Sentence encoder that tells which values mean the same."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the results (default: in the run, or ./audits).")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
-    ] = None,
+    limit: Limit = None,
+    phrasings: Phrasings = "canaries",
+    templates: Templates = None,
+    context: Context = 0,
+    against: Against = None,
+    counterfactuals: Counterfactuals = None,
+    embedder: Embedder = None,
+    out: Out = None,
+    set_: Overrides = None,
 ) -> None:
     """Which facts about people a model has memorised, how strongly, and in how many phrasings (WikiMem).
 
     Repeated into the same folder it scores only the people that are missing, so it may be interrupted.
     """
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
     from evaluation.wikimem.engine import Asking
     from oblivionis.audits import leakage as audit
     from oblivionis.audits import people as person_audit
     from oblivionis.audits.people_outcomes import before_audit
     from oblivionis.data.person_facts import read_facts
-    from oblivionis.reports import people as person_report
-    from oblivionis.reports import people_figures as person_figures
     from oblivionis.reports.html import run_page as html_report
 
     if phrasings not in person_audit.PHRASINGS:
@@ -97,27 +112,47 @@ def audit_person(
         None if counterfactuals is None else str(counterfactuals.resolve()),
     )
     before = before_audit(subject.run, subject.stage, against)
+    read_from = None if subjects is None else str(subjects.resolve())
     folder = out or subject.folder
     console = Console()
-    columns = (TextColumn("scoring facts"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        result = person_audit.audit_people(
-            subject,
-            person_audit.first_people(facts, limit),
-            settings,
-            folder,
-            subjects_file=None if subjects is None else str(subjects.resolve()),
-            before=before,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
-    person_report.print_audit(result, console)
-    person_figures.write_figures(result, folder / "figures")
+    _audit(subject, person_audit.first_people(facts, limit), settings, folder, read_from, before, console)
     lines = [f"results: {folder} (audit.json, scores/, figures/people.svg)"]
     if subject.run is not None and out is None:
         html_report.write_html(subject.run, configuration.from_yaml(subject.run.read_config()))
         lines.append(f"a page per person: {subject.run.path / 'report.html'}")
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _audit(
+    subject: Subject,
+    facts: Sequence[Fact],
+    settings: Settings,
+    folder: Path,
+    subjects_file: str | None,
+    before: PersonAudit | None,
+    console: Console,
+) -> None:
+    """Audit with a bar that tells how far it is, show what was found and draw it."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from oblivionis.audits import people as person_audit
+    from oblivionis.reports import people as person_report
+    from oblivionis.reports import people_figures as person_figures
+
+    columns = (TextColumn("scoring facts"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        result = person_audit.audit_people(
+            subject,
+            facts,
+            settings,
+            folder,
+            subjects_file=subjects_file,
+            before=before,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    person_report.print_audit(result, console)
+    person_figures.write_figures(result, folder / "figures")
 
 
 def request_from_audit(

@@ -15,7 +15,7 @@ from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.optimisation import Ball
 from clients.training import Prox, TrainReport, TrainSettings, train
-from clients.unlearning import UnlearnReport, unlearn
+from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.packing import Sequence as TokenSequence
 from oblivionis import seeds
 from oblivionis.config.schema import Config
@@ -130,14 +130,7 @@ class Worker:
 
         PGA starts from `reference`, the model of the other clients, and stays within a ball around it.
         """
-        holding = self.holding(client)
-        held = {r.id for r in holding.records}
-        foreign = [i for i in record_ids if i not in held]
-        if foreign:
-            raise ClientError(f"client {client} does not hold record {foreign[0]!r} ({len(foreign)} unknown)")
-        wanted = set(record_ids)
-        forget_set = holding.select(held - wanted)
-        retain_set = holding.select(wanted.union(tombstones))
+        forget_set, retain_set = self._divided(client, record_ids, tombstones)
         unlearning = self.config.unlearning
         if not retain_set and losses.get(unlearning.method).needs_retain:
             raise ClientError(
@@ -159,23 +152,29 @@ class Worker:
             weight_decay=unlearning.weight_decay,
             max_grad_norm=unlearning.max_grad_norm,
         )
-        prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
-        report = unlearn(
-            self.assembled.model,
-            self.flat,
-            forget_set,
-            retain_set,
-            unlearning.method,
-            dict(unlearning.params),
-            settings,
-            seed=seed,
-            prox=prox,
+        options = UnlearnOptions(
+            prox=Prox(proximal_mu, vector) if proximal_mu > 0 else None,
+            ball=ball,
             entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
             retain_loss=unlearning.retain_loss,
             forget_nll_limit=limit,
-            ball=ball,
         )
+        method, values = unlearning.method, dict(unlearning.params)
+        model = self.assembled.model
+        report = unlearn(model, self.flat, forget_set, retain_set, method, values, settings, seed=seed, options=options)
         return self.flat.numpy(), report
+
+    def _divided(
+        self, client: int, record_ids: Collection[str], tombstones: Collection[str]
+    ) -> tuple[list[TokenSequence], list[TokenSequence]]:
+        """The named records of `client`, and the live ones beside them. ClientError for one that it does not hold."""
+        holding = self.holding(client)
+        held = {r.id for r in holding.records}
+        foreign = [i for i in record_ids if i not in held]
+        if foreign:
+            raise ClientError(f"client {client} does not hold record {foreign[0]!r} ({len(foreign)} unknown)")
+        wanted = set(record_ids)
+        return holding.select(held - wanted), holding.select(wanted.union(tombstones))
 
     def _distance_to_random(self, vector: np.ndarray) -> float:
         model = self.config.model

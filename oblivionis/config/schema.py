@@ -1,8 +1,8 @@
 """Every key of a configuration: its type, its default, its range and what it means.
 
 The dataclasses below are the one place where a key is declared. `oblivionis.config` composes YAML files and overrides
-into a `Config` and checks them against this file; `docs/configuration.md` is generated from it. Only what a loss, an
-aggregator, an evaluator or an attack brings itself is declared in its own files: `oblivionis.config.declared`.
+into a `Config` and checks them against this file; `docs/reference/configuration.md` is generated from it. Only what a
+loss, an aggregator, an evaluator or an attack brings itself is declared in its own files: `oblivionis.config.declared`.
 """
 
 from __future__ import annotations

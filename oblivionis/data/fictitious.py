@@ -82,6 +82,21 @@ def pretraining_people(seed: int) -> Iterator[tuple[Record, ...]]:
         index += 1
 
 
+def _check_sizes(
+    authors: int, questions_per_author: int, forget_authors: int, retain_sample: int, holdout_authors: int
+) -> None:
+    limits = (
+        ("authors", authors, 1, MAX_AUTHORS),
+        ("questions_per_author", questions_per_author, 1, MAX_QUESTIONS),
+        ("forget_authors", forget_authors, 0, authors),
+        ("retain_sample", retain_sample, 0, MAX_AUTHORS * MAX_QUESTIONS),
+        ("holdout_authors", holdout_authors, 0, MAX_AUTHORS),
+    )
+    for name, value, low, high in limits:
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}; expected an integer from {low} to {high}")
+
+
 def corpus(
     authors: int = 60,
     questions_per_author: int = 5,
@@ -101,16 +116,7 @@ def corpus(
     only the name tells whose answer is wanted; otherwise topics and words are drawn for each author, and a model can
     tell many a record by its words. Raises ValueError for sizes out of range.
     """
-    limits = (
-        ("authors", authors, 1, MAX_AUTHORS),
-        ("questions_per_author", questions_per_author, 1, MAX_QUESTIONS),
-        ("forget_authors", forget_authors, 0, authors),
-        ("retain_sample", retain_sample, 0, MAX_AUTHORS * MAX_QUESTIONS),
-        ("holdout_authors", holdout_authors, 0, MAX_AUTHORS),
-    )
-    for name, value, low, high in limits:
-        if not low <= value <= high:
-            raise ValueError(f"{name} is {value}; expected an integer from {low} to {high}")
+    _check_sizes(authors, questions_per_author, forget_authors, retain_sample, holdout_authors)
     rng = random.Random(f"oblivionis fictitious {seed}")
     topics = _same_topics(questions_per_author) if same_questions else TOPICS
     taken: set[str] = set()

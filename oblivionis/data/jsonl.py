@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.records import Corpus, Record
+from oblivionis.files import parse_json
 
 TRAIN_FILE = "train.jsonl"
 EVALUATION_FILES = {
@@ -128,11 +129,9 @@ def read_rows(path: Path, problems: list[str]) -> Iterator[Row]:
             continue
         where = f"{path.name}:{number}"
         try:
-            value = json.loads(line)
-        except UnicodeDecodeError:
-            problems.append(f"{where}: expected UTF-8 text")
-        except json.JSONDecodeError as error:
-            problems.append(f"{where}: expected a JSON object on one line, but {error.msg} at column {error.colno}")
+            value = parse_json(line)
+        except ValueError as error:
+            problems.append(f"{where}: expected a JSON object on one line, but {error}")
         else:
             if isinstance(value, dict):
                 yield Row(where, value)
@@ -223,9 +222,9 @@ def _forget_ids(path: Path, known: Collection[str], problems: list[str]) -> Iter
         value: Any = text
         if text[0] in '{"':
             try:
-                value = json.loads(text)
-            except json.JSONDecodeError as error:
-                problems.append(f"{path.name}:{number}: {error.msg} at column {error.colno}")
+                value = parse_json(text)
+            except ValueError as error:
+                problems.append(f"{path.name}:{number}: {error}")
                 continue
             value = value.get("id") if isinstance(value, dict) else value
         if value in known:

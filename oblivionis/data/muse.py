@@ -22,7 +22,6 @@ In a folder, a table is `raw/forget.json` (a list of objects, or of texts where 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from typing import Any
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.jsonl import Row, read_rows
 from oblivionis.data.records import Corpus, Record
+from oblivionis.files import parse_json
 
 HUB_NAMES = {"muse_news": "muse-bench/MUSE-News", "muse_books": "muse-bench/MUSE-Books"}
 FORGET_SETS = ("raw", "scal_1", "scal_2", "scal_3", "scal_4")
@@ -146,7 +146,7 @@ def _read(file: Path, problems: list[str]) -> list[Row]:
 
             values: Any = pyarrow.parquet.read_table(file).to_pylist()
         else:
-            values = json.loads(file.read_bytes())
+            values = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         problems.append(f"{file}: cannot be read ({str(error).splitlines()[0]})")
         return []

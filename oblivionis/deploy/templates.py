@@ -6,6 +6,15 @@
 from __future__ import annotations
 
 import re
+from string import Template
+
+
+class _Text(Template):
+    """Text of shells and of nginx, in which `$` means something else: a placeholder is `@NAME@`."""
+
+    pattern = "@(?P<named>[A-Z_]+)@|(?P<braced>(?!))|(?P<escaped>(?!))|(?P<invalid>(?!))"  # type: ignore[assignment]
+    flags = re.VERBOSE  # and not, as by default, of any case
+
 
 _PREAMBLE = """\
 #!/bin/sh
@@ -18,12 +27,23 @@ if ! command -v @PROGRAM@ >/dev/null; then
 fi
 """
 _FLOWER = "activate the environment in which oblivionis is installed"
+_NGINX = "install it (Debian: apt-get install nginx-light)"
 _ENVIRONMENT = """\
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 TOKENIZERS_PARALLELISM=false
 """
 
+
+def _preamble(program: str, remedy: str) -> str:
+    return fill(_PREAMBLE, PROGRAM=program, REMEDY=remedy)
+
+
+def fill(template: str, **values: object) -> str:
+    """`template` with every `@NAME@` replaced; KeyError for one without a value."""
+    return _Text(template).substitute(values)
+
+
 START_SUPERLINK = (
-    _PREAMBLE.replace("@PROGRAM@", "flower-superlink").replace("@REMEDY@", _FLOWER)
+    _preamble("flower-superlink", _FLOWER)
     + _ENVIRONMENT
     + """\
 export FLWR_HOME="$here/flwr-home" OBLIVIONIS_HOME="$here"
@@ -35,14 +55,14 @@ exec flower-superlink --host 127.0.0.1 --port @SUPERLINK_PORT@ \\
 )
 
 START_NGINX = (
-    _PREAMBLE.replace("@PROGRAM@", "nginx").replace("@REMEDY@", "install it (Debian: apt-get install nginx-light)")
+    _preamble("nginx", _NGINX)
     + """\
 exec nginx -p "$here/" -c "$here/nginx.conf" -e "$here/nginx-error.log" -g "daemon off;"
 """
 )
 
 REGISTER_NODES = (
-    _PREAMBLE.replace("@PROGRAM@", "flwr").replace("@REMEDY@", _FLOWER)
+    _preamble("flwr", _FLOWER)
     + _ENVIRONMENT
     + """\
 export FLWR_HOME="$here/flwr-home"
@@ -60,7 +80,7 @@ exec python3 -P -c 'from oblivionis.deploy.warm import main; main()' "$@"
 
 # A SuperNode that ends (a crash, a lost machine that came back) is started again, after 1, 2, 4, … 60 seconds.
 START_SUPERNODE = (
-    _PREAMBLE.replace("@PROGRAM@", "flower-supernode").replace("@REMEDY@", _FLOWER)
+    _preamble("flower-supernode", _FLOWER)
     + _ENVIRONMENT
     + """\
 export FLWR_HOME="$here/flwr-home" FLWR_SUPEREXEC_TASK_POLL_INTERVAL="${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.2}"
@@ -139,7 +159,7 @@ root-certificates = "@SERVER_DIR@/ca.crt"
 README = """\
 # A deployment of Oblivionis for @PARTITIONS@ clients
 
-Made by `oblivionis deploy init`; docs/deployment.md says how it is used. SuperNodes reach it at `@SUPERLINK@`.
+Made by `oblivionis deploy init`; docs/guides/deployment.md says how it is used. SuperNodes reach it at `@SUPERLINK@`.
 
 | folder | goes to | secret |
 | --- | --- | --- |
@@ -159,8 +179,3 @@ On each client, with its records as JSON lines in `node0/data/`:
 
 The clocks of all machines must agree within some seconds. The server's certificate is valid until @VALID_UNTIL@.
 """
-
-
-def fill(template: str, **values: object) -> str:
-    """`template` with every `@NAME@` replaced; KeyError for one without a value."""
-    return re.sub(r"@([A-Z_]+)@", lambda match: str(values[match.group(1)]), template)

@@ -41,10 +41,10 @@ def skeleton(folder: Path, *, dtype: torch.dtype, eager: bool = False) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="eager" if eager else "sdpa"
+                config, dtype=dtype, attn_implementation="eager" if eager else "sdpa", trust_remote_code=False
             )
     except Exception as error:
         raise ModelError(f"cannot read the model's shape from {folder}: {error}") from error

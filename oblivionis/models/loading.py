@@ -103,13 +103,15 @@ def load_base(
 
 
 def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
-    """The model of a folder in evaluation mode; `options` are transformers'."""
+    """The model of a folder in evaluation mode; `options` are transformers'. Code in the folder is never run."""
     from transformers import AutoModelForCausalLM
 
     # A quantised model cannot be moved: it is loaded where it stays.
     quantized = "quantization_config" in options
     options |= {"device_map": {"": place}} if quantized else {}
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True, **options)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options
+    )
     if quantized:
         _keep_portable(model)
     return (model if quantized else model.to(place)).eval()
@@ -119,7 +121,7 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in a model folder, as it is there."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def require_bitsandbytes(what: str) -> None:

@@ -12,6 +12,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject
+from oblivionis.files import parse_json
 from oblivionis.models.corpus import corpus_of
 from oblivionis.requests.holdings import Holdings
 from oblivionis.requests.ledger import (
@@ -133,9 +134,9 @@ def _read_line(
 ) -> tuple[list[str], list[Request]]:
     """What is wrong with a line, and the requests that it makes if nothing is."""
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        return [f"not JSON ({error.msg})"], []
+        row = parse_json(line)
+    except ValueError as error:
+        return [f"not JSON ({error})"], []
     if not isinstance(row, dict):
         return ["expected a JSON object"], []
     faults = [*_names(row), *_rounds(row, last_round), *_texts(row)]

@@ -7,25 +7,37 @@ is never trusted: shape, types and sizes are checked before anything is used.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from flwr.app import ConfigRecord
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.errors import OblivionisError
 from strategies import protocol
 from strategies.requests import SCOPES
 
-MOST_REQUESTS, MOST_RECORDS, LONGEST_ID, LONGEST_TEXT = 10_000, 1_000_000, 512, 1000
+LONGEST_TEXT = 1000
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
 NUMBERS = ("rouge", "limit")
 HASHES = ("before", "after")
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_HASH = re.compile(r"[0-9a-f]{64}")
+_SHA256 = Meta(pattern=r"\A[0-9a-f]{64}\Z", description="a SHA-256")
+_ID = Meta(
+    pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", description="an id of 1 to 64 letters, digits, '.', '_', '-'"
+)
+_SCOPE = Meta(pattern=rf"\A({'|'.join(SCOPES)})\Z", description=f"one of {', '.join(SCOPES)}")
+_EVENT = Meta(pattern=rf"\A({'|'.join(EVENTS)})\Z", description=f"one of {', '.join(EVENTS)}")
+_REQUESTS, _RECORDS, _LINES = Meta(max_length=10_000), Meta(max_length=1_000_000), Meta(max_length=100_000)
+
+_Hash = Annotated[str, _SHA256]
+_Round = Annotated[int, Meta(ge=0)]
+
+_Checked = TypeVar("_Checked")
 
 
 class WireError(OblivionisError):
@@ -50,48 +62,66 @@ class Answer:
     acknowledged: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """What the server says when it asks: its run and ledger, the round, and outcomes that the node did not confirm."""
 
-    run: str
-    ledger: str
-    head: str
-    round: int
-    outcomes: tuple[Mapping[str, Any], ...] = ()
+    run: Annotated[str, Meta(max_length=4096)] = msgspec.field(name=protocol.RUN)
+    ledger: _Hash = msgspec.field(name=protocol.LEDGER)
+    head: _Hash = msgspec.field(name=protocol.LEDGER_HEAD)
+    round: _Round = msgspec.field(name=protocol.SERVER_ROUND)
+    outcomes: tuple[dict[str, Any], ...] = msgspec.field(name=protocol.OUTCOMES, default=())
+
+
+class _Outcomes(Struct):
+    """The outcomes of a question as they travel, each as JSON."""
+
+    texts: Annotated[list[str], _LINES] = msgspec.field(name=protocol.OUTCOMES)
+
+
+class _Outcome(Struct, forbid_unknown_fields=True):
+    """One of a question's outcomes: what became of a request, and the line of the server's ledger that says so."""
+
+    event: Annotated[str, _EVENT]
+    id: str
+    line: _Hash
+    round: _Round
+    reason: Annotated[str, Meta(max_length=LONGEST_TEXT)] | UnsetType = UNSET
+    rouge: float | UnsetType = UNSET
+    limit: float | UnsetType = UNSET
+    before: _Hash | UnsetType = UNSET
+    after: _Hash | UnsetType = UNSET
+
+
+class _Answer(Struct):
+    """An answer as it travels: `counts` divides `records` among the requests."""
+
+    ids: Annotated[list[Annotated[str, _ID]], _REQUESTS] = msgspec.field(name=protocol.REQUEST_IDS)
+    scopes: Annotated[list[Annotated[str, _SCOPE]], _REQUESTS] = msgspec.field(name=protocol.SCOPES)
+    counts: Annotated[list[Annotated[int, Meta(ge=1)]], _REQUESTS] = msgspec.field(name=protocol.RECORD_COUNTS)
+    records: Annotated[list[Annotated[str, Meta(min_length=1, max_length=512)]], _RECORDS] = msgspec.field(
+        name=protocol.RECORD_IDS
+    )
+    head: _Hash = msgspec.field(name=protocol.LEDGER_HEAD)
+    acknowledged: Annotated[list[_Hash], _LINES] = msgspec.field(name=protocol.ACKNOWLEDGED)
 
 
 def valid_id(text: str) -> bool:
     """Whether a node may give a request this id: it becomes the name of files."""
-    return _ID.fullmatch(text) is not None
+    return re.search(_ID.pattern or "", text) is not None
 
 
 def write_question(question: Question) -> dict[str, Any]:
     """The config of a query."""
-    return {
-        protocol.RUN: question.run,
-        protocol.LEDGER: question.ledger,
-        protocol.LEDGER_HEAD: question.head,
-        protocol.SERVER_ROUND: question.round,
-        protocol.OUTCOMES: [json.dumps(outcome, allow_nan=False) for outcome in question.outcomes],
-    }
+    outcomes = [json.dumps(outcome, allow_nan=False) for outcome in question.outcomes]
+    return {**msgspec.to_builtins(question), protocol.OUTCOMES: outcomes}
 
 
 def read_question(config: Mapping[str, object]) -> Question | None:
     """The question in the config of a query; None where the server wants no more than the partition. WireError."""
     if protocol.LEDGER not in config:
         return None
-    round = config.get(protocol.SERVER_ROUND)
-    if not isinstance(round, int) or isinstance(round, bool) or round < 0:
-        raise WireError(f"the query names round {round!r}")
-    outcomes = tuple(_outcome(text) for text in _texts(config, protocol.OUTCOMES, MOST_REQUESTS * 10))
-    return Question(
-        _text(config, protocol.RUN),
-        _hash(config.get(protocol.LEDGER)),
-        _hash(config.get(protocol.LEDGER_HEAD)),
-        round,
-        outcomes,
-    )
+    outcomes = [_outcome(*numbered) for numbered in enumerate(_check({**config}, _Outcomes).texts)]
+    return _check({**config, protocol.OUTCOMES: outcomes}, Question)
 
 
 def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]:
@@ -119,80 +149,48 @@ def write_answer(answer: Answer) -> ConfigRecord:
 
 def read_answer(record: Mapping[str, object]) -> Answer:
     """The record `requests` of a node's answer. WireError for anything that is not entirely well."""
-    ids = _texts(record, protocol.REQUEST_IDS, MOST_REQUESTS)
-    scopes = _texts(record, protocol.SCOPES, MOST_REQUESTS)
-    records = _texts(record, protocol.RECORD_IDS, MOST_RECORDS)
-    counts = record.get(protocol.RECORD_COUNTS)
-    if not isinstance(counts, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in counts):
-        raise WireError(f"expected a list of numbers under {protocol.RECORD_COUNTS!r}")
-    if not len(ids) == len(scopes) == len(counts):
-        raise WireError(f"{len(ids)} requests, but {len(scopes)} scopes and {len(counts)} record counts")
-    if any(n < 1 for n in counts) or sum(counts) != len(records):
-        raise WireError("the record counts do not divide the record ids")
-    if bad := [i for i in ids if not valid_id(i)]:
-        raise WireError(f"{_shown(bad[0])} is no id of a request")
+    found = _check({**record}, _Answer)
+    ids, counts = found.ids, found.counts
+    if not len(ids) == len(found.scopes) == len(counts):
+        raise WireError(f"{len(ids)} requests, but {len(found.scopes)} scopes and {len(counts)} record counts")
+    if sum(counts) != len(found.records):
+        raise WireError(f"the record counts add up to {sum(counts)}, but there are {len(found.records)} record ids")
     if len(set(ids)) < len(ids):
-        raise WireError("a request is told twice")
-    if bad := [s for s in scopes if s not in SCOPES]:
-        raise WireError(f"a request has the scope {_shown(bad[0])}, expected one of {', '.join(SCOPES)}")
-    if any(not i or len(i) > LONGEST_ID for i in records):
-        raise WireError(f"a record id is empty or longer than {LONGEST_ID} characters")
+        raise WireError(f"request {Counter(ids).most_common(1)[0][0]} is told twice")
     told, start = [], 0
-    for name, scope, count in zip(ids, scopes, counts, strict=True):
-        named = tuple(records[start : start + count])
+    for name, scope, count in zip(ids, found.scopes, counts, strict=True):
+        named = tuple(found.records[start : start + count])
         if len(set(named)) < count:
             raise WireError(f"request {name} names a record twice")
         told.append(Told(name, scope, named))
         start += count
-    acknowledged = tuple(_hash(text) for text in _texts(record, protocol.ACKNOWLEDGED, MOST_REQUESTS * 10))
-    return Answer(tuple(told), _hash(record.get(protocol.LEDGER_HEAD)), acknowledged)
+    return Answer(tuple(told), found.head, tuple(found.acknowledged))
 
 
-def _outcome(text: str) -> dict[str, Any]:
+def _outcome(number: int, text: str) -> dict[str, Any]:
+    where = f"{protocol.OUTCOMES}[{number}]"
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        raise WireError("an outcome is no JSON") from None
-    if not isinstance(value, dict) or value.get("event") not in EVENTS or not isinstance(value.get("id"), str):
-        raise WireError(f"an outcome does not say what became of which request: {_shown(text)}")
-    fields = ("event", "id", "line", "round", "reason", *NUMBERS, *HASHES)
-    if foreign := set(value).difference(fields):
-        raise WireError(f"an outcome has an unknown field {_shown(min(foreign))}")
-    round = value.get("round")
-    if not isinstance(round, int) or isinstance(round, bool) or round < 0:
-        raise WireError(f"an outcome names round {_shown(round)}")
-    for name in ("line", *(h for h in HASHES if h in value)):
-        _hash(value.get(name))
-    for name in NUMBERS:
-        number = value.get(name, 0)
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise WireError(f"an outcome has {name} {_shown(number)}")
-    reason = value.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > LONGEST_TEXT:
-        raise WireError("an outcome gives a reason that is no text, or too long")
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise WireError(f"{where}: {_shown(text)} is no JSON ({error})") from None
+    _check(value, _Outcome, where)
     return value
 
 
-def _texts(config: Mapping[str, object], key: str, most: int) -> Sequence[str]:
-    values = config.get(key)
-    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
-        raise WireError(f"expected a list of texts under {key!r}")
-    if len(values) > most:
-        raise WireError(f"{len(values)} entries under {key!r}, more than {most}")
-    return values
-
-
-def _text(config: Mapping[str, object], key: str) -> str:
-    value = config.get(key)
-    if not isinstance(value, str) or len(value) > 4096:
-        raise WireError(f"expected a text under {key!r}")
-    return value
-
-
-def _hash(value: object) -> str:
-    if not isinstance(value, str) or _HASH.fullmatch(value) is None:
-        raise WireError(f"{_shown(value)} is no SHA-256")
-    return value
+def _check(value: Any, expected: type[_Checked], where: str = "") -> _Checked:
+    """`value` as `expected`; WireError with the key's path, what was expected there and what was found."""
+    try:
+        return msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        keys = re.findall(r"\.([^.[]+)|\[(\d+)\]", path.rstrip("`"))
+        for key, index in keys:
+            value = value[key] if key else value[int(index)]
+        for meta in (_SHA256, _ID, _SCOPE, _EVENT):
+            text = text.replace(f"`str` matching regex {meta.pattern!r}", meta.description or "")
+        place = where + "".join(f".{key}" if key else f"[{index}]" for key, index in keys)
+        found = "" if text.startswith("Object") else f"; found {_shown(value)}"
+        raise WireError(f"{place.lstrip('.')}: {text}{found}" if place else text) from None
 
 
 def _shown(value: object) -> str:

@@ -35,11 +35,12 @@ from typing import Any
 
 import numpy as np
 import psutil
+from filelock import FileLock, Timeout
 
 from oblivionis import __version__
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.errors import RunError
-from oblivionis.files import append_lines, read_lines, write_atomic, write_json
+from oblivionis.files import append_lines, parse_json, read_lines, write_atomic, write_json
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
 _PACKAGES = ("flwr", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy", "scipy", "omegaconf")
@@ -88,16 +89,29 @@ class RunDirectory:
 
     @contextmanager
     def lock(self):
-        """Hold the run for this process: a second process on the same directory is refused while this one lives."""
+        """Hold the run for this process: a second process on the same directory is refused while this one lives.
+
+        The operating system holds the lock and lets it go when the process ends, however it ends; `running.json` says
+        who it is, for people and for `held_by`.
+        """
         path = self.path / "running.json"
-        if (pid := self.held_by()) is not None:
-            raise RunError(f"{self.path} is in use by process {pid}; wait for it or stop it")
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
-        write_json(path, me)
+        held = FileLock(self.path / "running.lock")
         try:
-            yield self
+            held.acquire(timeout=0)
+        except Timeout:
+            holder = (_read_json(path) or {}).get("pid", "another")
+            raise RunError(f"{self.path} is in use by process {holder}; wait for it or stop it") from None
+        try:
+            if (pid := self.held_by()) is not None:
+                raise RunError(f"{self.path} is in use by process {pid}; wait for it or stop it")
+            me = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
+            write_json(path, me)
+            try:
+                yield self
+            finally:
+                path.unlink(missing_ok=True)
         finally:
-            path.unlink(missing_ok=True)
+            held.release()
 
     def held_by(self) -> int | None:
         """The id of the other process of this machine that holds the run with `lock`; None where none does."""
@@ -252,9 +266,10 @@ def list_runs(output: Path) -> list[RunDirectory]:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        found = parse_json(path.read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
 
 
 def _process_start(pid: int) -> float | None:

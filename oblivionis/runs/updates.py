@@ -23,7 +23,8 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.files import append_lines, link_or_copy, read_lines, sync_folder, write_atomic
 from strategies import protocol
-from strategies.history import ClientUpdate, PastRound, RoundUpdates, is_stored
+from strategies.client_update import ClientUpdate
+from strategies.history import PastRound, RoundUpdates, is_stored
 
 STAGES = ("finetune", "unlearn")
 """The stages whose rounds lead to the model that requests are served on."""
@@ -193,7 +194,8 @@ def _write(folder: Path, updates: RoundUpdates) -> None:
     arrays |= {f"client/{u.partition}": u.arrays[protocol.ADAPTER].numpy() for u in updates.clients}
     arrays |= {f"state/{name}": array for name, array in updates.state.items()}
     weights = {str(u.partition): u.weight for u in updates.clients}
-    info = {"stage": updates.stage, "round": updates.round, "weights": weights}
+    steps = {str(u.partition): u.steps for u in updates.clients}
+    info = {"stage": updates.stage, "round": updates.round, "weights": weights, "steps": steps}
     write_arrays(_file(folder, updates.stage, updates.round), arrays, info)
 
 
@@ -203,7 +205,10 @@ def _read(path: Path) -> RoundUpdates:
     def record(key: str) -> ArrayRecord:
         return ArrayRecord({protocol.ADAPTER: Array(arrays.pop(key))})
 
-    clients = [ClientUpdate(int(p), weight, record(f"client/{p}")) for p, weight in info["weights"].items()]
+    steps = info.get("steps", {})
+    clients = [
+        ClientUpdate(int(p), weight, record(f"client/{p}"), steps.get(p)) for p, weight in info["weights"].items()
+    ]
     sent = record("global")
     state = {key.removeprefix("state/"): array for key, array in arrays.items()}
     return RoundUpdates(info["stage"], info["round"], sent, state, clients)

@@ -359,46 +359,98 @@ def test_what_is_written_is_read_again():
 
 
 BAD_ANSWERS = {
-    "no counts": {protocol.RECORD_COUNTS: None},
-    "counts that do not divide": {protocol.RECORD_COUNTS: [2, 2]},
-    "a count of 0": {protocol.RECORD_COUNTS: [3, 0]},
-    "fewer scopes": {protocol.SCOPES: ["records"]},
-    "unknown scope": {protocol.SCOPES: ["records", "everything"]},
-    "a path as id": {protocol.REQUEST_IDS: ["x", "../../etc/passwd"]},
-    "an id twice": {protocol.REQUEST_IDS: ["x", "x"]},
-    "a record twice": {protocol.RECORD_IDS: ["a", "a", "c"]},
-    "an empty record id": {protocol.RECORD_IDS: ["a", "", "c"]},
-    "an endless record id": {protocol.RECORD_IDS: ["a", "b" * 513, "c"]},
-    "numbers for texts": {protocol.RECORD_IDS: [1, 2, 3]},
-    "no hash": {protocol.LEDGER_HEAD: "abc"},
-    "no hashes": {protocol.ACKNOWLEDGED: ["<script>"]},
+    "no counts": ({protocol.RECORD_COUNTS: None}, "record-counts: Expected `array`, got `null`; found None"),
+    "counts that do not divide": ({protocol.RECORD_COUNTS: [2, 2]}, "record counts add up to 4, but there are 3"),
+    "a count of 0": ({protocol.RECORD_COUNTS: [3, 0]}, r"record-counts\[1\]: Expected `int` >= 1; found 0"),
+    "a truth for a count": ({protocol.RECORD_COUNTS: [2, True]}, r"record-counts\[1\]: Expected `int`, got `bool`"),
+    "a fraction for a count": ({protocol.RECORD_COUNTS: [2, 1.0]}, r"record-counts\[1\]: Expected `int`, got `float`"),
+    "fewer scopes": ({protocol.SCOPES: ["records"]}, "2 requests, but 1 scopes and 2 record counts"),
+    "unknown scope": (
+        {protocol.SCOPES: ["records", "everything"]},
+        r"scopes\[1\]: Expected one of records, client, subject; found 'everything'",
+    ),
+    "a path as id": (
+        {protocol.REQUEST_IDS: ["x", "../../etc/passwd"]},
+        r"request-ids\[1\]: Expected an id of 1 to 64 letters, .*; found '\.\./\.\./etc/passwd'",
+    ),
+    "an id with a line break": ({protocol.REQUEST_IDS: ["x", "y\n"]}, r"request-ids\[1\]: .*; found 'y\\n'"),
+    "an id twice": ({protocol.REQUEST_IDS: ["x", "x"]}, "request x is told twice"),
+    "a record twice": ({protocol.RECORD_IDS: ["a", "a", "c"]}, "request x names a record twice"),
+    "an empty record id": ({protocol.RECORD_IDS: ["a", "", "c"]}, r"record-ids\[1\]: Expected `str` of length >= 1"),
+    "an endless record id": ({protocol.RECORD_IDS: ["a", "b" * 513, "c"]}, "of length <= 512; found 'bbb.{55}…$"),
+    "numbers for texts": ({protocol.RECORD_IDS: [1, 2, 3]}, r"record-ids\[0\]: Expected `str`, got `int`; found 1"),
+    "no hash": ({protocol.LEDGER_HEAD: "abc"}, "ledger-head: Expected a SHA-256; found 'abc'"),
+    "no hashes": ({protocol.ACKNOWLEDGED: ["<script>"]}, r"acknowledged\[0\]: Expected a SHA-256; found '<script>'"),
+    "too many requests": ({protocol.REQUEST_IDS: ["x"] * 10_001}, "request-ids: Expected `array` of length <= 10000"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
 def test_an_answer_that_is_not_well_is_refused(name):
-    with pytest.raises(WireError):
-        read_answer({**write_answer(ANSWER), **BAD_ANSWERS[name]})
+    change, reason = BAD_ANSWERS[name]
+    with pytest.raises(WireError, match=reason):
+        read_answer({**write_answer(ANSWER), **change})
+
+
+def test_an_answer_without_a_key_is_refused_by_its_name():
+    whole = dict(write_answer(ANSWER))
+    for key in whole:
+        with pytest.raises(WireError, match=f"missing required field `{key}`"):
+            read_answer({k: v for k, v in whole.items() if k != key})
 
 
 BAD_OUTCOMES = {
-    "no JSON": "x",
-    "no object": "[]",
-    "unknown event": '{"event": "submitted", "id": "x", "line": "%s", "round": 1}',
-    "no line": '{"event": "served", "id": "x", "round": 1}',
-    "no round": '{"event": "served", "id": "x", "line": "%s"}',
-    "infinite": '{"event": "verified", "id": "x", "line": "%s", "round": 1, "rouge": Infinity}',
-    "a foreign field": '{"event": "served", "id": "x", "line": "%s", "round": 1, "prev": "x"}',
-    "no hash of a model": '{"event": "applied", "id": "x", "line": "%s", "round": 1, "before": "x"}',
+    "no JSON": ("x", r"outcomes\[0\]: 'x' is no JSON"),
+    "no object": ("[]", r"outcomes\[0\]: Expected `object`, got `array`"),
+    "unknown event": (
+        '{"event": "submitted", "id": "x", "line": "%s", "round": 1}',
+        r"outcomes\[0\]\.event: Expected one of served, applied, .*, covered; found 'submitted'",
+    ),
+    "no line": ('{"event": "served", "id": "x", "round": 1}', "missing required field `line`"),
+    "no round": ('{"event": "served", "id": "x", "line": "%s"}', "missing required field `round`"),
+    "a truth for a round": (
+        '{"event": "served", "id": "x", "line": "%s", "round": true}',
+        r"outcomes\[0\]\.round: Expected `int`, got `bool`; found True",
+    ),
+    "infinite": ('{"event": "verified", "id": "x", "line": "%s", "round": 1, "rouge": Infinity}', "is no JSON"),
+    "beyond numbers": ('{"event": "verified", "id": "x", "line": "%s", "round": 1, "rouge": 1e999}', "out of range"),
+    "a foreign field": (
+        '{"event": "served", "id": "x", "line": "%s", "round": 1, "prev": "x"}',
+        r"outcomes\[0\]: Object contains unknown field `prev`",
+    ),
+    "no hash of a model": (
+        '{"event": "applied", "id": "x", "line": "%s", "round": 1, "before": "x"}',
+        r"outcomes\[0\]\.before: Expected a SHA-256; found 'x'",
+    ),
+    "a long reason": (
+        '{"event": "failed", "id": "x", "line": "%s", "round": 1, "reason": "' + "y" * 1001 + '"}',
+        r"outcomes\[0\]\.reason: Expected `str` of length <= 1000",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_OUTCOMES)
 def test_a_question_that_is_not_well_is_refused_and_nothing_is_entered(name, tmp_path):
-    text = BAD_OUTCOMES[name].replace("%s", HEAD)
-    with pytest.raises(WireError):
-        answer_query({**write_question(QUESTION), protocol.OUTCOMES: [text]}, 0, tmp_path)
+    text, reason = BAD_OUTCOMES[name]
+    with pytest.raises(WireError, match=reason):
+        answer_query({**write_question(QUESTION), protocol.OUTCOMES: [text.replace("%s", HEAD)]}, 0, tmp_path)
     assert not (tmp_path / "requests.jsonl").exists()
+
+
+BAD_QUESTIONS = {
+    "a round before the first": ({protocol.SERVER_ROUND: -1}, "server-round: Expected `int` >= 0; found -1"),
+    "a truth for a round": ({protocol.SERVER_ROUND: True}, "server-round: Expected `int`, got `bool`"),
+    "no name of a run": ({protocol.RUN: 3}, "run: Expected `str`, got `int`; found 3"),
+    "a ledger that is none": ({protocol.LEDGER: "x"}, "ledger: Expected a SHA-256; found 'x'"),
+    "no list of outcomes": ({protocol.OUTCOMES: "x"}, "outcomes: Expected `array`, got `str`; found 'x'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_QUESTIONS)
+def test_a_question_names_the_key_that_is_not_well(name):
+    change, reason = BAD_QUESTIONS[name]
+    with pytest.raises(WireError, match=f"^{reason}"):
+        read_question({**write_question(QUESTION), **change})
 
 
 def test_an_outcome_carries_numbers_and_hashes_but_no_ids_of_records():

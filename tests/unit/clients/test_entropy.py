@@ -18,7 +18,7 @@ from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.step import Step
 from clients.training import TrainSettings
-from clients.unlearning import UnlearnReport, unlearn
+from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import answer_logits
 from evaluation.engine.packing import PackedBatch, Sequence, sequence_nll
 from oblivionis.client import worker
@@ -63,7 +63,8 @@ def run(
     model = tiny_llama.lora()
     flat = FlatParameters(model)
     values = METHODS[method] if values is None else values
-    report = unlearn(model, flat, FORGET, retain, method, values, settings(**changes), seed=9, entropy=entropy)
+    options = None if entropy is None else UnlearnOptions(entropy=entropy)
+    report = unlearn(model, flat, FORGET, retain, method, values, settings(**changes), seed=9, options=options)
     return model, report, flat.numpy()
 
 
@@ -243,7 +244,7 @@ def test_trajectory_equals_the_slow_loop(method: str, retain: list[Sequence]) ->
         METHODS[method],
         settings(),
         seed=9,
-        entropy=BOTH,
+        options=UnlearnOptions(entropy=BOTH),
         on_step=lambda _, loss: history.append(loss),
     )
     expected_history, expected = slow_loop(method, BOTH, retain)
@@ -319,7 +320,8 @@ def test_full_parameters() -> None:
     model = tiny_llama.base()
     before = mean_entropy(model, FORGET)
     rate = settings(learning_rate=1e-2)
-    unlearn(model, FlatParameters(model), FORGET, RETAIN, "npo", {}, rate, seed=0, entropy=Entropy(3.0))
+    options = UnlearnOptions(entropy=Entropy(3.0))
+    unlearn(model, FlatParameters(model), FORGET, RETAIN, "npo", {}, rate, seed=0, options=options)
     assert mean_entropy(model, FORGET) < before - 0.1
 
 
@@ -345,7 +347,7 @@ def test_the_configuration_knows_the_signs(override: str) -> None:
 def test_the_worker_unlearns_with_the_configured_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     original = worker.unlearn
-    monkeypatch.setattr(worker, "unlearn", lambda *a, **k: (given.append(k["entropy"]), original(*a, **k))[1])
+    monkeypatch.setattr(worker, "unlearn", lambda *a, **k: (given.append(k["options"].entropy), original(*a, **k))[1])
     client = worker.Worker(compose("smoke", ["unlearning=npo_entropy", "unlearning.entropy.forget=0.5"]))
     record = client.holding(0).records[0].id
     _, report = client.forget(0, client.flat.numpy(), record_ids=[record], tombstones=[], proximal_mu=0.0, seed=1)

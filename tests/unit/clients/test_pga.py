@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from clients.flat import FlatParameters
 from clients.losses.pga import pga
 from clients.optimisation import Ball, TrainSettings, Updater
-from clients.unlearning import unlearn
+from clients.unlearning import UnlearnOptions, unlearn
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.errors import ClientError
@@ -77,7 +77,7 @@ def test_every_update_stays_in_the_ball_and_reaches_its_surface() -> None:
             {},
             settings(epochs=6, learning_rate=3e-3),
             seed=0,
-            ball=Ball(center, radius) if held else None,
+            options=UnlearnOptions(ball=Ball(center, radius) if held else None),
             on_step=measure,
         )
         distances[held] = found

@@ -26,7 +26,7 @@ from clients.losses.scrub import phases, scrub
 from clients.reference import Received, incompetent_teacher
 from clients.step import Step, Surroundings
 from clients.training import TrainSettings
-from clients.unlearning import UnlearnReport, unlearn
+from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import AnswerRows, layer_states
 from evaluation.engine.packing import PackedBatch, Sequence
 from oblivionis.config import methods
@@ -417,7 +417,7 @@ def fast_loop(name: str, values: Mapping[str, Any], **options: Any) -> tuple[lis
     history: list[float] = []
     report = unlearn(
         model, flat, FORGET, RETAIN, name, values, settings(), seed=9,
-        on_step=lambda _, loss: history.append(loss), **options,
+        on_step=lambda _, loss: history.append(loss), options=UnlearnOptions(**options),
     )  # fmt: skip
     return history, flat.numpy(), report
 
@@ -453,7 +453,7 @@ def test_full_mode(name: str) -> None:
     values = {**METHODS, **KL_METHODS}[name]
     kl = "kl" if name in KL_METHODS else "nll"
     report = unlearn(
-        model, flat, FORGET, RETAIN, name, values, settings(epochs=1), seed=9, retain_loss=kl, on_step=None
+        model, flat, FORGET, RETAIN, name, values, settings(epochs=1), seed=9, options=UnlearnOptions(retain_loss=kl)
     )
     assert math.isfinite(report.last_loss) and np.abs(flat.numpy() - start).max() > 0
 
@@ -467,7 +467,7 @@ def test_rmu_moves_its_layers_only(method: str, limit: float | None) -> None:
     values = {"layer": 2, "moved_layers": 2, "steering_coefficient": 3.0, "alpha": 1.0}
     unlearn(
         model, flat, FORGET, RETAIN, "rmu", values,
-        settings(weight_decay=0.3, max_grad_norm=limit), seed=0, entropy=Entropy(0.5, -0.5),
+        settings(weight_decay=0.3, max_grad_norm=limit), seed=0, options=UnlearnOptions(entropy=Entropy(0.5, -0.5)),
     )  # fmt: skip
     for name, p in model.named_parameters():
         moves = p.requires_grad and (".layers.1." in name or ".layers.2." in name)
@@ -563,7 +563,7 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(ValueError, match="`wanted` does not name it"):
         _ = Step(model, FORGET, []).forget_teacher_kl
     with pytest.raises(ValueError, match="retain_loss 'l2'"):
-        unlearn(model, FlatParameters(model), FORGET, RETAIN, "npo", {}, settings(), seed=0, retain_loss="l2")
+        UnlearnOptions(retain_loss="l2")
 
 
 @pytest.mark.parametrize(("name", "value"), [("msteps", 1.5), ("msteps", True), ("temperature", "2")])

@@ -15,7 +15,7 @@ from support import tiny_llama
 from clients import losses, step
 from clients.flat import FlatParameters
 from clients.training import NonFiniteError, TrainSettings
-from clients.unlearning import unlearn
+from clients.unlearning import UnlearnOptions, unlearn
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 METHODS: dict[str, dict[str, float]] = {
@@ -192,14 +192,15 @@ def test_a_limit_on_the_forget_loss_bounds_gradient_ascent() -> None:
         {},
         settings(epochs=8, batch_size=7),
         seed=0,
-        forget_nll_limit=limit,
+        options=UnlearnOptions(forget_nll_limit=limit),
     )
     assert bounded.stopped and 0 < bounded.steps < free.steps == 8
     assert bounded.last_forget_nll <= limit
     after = np.mean([-x.mean().item() for x in tiny_llama.padded_log_probs(model, FORGET)])
     assert limit < after < limit + 2 * (free.last_forget_nll - free.first_forget_nll)
     untouched = flat.numpy()
-    again = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(batch_size=7), seed=0, forget_nll_limit=limit)
+    options = UnlearnOptions(forget_nll_limit=limit)
+    again = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(batch_size=7), seed=0, options=options)
     assert again.stopped and again.steps == 0
     assert again.first_loss == -again.first_forget_nll == pytest.approx(-after, abs=1e-4)
     np.testing.assert_array_equal(flat.numpy(), untouched)
@@ -211,7 +212,9 @@ def test_proximal_term_holds_the_parameters_back() -> None:
         model = tiny_llama.lora()
         flat = FlatParameters(model)
         start = flat.numpy()
-        unlearn(model, flat, FORGET, RETAIN, "grad_diff", {}, settings(), seed=0, prox=(mu, start))
+        unlearn(
+            model, flat, FORGET, RETAIN, "grad_diff", {}, settings(), seed=0, options=UnlearnOptions(prox=(mu, start))
+        )
         distances.append(np.linalg.norm(flat.numpy() - start))
     assert distances[1] < distances[0]
 
@@ -227,7 +230,7 @@ def test_bad_input() -> None:
         with pytest.raises(ValueError, match=what):
             unlearn(model, flat, *arguments, settings(), seed=0)
     with pytest.raises(ValueError, match="forget_nll_limit"):
-        unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=0, forget_nll_limit=0.0)
+        UnlearnOptions(forget_nll_limit=0.0)
     broken = flat.numpy()
     broken[-1] = np.inf
     flat.load(broken)

@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from evaluation.ruler import nearest
 from evaluation.ruler.lenses import (
+    BLOCK_SIZE,
     calibration_gap,
     cosine,
     oracle_similarity,
@@ -193,17 +194,50 @@ def clusters(spread: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4, 1e-6, 0.0])
-def test_the_quick_pass_never_loses_the_nearest_record(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluating every pair exactly, or few at a time, gives the same to the last bit."""
-    data = clusters(spread)
-    expected = percentile_rank(*data, 128)
-    for pending, dense in ((2**22, -1), (10, 10**6)):
-        monkeypatch.setattr(nearest, "PENDING", pending)
-        monkeypatch.setattr(nearest, "DENSE", dense)
-        got = percentile_rank(*data, 128)
-        np.testing.assert_array_equal(got.ranks, expected.ranks)
-        np.testing.assert_array_equal(got.forget_similarity, expected.forget_similarity)
-        np.testing.assert_array_equal(got.retain_similarity, expected.retain_similarity)
+def test_the_blocks_never_lose_the_nearest_record(spread: float) -> None:
+    """Against the whole matrix of cosines at once."""
+    forget, retain = clusters(spread)
+    unit_f, unit_r = (
+        x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1)[:, None] for x in (forget, retain)
+    )
+    own = unit_r @ unit_r.T
+    np.fill_diagonal(own, -np.inf)
+    for size in (64, 90, 128, 300, 1024):
+        got = percentile_rank(forget, retain, size)
+        np.testing.assert_allclose(got.forget_similarity, (unit_f @ unit_r.T).max(1), atol=1e-10, rtol=0)
+        np.testing.assert_allclose(got.retain_similarity, own.max(1), atol=1e-10, rtol=0)
+
+
+def test_blocks_shrink_until_they_fit_into_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dim in (1, 768, 4096, 16384, 2**20, 2**25):
+        for size in (1, 64, BLOCK_SIZE, 8192, 10**6):
+            rows = nearest.block_rows(size, dim)
+            assert 1 <= rows <= max(size, 64)
+            assert rows == 1 or nearest.block_bytes(rows, dim) <= nearest.MEMORY <= 2**30
+            assert rows == max(size, 64) or nearest.block_bytes(2 * rows + 1, dim) > nearest.MEMORY
+    assert nearest.block_rows(BLOCK_SIZE, 16384) == BLOCK_SIZE, "no model's width makes blocks smaller"
+    expected = percentile_rank(*duplicated())
+    monkeypatch.setattr(nearest, "MEMORY", nearest.block_bytes(40, 33))
+    seen: list[int] = []
+    blocks = nearest._blocks
+    monkeypatch.setattr(nearest, "_blocks", lambda records, size: seen.append(size) or blocks(records, size))
+    np.testing.assert_array_equal(percentile_rank(*duplicated()).ranks, expected.ranks)
+    assert set(seen) == {32}
+
+
+def test_a_block_takes_no_more_memory_than_told() -> None:
+    """What torch allocates at the same time, by its own count."""
+    forget, retain = (torch.from_numpy(normal(700, 300, seed=i)) for i in range(2))
+    for size in (100, 350, 700):
+        with torch.profiler.profile(profile_memory=True) as profile:
+            nearest.nearest_similarities(forget, retain, size)
+        held = most = 0
+        for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+            if event.name() == "[memory]":
+                held += event.nbytes()
+                most = max(most, held)
+        results = 2 * 8 * 1400
+        assert 8 * size * size < most <= nearest.block_bytes(size, 300) + results
 
 
 def test_lens_2_ignores_lengths_and_rotations() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from clients.flat import FlatParameters
-from oblivionis.models import adapters, loading
+from oblivionis.models import adapters, dry_run, loading
 from oblivionis.models import fingerprint as fp
 from oblivionis.models.errors import ModelError
 
@@ -487,3 +488,34 @@ def test_the_embedded_model_loads_by_its_name() -> None:
     assert 5e5 < loading.count(model).total < 3e6
     assert tokenizer.pad_token_id is not None and tokenizer.eos_token_id is not None
     assert len(fp.fingerprint_source("embedded")) == 64
+
+
+EVIL = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path({mark!r}).write_text("run")
+class EvilConfig(LlamaConfig):
+    model_type = "evil"
+class Evil(LlamaForCausalLM):
+    config_class = EvilConfig
+"""
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a type of its own", "a type that transformers knows"])
+def test_code_in_a_model_folder_is_never_run(copy: Path, tmp_path: Path, monkeypatch, known: bool) -> None:
+    mark = tmp_path / "mark"
+    (copy / "evil.py").write_text(EVIL.format(mark=str(mark)))
+    described = json.loads((copy / "config.json").read_text())
+    described["auto_map"] = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.Evil"}
+    described["model_type"] = described["model_type"] if known else "evil"
+    (copy / "config.json").write_text(json.dumps(described))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
+    if known:
+        loading.load_base(str(copy))
+        dry_run.skeleton(copy, dtype=torch.float32)
+    else:
+        with pytest.raises(ModelError, match="trust_remote_code"):
+            loading.load_base(str(copy))
+        with pytest.raises(ModelError, match="trust_remote_code"):
+            dry_run.skeleton(copy, dtype=torch.float32)
+    assert not mark.exists()

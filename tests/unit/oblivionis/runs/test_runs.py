@@ -1,6 +1,7 @@
 """The run directory: atomic files, checkpoints, metrics, locks."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -132,6 +133,33 @@ def test_a_run_is_locked_while_its_process_lives(run):
     with run.lock():
         assert (run.path / "running.json").exists()
     assert not (run.path / "running.json").exists()
+
+
+def _try_lock(path, barrier, times, taken):
+    for _ in range(times):
+        barrier.wait()
+        try:
+            with RunDirectory.open(path).lock():
+                taken.put(1)
+                barrier.wait()  # nobody lets go before all have tried
+        except RunError:
+            taken.put(0)
+            barrier.wait()
+
+
+def test_of_processes_that_ask_for_the_lock_at_once_one_gets_it(run):
+    times, processes = 40, 3
+    started = multiprocessing.get_context("fork")
+    barrier, taken = started.Barrier(processes), started.SimpleQueue()
+    children = [
+        started.Process(target=_try_lock, args=(run.path, barrier, times, taken), daemon=True) for _ in range(processes)
+    ]
+    for child in children:
+        child.start()
+    got = [taken.get() for _ in range(times * processes)]
+    for child in children:
+        child.join(timeout=30)
+    assert sum(got) == times and [child.exitcode for child in children] == [0] * processes
 
 
 def test_list_runs_is_ordered_by_age(tmp_path):

@@ -1,0 +1,144 @@
+"""What of the program counts into the hash of a stage: all that a result can come from, and nothing that shows it."""
+
+import shutil
+from pathlib import Path
+
+import grimp
+import pytest
+
+from benchmarks.federated import identity
+
+PROJECT = Path(__file__).resolve().parents[3]
+PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
+
+COUNTS = {
+    *("strategies", "clients", "clients/losses"),
+    *("evaluation", "evaluation/engine", "evaluation/metrics", "evaluation/leakage"),
+    *("evaluation/ruler", "evaluation/wikimem"),
+    *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/models", "oblivionis/runs"),
+    *("oblivionis/requests", "oblivionis/assessment", "oblivionis/client", "oblivionis/server"),
+}
+SHOWS = {
+    *("oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),
+    *("oblivionis/cli", "oblivionis/deploy", "oblivionis/audits", "oblivionis/data/wikidata"),
+}
+SHOWS_IN_OTHER_ROOMS = {
+    *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
+    *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py"),
+}
+
+TOLD = "oblivionis.runs.progress"
+"""Takes what a run tells of itself; anything may tell."""
+SHOWN_AT = {
+    ("oblivionis.server.app", "oblivionis.reports.html.run_page"),
+    ("oblivionis.server.app", "oblivionis.reports.summary"),
+    ("oblivionis.server.app", "oblivionis.runs.tracking"),
+    ("oblivionis.server.stages", "oblivionis.reports.ruler"),
+    ("oblivionis.server.stages", "oblivionis.reports.verdicts"),
+    ("oblivionis.server.stages", "oblivionis.runs.tracking"),
+}
+"""Where a run hands what it computed to what shows it: its report, its summary, its verdicts, its trackers."""
+
+
+def rooms():
+    """Every folder of the four packages that holds a module or data."""
+    files = (file for package in PACKAGES for file in (PROJECT / package).rglob("*") if file.suffix in (".py", ".json"))
+    return {file.parent.relative_to(PROJECT).as_posix() for file in files}
+
+
+def hash_with(root, name, text):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+    return identity.program_of(root)
+
+
+def files_of(room):
+    names = (f.relative_to(PROJECT).as_posix() for f in (PROJECT / room).glob("*") if f.suffix in (".py", ".json"))
+    return sorted(set(names))
+
+
+def test_every_room_is_decided():
+    assert rooms() == COUNTS | SHOWS
+
+
+@pytest.mark.parametrize("room", sorted(COUNTS | SHOWS))
+def test_an_edit_of_what_computes_counts_and_of_what_shows_does_not(tmp_path, room):
+    for number, name in enumerate(files_of(room)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        text = (PROJECT / name).read_text()
+        before, after = hash_with(root, name, text), hash_with(root, name, f"{text}\nADDED = 1\n")
+        counts = room in COUNTS and name not in SHOWS_IN_OTHER_ROOMS
+        assert (before != after) == counts, name
+
+
+@pytest.mark.parametrize("room", sorted(COUNTS))
+def test_comments_docstrings_and_blank_lines_do_not_count(tmp_path, room):
+    for number, name in enumerate(n for n in files_of(room) if n.endswith(".py")):
+        root = tmp_path / str(number)
+        root.mkdir()
+        text = (PROJECT / name).read_text()
+        _, quotes, rest = text.partition('"""')
+        assert quotes, f"{name} has no docstring"
+        edited = f'"""Another word: {rest}\n\n# a comment\n'
+        assert hash_with(root, name, text) == hash_with(root, name, edited), name
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("oblivionis/data/person_facts.py", True),
+        ("oblivionis/data/person_records.py", True),
+        ("oblivionis/client/audit.py", True),
+        ("oblivionis/models/tiny.json", True),
+        ("evaluation/wikimem/properties.json", True),
+        ("strategies/fedyogi.py", True),
+        ("clients/losses/npo.py", True),
+        ("oblivionis/deploy/templates.py", False),
+        ("oblivionis/reports/summary.py", False),
+        ("oblivionis/cli/main.py", False),
+        ("oblivionis/data/wikidata/reader.py", False),
+        ("oblivionis/audits/attack.py", False),
+    ],
+)
+def test_files_that_were_on_the_wrong_side_once(name, counts):
+    assert (PROJECT / name in identity.computing(PROJECT)) == counts
+
+
+def test_a_file_that_moves_counts(tmp_path):
+    before = hash_with(tmp_path, "clients/step.py", "x = 1\n")
+    shutil.move(tmp_path / "clients" / "step.py", tmp_path / "clients" / "pace.py")
+    assert before != identity.program_of(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
+
+
+@pytest.fixture(scope="module")
+def counted():
+    files = [file.relative_to(PROJECT).with_suffix("") for file in identity.computing(PROJECT)]
+    return {".".join(file.parts).removesuffix(".__init__") for file in files}
+
+
+def test_what_computes_imports_what_shows_at_listed_points_only(graph, counted):
+    shown = graph.modules - counted
+    edges = {(a, b) for a in graph.modules & counted for b in graph.find_modules_directly_imported_by(a) & shown}
+    assert {(a, b) for a, b in edges if b != TOLD} == SHOWN_AT
+
+
+def test_all_that_the_apps_reach_without_passing_by_what_shows_is_counted(graph, counted):
+    reached, waiting = set(), ["oblivionis.server.app", "oblivionis.client.app"]
+    while waiting:
+        module = waiting.pop()
+        if module in reached or is_shown(module):
+            continue
+        reached.add(module)
+        waiting += graph.find_modules_directly_imported_by(module)
+    assert len(reached) > 100 and reached <= counted
+
+
+def is_shown(module):
+    path = module.replace(".", "/")
+    return f"{path}.py" in SHOWS_IN_OTHER_ROOMS or path.rpartition("/")[0] in SHOWS
