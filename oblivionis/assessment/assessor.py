@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.likelihood import probability
 from evaluation.engine.packing import Sequence as Tokens
 from evaluation.engine.sampling import Rule
 from evaluation.hook import EvaluationSession, Hook, Report
@@ -19,6 +18,7 @@ from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
+from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator, truth_ratios
 from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, Embedded, References, RulerEvaluator

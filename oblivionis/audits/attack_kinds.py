@@ -17,7 +17,6 @@ import numpy as np
 from clients.relearning import relearn
 from clients.training import TrainSettings
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.likelihood import probability, truth_ratio
 from evaluation.engine.packing import Sequence as Tokens
 from evaluation.engine.quantise import QUANTISERS, quantise_merged
 from evaluation.engine.sampling import Rule
@@ -26,6 +25,7 @@ from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
 from evaluation.leakage.functions import Asked
 from evaluation.leakage.summary import Terms
+from evaluation.metrics.answer import probability, truth_ratio
 from evaluation.metrics.membership import MembershipEvaluator
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator
 from oblivionis import seeds

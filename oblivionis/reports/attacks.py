@@ -196,7 +196,7 @@ def _words(results: Mapping[str, Any]) -> list[str]:
             theirs = row["models"].get(results["oracle"], {}).get("after", {})
             lines.append(
                 f"Sampling, bounds: M_μ {_beside(sampled, theirs, 'm_mu')}, M_bin {_beside(sampled, theirs, 'm_bin')} "
-                "(means over questions, see docs/leakage.md)."
+                "(means over questions, see docs/guides/leakage.md)."
             )
     lines += [f"{name}: left out, {why}." for name, why in results["left_out"].items()]
     lines += [f"{name} failed: {why}." for name, why in results["failed"].items()]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.engine.likelihood import truth_ratio
+from evaluation.metrics.answer import truth_ratio
 from evaluation.metrics.tofu import SECTIONS
 from evaluation.metrics.verdict import (
     FACTOR,

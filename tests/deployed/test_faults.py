@@ -1,4 +1,4 @@
-"""Machines of a deployment fail, with real processes: what docs/reliability.md promises. In two runs, for the time."""
+"""Machines of a deployment fail, with real processes: what docs/concepts/reliability.md promises. In two runs."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from oblivionis.server.app import serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")]
 
-EXAMPLE = PROJECT / "docs" / "examples" / "three-hospitals"
+EXAMPLE = PROJECT / "docs" / "guides" / "examples" / "three-hospitals"
 HOSPITALS = EXAMPLE / "hospitals.yaml"
 QUICK = "federation.local_epochs=1 evaluation.every=0"
 ROUND_S, DEADLINE_S, SLOW_S = 240, 60, 75

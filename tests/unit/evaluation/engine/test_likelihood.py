@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import random
 import threading
 import time
@@ -257,38 +256,3 @@ def test_flags_are_restored_and_no_gradient_is_kept(model: LlamaForCausalLM) -> 
 def test_bad_arguments(model: LlamaForCausalLM, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         likelihood.score(model, **{"sequences": some_sequences(2), **arguments})
-
-
-def test_probability() -> None:
-    np.testing.assert_allclose(likelihood.probability([0.0, math.log(4)]), [1.0, 0.25])
-
-
-def test_truth_ratio_by_hand() -> None:
-    # P(right) = 1/2; P(wrong) = 1/4 and 1/16: geometric mean 1/8, arithmetic mean 5/32.
-    right, wrong = math.log(2), [math.log(4), math.log(16)]
-    assert likelihood.truth_ratio(right, wrong) == pytest.approx(1 / 4)
-    assert likelihood.truth_ratio(right, wrong, "arithmetic") == pytest.approx(5 / 16)
-    both = likelihood.truth_ratio(np.array([right, right]), np.array([wrong, [right, right]]), "arithmetic")
-    np.testing.assert_allclose(both, [5 / 16, 1.0])
-
-
-def test_truth_ratio_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="unknown truth ratio convention 'harmonic'"):
-        likelihood.truth_ratio(1.0, [1.0], "harmonic")
-    with pytest.raises(ValueError, match="at least one wrong answer"):
-        likelihood.truth_ratio(1.0, [])
-
-
-def test_extraction_strength_and_exact_memorisation_by_definition() -> None:
-    for hits in (bits for length in range(1, 7) for bits in itertools.product([False, True], repeat=length)):
-        length = len(hits)
-        smallest = min(k for k in range(length + 1) if all(hits[k:]))
-        assert likelihood.extraction_strength(hits) == pytest.approx(1 - smallest / length)
-        assert likelihood.exact_memorization(hits) == pytest.approx(sum(hits) / length)
-
-
-def test_metrics_of_an_empty_answer_are_undefined() -> None:
-    with pytest.raises(ValueError, match="empty answer"):
-        likelihood.extraction_strength([])
-    with pytest.raises(ValueError, match="empty answer"):
-        likelihood.exact_memorization([])
