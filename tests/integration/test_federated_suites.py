@@ -11,18 +11,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.commands import call
-from support.processes import PROJECT
+from support.processes import WITHOUT_RAY
 
 from benchmarks.federated import results
-
-WITHOUT_RAY = str(PROJECT / "tests" / "support" / "without_ray.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def without_ray():
     """The runs of a suite are processes of their own, but begin no Ray."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OBLIVIONIS_TEST_PATCH", WITHOUT_RAY)
+        patch.setenv("OBLIVIONIS_TEST_PATCH", str(WITHOUT_RAY))
         yield
 
 
