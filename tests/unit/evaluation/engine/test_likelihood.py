@@ -53,28 +53,6 @@ def some_sequences(count: int = 30) -> list[Sequence]:
     return [*made, made[-1], made[0]]
 
 
-@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
-@pytest.mark.parametrize("budget", [None, 40, 1])
-def test_a_set_scores_like_its_members(model: LlamaForCausalLM, budget: int | None, mode: str) -> None:
-    sequences = some_sequences()
-    # Asking for hidden states leaves hooks in a model.
-    watched = copy.deepcopy(model)
-    scores = likelihood.score(model, sequences, token_budget=budget, mode=mode, hidden="all")
-    assert len(scores) == len(sequences)
-    for i, (prompt, answer) in enumerate(sequences):
-        with torch.no_grad():
-            output = watched(input_ids=torch.tensor([prompt + answer]), output_hidden_states=True)
-        rows = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-        logp = rows[torch.arange(len(answer)), torch.tensor(answer)].numpy()
-        np.testing.assert_allclose(scores.log_probs[i], logp, atol=1e-5)
-        np.testing.assert_array_equal(scores.correct[i], rows.argmax(-1).numpy() == np.array(answer))
-        np.testing.assert_allclose(scores.sum_nll[i], -logp.sum(), atol=1e-5)
-        np.testing.assert_allclose(scores.mean_nll[i], -logp.mean(), atol=1e-5)
-        assert scores.num_tokens[i] == len(answer)
-        assert scores.hidden is not None
-        np.testing.assert_allclose(scores.hidden[i], output.hidden_states[-1][0, len(prompt) - 1 :], atol=1e-5)
-
-
 def test_pooled_states_are_those_of_the_answer_tokens(model: LlamaForCausalLM) -> None:
     sequences = some_sequences(8)
     full, last, mean = (likelihood.score(model, sequences, hidden=kind).hidden for kind in ("all", "last", "mean"))
