@@ -34,7 +34,8 @@ bench_cli = typer.Typer(
 @bench_cli.command("run")
 def bench_run(
     suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="A suite's YAML file, or a name in `benchmarks/`, e.g. `quick`.")
+        str,
+        typer.Argument(metavar="SUITE", help="A suite's YAML file, or a name in `benchmarks/suites/`, e.g. `quick`."),
     ],
     overrides: Annotated[
         list[str] | None,

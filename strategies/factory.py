@@ -1,4 +1,7 @@
-"""Aggregators by name. A new one is one new file: `fedxyz.py` with a class whose lower-case name is `fedxyz`."""
+"""Aggregators by name. A new one is one new file: `fedxyz.py` with a class whose lower-case name is `fedxyz`.
+
+Its settings are the keyword parameters of that class; what the file calls `LIMITS` says between what they may lie.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from strategies.server_step import ServerStep
 def names() -> list[str]:
     """The names that `build` knows, sorted."""
     modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(name for name in modules if name.startswith("fed") and _find(name) is not None)
+    return sorted(name for name in modules if _find(name) is not None)
 
 
 def build(name: str, **settings: Any) -> ServerStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -14,7 +14,8 @@ from flwr.supercore import log
 
 from strategies import protocol
 from strategies.arrays import distance, merged
-from strategies.history import ClientUpdate, History, PastRound, RoundUpdates
+from strategies.client_update import ClientUpdate
+from strategies.history import History, PastRound, RoundUpdates
 from strategies.replies import Verdict
 from strategies.server_step import ServerStep
 
@@ -24,6 +25,7 @@ LIMITS = {
         "above": 0,
     },
 }
+UPDATES = "all"
 
 Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[Verdict]]
 """Sends a model with further settings to these clients as ordinary training; their judged replies."""
@@ -49,7 +51,8 @@ class FedEraser:
     model for E_cali = `calibration_ratio` · `local_epochs` epochs (rounded, at least 1), which gives a direction
     Û_k; its calibrated update Ũ_k = ‖U_k‖ Û_k/‖Û_k‖ has the length of the stored one, the norm being that of all
     parameters together (0 for Û_k = 0). They are aggregated with the stored weights by `inner`: with FedAvg
-    φ ← φ + Σ n_k Ũ_k / Σ n_k, the paper's equation. The calibrated updates take the place of the stored ones, so that
+    φ ← φ + Σ n_k Ũ_k / Σ n_k, the paper's equation; a calibrated update counts for as many local steps as the stored
+    one, whose length it has. The calibrated updates take the place of the stored ones, so that
     a later erasure builds on them.
 
     Where the paper starts at the very first round, this starts at the newest stored round up to the first one in which
@@ -67,13 +70,13 @@ class FedEraser:
     ) -> None:
         if not 0 < calibration_ratio < math.inf:
             raise ValueError(f"calibration_ratio is {calibration_ratio}, expected above 0")
-        self._inner, self._history = inner, history
+        self._inner, self.history = inner, history
         self.epochs = max(1, round(calibration_ratio * local_epochs))
 
-    def erase(self, round: int, arrays: ArrayRecord, asking: Collection[int], train: Train) -> Erasure:
-        """The global model of `round`, now `arrays`, without the clients `asking`; `train` reaches the others."""
+    def erase(self, server_round: int, arrays: ArrayRecord, asking: Collection[int], train: Train) -> Erasure:
+        """The global model of this round, now `arrays`, without the clients `asking`; `train` reaches the others."""
         began = time.monotonic()
-        rounds = self._history.rounds()
+        rounds = self.history.rounds()
         starts: dict[int, int] = {}
         refused: dict[int, str] = {}
         for client in asking:
@@ -91,7 +94,7 @@ class FedEraser:
             log(INFO, "FedEraser: going through %d rounds again", sum(past.stored for past in rounds[start:]))
             before = self._inner.state_dict()
             try:
-                arrays, rebuilt, calibrated = self._rebuild(round, rounds, start, erased, train)
+                arrays, rebuilt, calibrated = self._rebuild(server_round, rounds, start, erased, train)
             except _NobodyCalibrated as error:
                 self._inner.load_state_dict(before)
                 refused.update(dict.fromkeys(starts, str(error)))
@@ -99,16 +102,16 @@ class FedEraser:
         return Erasure(arrays, refused, info)
 
     def _rebuild(
-        self, round: int, rounds: Sequence[PastRound], start: int, erased: Collection[int], train: Train
+        self, server_round: int, rounds: Sequence[PastRound], start: int, erased: Collection[int], train: Train
     ) -> tuple[ArrayRecord, int, int]:
         """The model after all `rounds` from `start` on, how many of them had clients, and the calibrated updates."""
         rebuilt = calibrated = 0
         model, stage = ArrayRecord(), ""
-        with self._history.rewriting(round) as new:
+        with self.history.rewriting(server_round) as new:
             for past in rounds[:start]:
                 new.keep(past)
             for past in [past for past in rounds[start:] if past.stored]:
-                stored = self._history.read(past)
+                stored = self.history.read(past)
                 if past is rounds[start]:
                     model = stored.sent
                     self._inner.load_state_dict(stored.state)
@@ -119,17 +122,17 @@ class FedEraser:
                 if not updates:
                     continue
                 if past is not rounds[start]:
-                    updates = self._calibrate(round, stored, updates, model, train)
+                    updates = self._calibrate(server_round, stored, updates, model, train)
                     calibrated += len(updates)
                 new.write(RoundUpdates(past.stage, past.round, model, self._inner.state_dict(), updates))
-                model = self._inner.aggregate(model, [u.arrays for u in updates], [u.weight for u in updates])
+                model = self._inner.aggregate(model, updates)
                 rebuilt += 1
-        if stage != self._history.stage:
+        if stage != self.history.stage:
             self._inner.reset_state()
         return model, rebuilt, calibrated
 
     def _calibrate(
-        self, round: int, stored: RoundUpdates, updates: Sequence[ClientUpdate], model: ArrayRecord, train: Train
+        self, server_round: int, stored: RoundUpdates, updates: Sequence[ClientUpdate], model: ArrayRecord, train: Train
     ) -> list[ClientUpdate]:
         """The updates of one round, calibrated from `model`; clients without a valid reply are left out.
 
@@ -138,7 +141,7 @@ class FedEraser:
         settings: dict[str, Any] = {
             protocol.EPOCHS: self.epochs,
             protocol.SERVER_ROUND: stored.round,
-            protocol.STAGE: f"calibrate/{round}/{stored.stage}",
+            protocol.STAGE: f"calibrate/{server_round}/{stored.stage}",
         }
         mu = getattr(self._inner, "proximal_mu", None)
         if mu is not None:
@@ -153,7 +156,7 @@ class FedEraser:
                 log(WARNING, text, update.partition, stored.stage, stored.round)
                 continue
             trained = reply.content.array_records[self._inner.arrayrecord_key]
-            found.append(ClientUpdate(update.partition, update.weight, _scaled(stored.sent, update, model, trained)))
+            found.append(replace(update, arrays=_scaled(stored.sent, update, model, trained)))
         if not found:
             raise _NobodyCalibrated(
                 f"FedEraser: no client of round {stored.round} of {stored.stage} answered its calibration"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
@@ -17,14 +16,17 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
 from strategies import protocol
-from strategies.arrays import Mean, finite, merged, view, with_dtypes_of
+from strategies.arrays import finite, view, with_dtypes_of
+from strategies.client_update import ClientUpdate
 from strategies.errors import ActorDied, FederationError, NodeMapError
-from strategies.federaser import FedEraser
-from strategies.history import ClientUpdate, History, RoundUpdates, mean_of_others
+from strategies.exchange import Exchanges, Keys
 from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
-from strategies.replies import Verdict, answers, judge, metrics_of
-from strategies.requests import RequestList, RequestSource, UnlearnRequest
+from strategies.options import Options
+from strategies.replies import Verdict, metrics_of
+from strategies.requests import RequestList, RequestSource, UnlearnRequest, by_client, config_of
+from strategies.serving import Answer, ByUnlearning, Serving
+from strategies.wrapping import WrappingStrategy
 
 __all__ = [
     "ActorDied",
@@ -34,6 +36,7 @@ __all__ = [
     "Listeners",
     "NodeMap",
     "NodeMapError",
+    "Options",
     "RequestList",
     "RequestSource",
     "UnlearnRequest",
@@ -42,30 +45,20 @@ __all__ = [
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class FedTU(Strategy):
+class FedTU(WrappingStrategy):
     """Rounds of FedTU, FedFT and evaluation around `inner`, which may be any Flower strategy.
 
-    In a round with pending requests only the clients that asked are addressed first (message type `train.unlearn`).
-    One answer φ_u becomes the global model bit for bit; several are merged as φ + Σ w_u (φ_u − φ), w_u being the share
-    of the records that client u forgets (Oblivionis eq. 6). Then `inner` samples clients, which start from the new
-    model, and aggregates. Bad answers never reach a model: see `strategies.replies.judge`. A round without a valid
-    answer leaves the model and the state of `inner` as they are.
+    In a round with pending requests only the clients that asked are addressed first, and their requests are served as
+    `serving` says (Oblivionis eq. 6). Then `inner` samples clients, which start from the new model, and aggregates. Bad
+    answers never reach a model: see `strategies.replies.judge`. A round without a valid answer leaves the model and the
+    state of `inner` as they are.
 
     `requests`: where deletion requests come from (None: there are none).
+    `serving`: how they are served (None: by the asking clients' unlearning, and nothing is remembered).
     `listener`: hooks for progress and checkpoints.
     `nodes`: share one `NodeMap` between all FedTU of a process, so that each node is asked for its partition once.
-    `seed`, `stage`: with the round they seed the sampling, so that every run samples the same partitions; both go into
-    the config of each message.
-    `unlearn_config`: further settings for `train.unlearn` messages.
     `eligible`: which partitions may be sampled for FedFT.
     `evaluate_after_unlearn`: called with (round, arrays) on the model right after unlearning.
-    `server_state_on_unlearn`: `reset` calls `inner.reset_state()` after each FedTU exchange that served a request.
-    `extra_rounds`: at most so many rounds are added while requests are pending after the last planned round.
-    `mean`: how several unlearned models are averaged with the weights w_u; None: number by number, as above.
-    `history`: remembers the updates of each FedFT exchange.
-    `eraser`: serves the requests by rebuilding the model instead of by the clients' unlearning; the asking clients only
-    bury their records (message type `query.bury`). Needs `history`.
-    `send_reference`: `train.unlearn` messages also hold the mean of the other clients' newest models. Needs `history`.
 
     Flower's FedAvgM computes with its own copy of the model, `current_arrays`, and would undo the unlearning; whatever
     keeps such an ArrayRecord gets the current model before each round. Strategies that change the arrays' dtype
@@ -77,80 +70,32 @@ class FedTU(Strategy):
         inner: Strategy,
         *,
         requests: RequestSource | None = None,
+        serving: Serving | None = None,
         listener: Listener | None = None,
         nodes: NodeMap | None = None,
-        seed: int = 0,
-        stage: str = "train",
-        unlearn_config: Mapping[str, Any] | None = None,
         eligible: Callable[[int], bool] | None = None,
         evaluate_after_unlearn: Evaluation | None = None,
-        server_state_on_unlearn: Literal["keep", "reset"] = "keep",
-        extra_rounds: int = 0,
-        mean: Mean | None = None,
-        history: History | None = None,
-        eraser: FedEraser | None = None,
-        send_reference: bool = False,
+        options: Options | None = None,
     ) -> None:
-        if server_state_on_unlearn not in ("keep", "reset"):
-            raise ValueError(f"server_state_on_unlearn is {server_state_on_unlearn!r}, expected 'keep' or 'reset'")
-        if server_state_on_unlearn == "reset" and not hasattr(inner, "reset_state"):
-            log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
-        if history is None and (eraser is not None or send_reference):
-            raise ValueError("eraser and send_reference need a history")
-        self.inner = inner
+        super().__init__(inner)
         self._requests = RequestList() if requests is None else requests
+        self._serving = ByUnlearning() if serving is None else serving
         self._listener = Listener() if listener is None else listener
         self._nodes = NodeMap() if nodes is None else nodes
-        self._seed, self._stage = seed, stage
-        self._unlearn_config = dict(unlearn_config or {})
         self._eligible = eligible
         self._evaluate_after_unlearn = evaluate_after_unlearn
-        self._reset = server_state_on_unlearn == "reset"
-        self._extra_rounds = extra_rounds
-        self._mean = mean
-        self._history, self._eraser, self._send_reference = history, eraser, send_reference
-        self._arrays_key = getattr(inner, "arrayrecord_key", protocol.ARRAYS)
-        self._config_key = getattr(inner, "configrecord_key", protocol.CONFIG)
-        self._weight_key = getattr(inner, "weighted_by_key", protocol.NUM_EXAMPLES)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As `inner`."""
-        return self.inner.configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As `inner`."""
-        return self.inner.aggregate_train(server_round, replies)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As `inner`."""
-        return self.inner.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As `inner`."""
-        return self.inner.aggregate_evaluate(server_round, replies)
+        self._options = Options() if options is None else options
+        self._keys = Keys.of(inner)
+        self._reset = self._options.server_state_on_unlearn == "reset"
+        if self._reset and not hasattr(inner, "reset_state"):
+            log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
 
     def summary(self) -> None:
         """Log the settings."""
-        state = "reset" if self._reset else "keep"
-        log(INFO, "\t├──> FedTU: stage %s, seed %d, server state on unlearn: %s", self._stage, self._seed, state)
-        self.inner.summary()
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The state of `inner`; empty for a strategy that offers none."""
-        return dict(self.inner.state_dict()) if hasattr(self.inner, "state_dict") else {}  # type: ignore[attr-defined]
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError when `inner` cannot take it."""
-        if hasattr(self.inner, "load_state_dict"):
-            self.inner.load_state_dict(state)  # type: ignore[attr-defined]
-        elif state:
-            raise ValueError(f"{type(self.inner).__name__} cannot load a state ({sorted(state)})")
+        o = self._options
+        text = "\t├──> FedTU: stage %s, seed %d, server state on unlearn: %s"
+        log(INFO, text, o.stage, o.seed, o.server_state_on_unlearn)
+        super().summary()
 
     def start(
         self,
@@ -172,259 +117,194 @@ class FedTU(Strategy):
         if start_round < 1:
             raise ValueError(f"start_round is {start_round}, expected at least 1")
         run = _Run(
-            grid,
+            self._exchanges(grid, timeout),
             OrderedGrid(grid, self._nodes, self._eligible),
-            timeout,
             dict(train_config or {}),
             dict(evaluate_config or {}),
-            initial_arrays,
+            evaluate_fn,
+            num_rounds,
             Result(arrays=initial_arrays),
         )
         self.summary()
-        arrays = initial_arrays
         if evaluate_fn is not None and start_round == 1:
-            self._evaluate(evaluate_fn, 0, "initial", arrays, run.result)
-        round = start_round
-        while round <= num_rounds + self._extra_rounds:
-            waiting = list(self._requests.pending(round))
-            if round > num_rounds and not waiting:
-                break
-            arrays = self._round(run, round, num_rounds, arrays, waiting, evaluate_fn)
-            round += 1
-        run.result.arrays = arrays
+            self._evaluate(evaluate_fn, 0, "initial", initial_arrays, run.result)
+        run.result.arrays = self._rounds(run, start_round, initial_arrays)
         return run.result
 
+    def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
+        stage, seed = self._options.stage, self._options.seed
+        needs_steps = getattr(self.inner, "needs_steps", False)
+        return Exchanges(grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps)
+
+    def _rounds(self, run: _Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
+        """All planned rounds, and further ones while requests are pending: the final model."""
+        for server_round in range(start_round, run.num_rounds + self._options.extra_rounds + 1):
+            waiting = list(self._requests.pending(server_round))
+            if server_round > run.num_rounds and not waiting:
+                break
+            arrays = self._round(run, server_round, arrays, waiting)
+        return arrays
+
     def _round(
-        self,
-        run: _Run,
-        round: int,
-        num_rounds: int,
-        arrays: ArrayRecord,
-        waiting: Sequence[UnlearnRequest],
-        evaluate_fn: Evaluation | None,
+        self, run: _Run, server_round: int, arrays: ArrayRecord, waiting: Sequence[UnlearnRequest]
     ) -> ArrayRecord:
         began = time.monotonic()
-        self._listener.round_started(round, max(num_rounds, round))
-        run.partition_to_node = self._nodes.refresh(run.grid, retry=True)
+        self._listener.round_started(server_round, max(run.num_rounds, server_round))
+        run.partition_to_node = self._nodes.refresh(run.exchanges.grid, retry=True)
         if waiting:
-            arrays, served = self._unlearn(run, round, arrays, waiting)
+            arrays, served = self._unlearn(run, server_round, arrays, waiting)
             if served:
                 if self._evaluate_after_unlearn is not None:
-                    self._evaluate(self._evaluate_after_unlearn, round, "after_unlearn", arrays)
-                self._listener.checkpoint(round, "after_unlearn", arrays, self.state_dict())
-        arrays, metrics = self._train(run, round, arrays)
-        self._evaluate_on_clients(run, round, arrays)
-        if evaluate_fn is not None:
-            self._evaluate(evaluate_fn, round, "round", arrays, run.result)
-        self._listener.checkpoint(round, "round", arrays, self.state_dict())
-        self._listener.round_completed(round, arrays, metrics, time.monotonic() - began)
+                    self._evaluate(self._evaluate_after_unlearn, server_round, "after_unlearn", arrays)
+                self._listener.checkpoint(server_round, "after_unlearn", arrays, self.state_dict())
+        arrays, metrics = self._train(run, server_round, arrays)
+        self._evaluate_on_clients(run, server_round, arrays)
+        if run.evaluate_fn is not None:
+            self._evaluate(run.evaluate_fn, server_round, "round", arrays, run.result)
+        self._listener.checkpoint(server_round, "round", arrays, self.state_dict())
+        self._listener.round_completed(server_round, arrays, metrics, time.monotonic() - began)
         return arrays
 
     def _unlearn(
-        self, run: _Run, round: int, arrays: ArrayRecord, waiting: Sequence[UnlearnRequest]
+        self, run: _Run, server_round: int, arrays: ArrayRecord, waiting: Sequence[UnlearnRequest]
     ) -> tuple[ArrayRecord, bool]:
         """The FedTU exchange: the new arrays, and whether any request was served."""
-        erasing = self._eraser is not None
-        by_client: dict[int, list[UnlearnRequest]] = {}
-        for request in sorted(waiting, key=lambda r: (r.node, r.request_id)):
-            by_client.setdefault(request.node, []).append(request)
-        records: dict[str, ArrayRecord] = {} if erasing else {self._arrays_key: arrays}
-        if self._history is not None and self._send_reference:
-            records[protocol.REFERENCE] = mean_of_others(self._history, by_client, self._mean)
-        messages = []
-        for client, asked in by_client.items():
-            node = run.partition_to_node.get(client)
-            if node is None:
-                self._warn(round, "client %d asks to forget but is not connected", client)
-                self._fail(round, client, asked, "not connected")
+        asking = by_client(waiting)
+        expected = arrays if self._serving.models_travel else None
+        messages = self._demands(run, server_round, expected, asking)
+        good: list[Answer] = []
+        for verdict in run.exchanges.hold("unlearn", server_round, messages, expected):
+            asked = asking[verdict.partition]
+            if verdict.reply is not None:
+                good.append(self._answer(verdict.partition, verdict.reply, asked))
                 continue
-            named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
-            log(INFO, "[%s] round %d: client %d is asked to forget: %s", self._stage, round, client, named)
-            config = self._config(round, {**run.train_config, **self._unlearn_config})
-            config[protocol.REQUEST_IDS] = [r.request_id for r in asked]
-            config[protocol.RECORD_IDS] = [i for r in asked for i in r.record_ids]
-            config[protocol.RECORD_COUNTS] = [len(r.record_ids) for r in asked]
-            config[protocol.SCOPES] = [r.scope for r in asked]
-            content = RecordDict({**records, self._config_key: config})
-            kind = protocol.BURY if erasing else protocol.UNLEARN
-            messages.append(Message(content, dst_node_id=node, message_type=kind))
-        verdicts = self._exchange("unlearn", run, round, messages, None if erasing else arrays)
-        for verdict in verdicts:
-            if verdict.reply is None:
-                for request in by_client[verdict.partition]:
-                    self._requests.failed(request, round, verdict.reason)
-        good = {v.partition: v.reply for v in verdicts if v.reply is not None}
+            for request in asked:
+                self._requests.failed(request, server_round, verdict.reason)
         if not good:
             return arrays, False
-        infos = {c: {k: v for k, v in metrics_of(r).items() if not isinstance(v, list)} for c, r in good.items()}
-        if self._eraser is not None:
-            erasure = self._eraser.erase(round, arrays, list(good), partial(self._train_again, run, round))
-            arrays = erasure.arrays
-            for client, reason in erasure.refused.items():
-                self._warn(round, "client %d cannot be erased: %s", client, reason)
-                self._fail(round, client, by_client[client], reason)
-            infos = {c: {**info, **erasure.info} for c, info in infos.items() if c not in erasure.refused}
-        elif len(good) == 1:
-            (reply,) = good.values()
-            arrays = ArrayRecord({name: reply.content.array_records[self._arrays_key][name] for name in arrays})
-        else:
-            forgotten = [sum(r.num_records for r in by_client[client]) for client in good]
-            models = [reply.content.array_records[self._arrays_key] for reply in good.values()]
-            arrays = merged(arrays, models, [n / sum(forgotten) for n in forgotten], self._mean)
-        for client, info in infos.items():
-            for request in by_client[client]:
-                self._requests.served(request, round, info)
-        if infos and self._reset and hasattr(self.inner, "reset_state"):
+        served = self._serving.serve(
+            server_round, arrays, good, partial(run.exchanges.train_again, server_round, run.train_config)
+        )
+        for client, reason in served.refused.items():
+            run.exchanges.warn(server_round, "client %d cannot be erased: %s", client, reason)
+            self._fail(server_round, client, asking[client], reason)
+        for client, info in served.info.items():
+            for request in asking[client]:
+                self._requests.served(request, server_round, info)
+        if served.info and self._reset and hasattr(self.inner, "reset_state"):
             self.inner.reset_state()  # type: ignore[attr-defined]
-        return arrays, bool(infos)
+        return served.arrays, bool(served.info)
 
-    def _fail(self, round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
+    def _demands(
+        self,
+        run: _Run,
+        server_round: int,
+        model: ArrayRecord | None,
+        asking: Mapping[int, Sequence[UnlearnRequest]],
+    ) -> list[Message]:
+        """A message to every connected client that asks; the requests of the others fail."""
+        records = {} if model is None else {self._keys.arrays: model}
+        records |= self._serving.beside(asking)
+        messages = []
+        for client, asked in asking.items():
+            node = run.partition_to_node.get(client)
+            if node is None:
+                run.exchanges.warn(server_round, "client %d asks to forget but is not connected", client)
+                self._fail(server_round, client, asked, "not connected")
+                continue
+            named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
+            stage = self._options.stage
+            log(INFO, "[%s] round %d: client %d is asked to forget: %s", stage, server_round, client, named)
+            config = run.exchanges.config(server_round, {**run.train_config, **self._options.unlearn_config})
+            config.update(config_of(asked))
+            content = RecordDict({**records, self._keys.config: config})
+            messages.append(Message(content, dst_node_id=node, message_type=self._serving.message_type))
+        return messages
+
+    def _answer(self, client: int, reply: Message, asked: Sequence[UnlearnRequest]) -> Answer:
+        model = reply.content.array_records[self._keys.arrays] if self._serving.models_travel else None
+        numbers = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
+        return Answer(client, model, sum(r.num_records for r in asked), numbers)
+
+    def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
         """Report requests that fail for another reason than the client's reply."""
         self._listener.reply(client, False, reason)
         for request in asked:
-            self._requests.failed(request, round, reason)
+            self._requests.failed(request, server_round, reason)
 
-    def _train_again(
-        self, run: _Run, round: int, clients: Sequence[int], arrays: ArrayRecord, settings: Mapping[str, Any]
-    ) -> list[Verdict]:
-        """An exchange of ordinary training from `arrays`, with `settings` on top of the usual ones."""
-        config = ConfigRecord({**self._config(round, run.train_config), **settings})
-        content = RecordDict({self._arrays_key: arrays, self._config_key: config})
-        nodes = self._nodes.refresh(run.grid)
-        messages = [
-            Message(content, dst_node_id=nodes[client], message_type=protocol.TRAIN)
-            for client in clients
-            if client in nodes
-        ]
-        return self._exchange("calibrate", run, round, messages, arrays)
-
-    def _train(self, run: _Run, round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
+    def _train(self, run: _Run, server_round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
         """The FedFT exchange: the new arrays and the clients' averaged metrics."""
-        _refresh_copies(self.inner, arrays)
-        good = [(v.partition, v.reply) for v in self._trained(run, round, arrays) if v.reply is not None]
-        if self._history is not None:
-            updates = [
-                ClientUpdate(client, float(metrics_of(reply)[self._weight_key]), reply.content[self._arrays_key])  # type: ignore[arg-type]
-                for client, reply in good
-            ]
-            self._history.record(RoundUpdates(self._history.stage, round, arrays, self.state_dict(), updates))
+        self.refresh_copies(arrays)
+        good = [(v.partition, v.reply) for v in self._trained(run, server_round, arrays) if v.reply is not None]
+        updates = [ClientUpdate.of(reply.content, self._keys.weight, client) for client, reply in good]
+        self._serving.remember(server_round, arrays, self.state_dict(), updates)
         if not good:
             return arrays, {}
-        replies = [reply for _, reply in good]
-        new, metrics = self.inner.aggregate_train(round, replies)
-        if metrics is not None:
-            metrics.pop(protocol.PARTITION_ID, None)
-            run.result.train_metrics_clientapp[round] = metrics
+        new, metrics = self.inner.aggregate_train(server_round, [reply for _, reply in good])
+        _keep(metrics, run.result.train_metrics_clientapp, server_round)
         if new is not None:
-            arrays = with_dtypes_of(run.initial, new)
+            arrays = with_dtypes_of(arrays, new)
             if not all(finite(view(array)) for array in arrays.values()):
-                raise AggregationError(f"round {round}: the aggregated model is not finite; {self._stage} diverged")
+                stage = self._options.stage
+                raise AggregationError(f"round {server_round}: the aggregated model is not finite; {stage} diverged")
         return arrays, dict(metrics or {})
 
-    def _trained(self, run: _Run, round: int, arrays: ArrayRecord) -> list[Verdict]:
+    def _trained(self, run: _Run, server_round: int, arrays: ArrayRecord) -> list[Verdict]:
         """Let `inner` sample clients and have them train; their judged replies."""
         able, least = len(run.eligible.get_node_ids()), max(1, getattr(self.inner, "min_train_nodes", 1))
         if able == 0:
-            self._warn(round, "no client may be sampled")
+            run.exchanges.warn(server_round, "no client may be sampled")
             return []
         if able < least <= len(run.partition_to_node):  # Flower would wait for ever
-            self._warn(round, "no training: %d clients may be sampled, at least %d must take part", able, least)
+            text = "no training: %d clients may be sampled, at least %d must take part"
+            run.exchanges.warn(server_round, text, able, least)
             return []
-        with seeded(self._seed, self._stage, round, "train"):
-            config = self._config(round, run.train_config)
-            messages = list(self.inner.configure_train(round, arrays, config, run.eligible))
-        verdicts = self._exchange("train", run, round, messages, arrays)
+        with seeded(self._options.seed, self._options.stage, server_round, "train"):
+            config = run.exchanges.config(server_round, run.train_config)
+            messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
+        verdicts = run.exchanges.hold("train", server_round, messages, arrays)
         if messages and not any(verdict.reply is not None for verdict in verdicts):
-            self._warn(round, "no valid reply, the model stays as it is")
+            run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts
 
-    def _evaluate_on_clients(self, run: _Run, round: int, arrays: ArrayRecord) -> None:
+    def _evaluate_on_clients(self, run: _Run, server_round: int, arrays: ArrayRecord) -> None:
         if getattr(self.inner, "fraction_evaluate", None) == 0.0 or not run.eligible.get_node_ids():
             return
-        with seeded(self._seed, self._stage, round, "evaluate"):
-            config = self._config(round, run.evaluate_config)
-            messages = list(self.inner.configure_evaluate(round, arrays, config, run.eligible))
-        if not messages:
-            return
-        replies = [v.reply for v in self._exchange("evaluate", run, round, messages, None) if v.reply is not None]
-        metrics = self.inner.aggregate_evaluate(round, replies) if replies else None
-        if metrics is not None:
-            metrics.pop(protocol.PARTITION_ID, None)
-            run.result.evaluate_metrics_clientapp[round] = metrics
-
-    def _exchange(
-        self, kind: str, run: _Run, round: int, messages: list[Message], reference: ArrayRecord | None
-    ) -> list[Verdict]:
-        """Send `messages`, judge the answers, tell the listener."""
-        if not messages:
-            return []
-        began = time.monotonic()
-        partitions = [self._partition(m) for m in messages]
-        self._listener.exchange_started(kind, sorted(partitions))
-        received = answers(messages, run.grid.send_and_receive(messages, timeout=run.timeout))
-        verdicts = judge(
-            [(self._partition(message), answer) for message, answer in received],
-            reference=reference,
-            arrays_key=self._arrays_key,
-            weight_key=self._weight_key,
-            timeout=run.timeout,
-            same_metrics=kind != "unlearn",  # never averaged, and a client without retain records measures less
-        )
-        for verdict in verdicts:
-            self._listener.reply(verdict.partition, verdict.reply is not None, verdict.reason)
-            if verdict.reply is None:
-                self._warn(round, "client %d left out of the %s exchange: %s", verdict.partition, kind, verdict.reason)
-        accepted = sum(v.reply is not None for v in verdicts)
-        self._listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
-        return verdicts
-
-    def _warn(self, round: int, text: str, *args: object) -> None:
-        log(WARNING, f"[%s] round %d: {text}", self._stage, round, *args)
-
-    def _partition(self, message: Message) -> int:
-        partition = self._nodes.partition(message.metadata.dst_node_id)
-        return -1 if partition is None else partition
-
-    def _config(self, round: int, settings: Mapping[str, Any]) -> ConfigRecord:
-        return ConfigRecord(
-            {
-                **settings,
-                protocol.SERVER_ROUND: round,
-                protocol.STAGE: self._stage,
-                protocol.RUN_SEED: self._seed,
-            }
-        )
+        with seeded(self._options.seed, self._options.stage, server_round, "evaluate"):
+            config = run.exchanges.config(server_round, run.evaluate_config)
+            messages = list(self.inner.configure_evaluate(server_round, arrays, config, run.eligible))
+        verdicts = run.exchanges.hold("evaluate", server_round, messages, None)
+        replies = [v.reply for v in verdicts if v.reply is not None]
+        metrics = self.inner.aggregate_evaluate(server_round, replies) if replies else None
+        _keep(metrics, run.result.evaluate_metrics_clientapp, server_round)
 
     def _evaluate(
-        self, evaluate: Evaluation, round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
+        self, evaluate: Evaluation, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
     ) -> None:
         began = time.monotonic()
-        self._listener.evaluating(round, moment)
-        metrics = evaluate(round, arrays)
+        self._listener.evaluating(server_round, moment)
+        metrics = evaluate(server_round, arrays)
         if metrics is not None and result is not None:
-            result.evaluate_metrics_serverapp[round] = metrics
-        self._listener.evaluated(round, moment, dict(metrics or {}), time.monotonic() - began)
+            result.evaluate_metrics_serverapp[server_round] = metrics
+        self._listener.evaluated(server_round, moment, dict(metrics or {}), time.monotonic() - began)
 
 
 @dataclass
 class _Run:
-    """What stays the same during one `start`."""
+    """What stays the same during one `start`, and who is connected in the present round."""
 
-    grid: Grid
+    exchanges: Exchanges
     eligible: OrderedGrid
-    timeout: float
     train_config: dict[str, Any]
     evaluate_config: dict[str, Any]
-    initial: ArrayRecord
+    evaluate_fn: Evaluation | None
+    num_rounds: int
     result: Result
     partition_to_node: Mapping[int, int] = field(default_factory=dict)
 
 
-def _refresh_copies(strategy: object, arrays: ArrayRecord) -> None:
-    """Give the current model to whatever kept an old one: `strategy` and the strategies that it wraps."""
-    seen: set[int] = set()
-    while strategy is not None and id(strategy) not in seen:
-        seen.add(id(strategy))
-        if isinstance(getattr(strategy, "current_arrays", None), ArrayRecord):
-            strategy.current_arrays = arrays.copy()  # type: ignore[attr-defined]
-        strategy = getattr(strategy, "strategy", None)
+def _keep(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:
+    """Enter averaged metrics into `results`; a partition id is no metric."""
+    if metrics is not None:
+        metrics.pop(protocol.PARTITION_ID, None)
+        results[server_round] = metrics

@@ -16,15 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from strategies.arrays import Mean, merged
-
-
-@dataclass(frozen=True, slots=True)
-class ClientUpdate:
-    """One accepted reply: the client, its weight (num-examples) and its model φ_k."""
-
-    partition: int
-    weight: float
-    arrays: ArrayRecord
+from strategies.client_update import ClientUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +74,8 @@ class History(Protocol):
         """The updates of a stored round."""
         ...
 
-    def rewriting(self, round: int) -> AbstractContextManager[Rewriting]:
-        """Put a new lineage, made in `round`, in the place of the present one when the context ends without error."""
+    def rewriting(self, server_round: int, /) -> AbstractContextManager[Rewriting]:
+        """Put a new lineage, made in this round, in the present one's place when the context ends without error."""
         ...
 
 
@@ -111,7 +103,7 @@ class MemoryHistory:
         return self._stored[past.stage, past.round]
 
     @contextmanager
-    def rewriting(self, round: int) -> Iterator[Rewriting]:
+    def rewriting(self, server_round: int) -> Iterator[Rewriting]:
         new = _InMemory(self)
         yield new
         self._rounds, self._stored = new.history._rounds, new.history._stored
@@ -136,9 +128,9 @@ class _InMemory:
         self.history._add(updates, stored=True)
 
 
-def is_stored(round: int, every: int) -> bool:
+def is_stored(server_round: int, every: int) -> bool:
     """Whether a round, from 1, is one of those that are stored: 1, 1 + Δt, 1 + 2Δt, …; `every` is Δt."""
-    return (round - 1) % every == 0
+    return (server_round - 1) % every == 0
 
 
 def mean_of_others(history: History, asking: Collection[int], mean: Mean | None = None) -> ArrayRecord:

@@ -14,7 +14,7 @@ class Listener:
     An exception that a hook raises ends the run: that is also the way to stop it between exchanges.
     """
 
-    def round_started(self, round: int, total: int) -> None:
+    def round_started(self, server_round: int, total: int) -> None:
         """Before anything else in a round; `total` is the number of the last planned round."""
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
@@ -26,20 +26,22 @@ class Listener:
     def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
         """All replies were judged; the new global model, if any, follows."""
 
-    def evaluating(self, round: int, moment: str) -> None:
+    def evaluating(self, server_round: int, moment: str) -> None:
         """An evaluation on the server starts; `moment` is `initial`, `after_unlearn` or `round`."""
 
-    def evaluated(self, round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
+    def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
         """An evaluation on the server ended with `metrics` (empty when it returned none)."""
 
-    def checkpoint(self, round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+    def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
         """The place to save: `moment` is `after_unlearn` or `round`; `state` is the strategy's `state_dict()`.
 
-        From (`round`, `round`) a run continues with `start(…, start_round=round + 1)`; from (`round`, `after_unlearn`)
-        with `start_round=round`, its requests being served already.
+        From `round` a run continues with `start(…, start_round=server_round + 1)`; from `after_unlearn` with
+        `start_round=server_round`, its requests being served already.
         """
 
-    def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, object], seconds: float) -> None:
+    def round_completed(
+        self, server_round: int, arrays: ArrayRecord, metrics: Mapping[str, object], seconds: float
+    ) -> None:
         """After the round's checkpoint; `metrics` are the clients' training metrics, averaged."""
 
 
@@ -49,9 +51,9 @@ class Listeners(Listener):
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
 
-    def round_started(self, round: int, total: int) -> None:
+    def round_started(self, server_round: int, total: int) -> None:
         for listener in self._listeners:
-            listener.round_started(round, total)
+            listener.round_started(server_round, total)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
         for listener in self._listeners:
@@ -65,18 +67,20 @@ class Listeners(Listener):
         for listener in self._listeners:
             listener.exchange_ended(kind, accepted, left_out, seconds)
 
-    def evaluating(self, round: int, moment: str) -> None:
+    def evaluating(self, server_round: int, moment: str) -> None:
         for listener in self._listeners:
-            listener.evaluating(round, moment)
+            listener.evaluating(server_round, moment)
 
-    def evaluated(self, round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
+    def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, object], seconds: float) -> None:
         for listener in self._listeners:
-            listener.evaluated(round, moment, metrics, seconds)
+            listener.evaluated(server_round, moment, metrics, seconds)
 
-    def checkpoint(self, round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+    def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
         for listener in self._listeners:
-            listener.checkpoint(round, moment, arrays, state)
+            listener.checkpoint(server_round, moment, arrays, state)
 
-    def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, object], seconds: float) -> None:
+    def round_completed(
+        self, server_round: int, arrays: ArrayRecord, metrics: Mapping[str, object], seconds: float
+    ) -> None:
         for listener in self._listeners:
-            listener.round_completed(round, arrays, metrics, seconds)
+            listener.round_completed(server_round, arrays, metrics, seconds)

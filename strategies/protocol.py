@@ -65,6 +65,8 @@ RUN: Final = "run"
 
 NUM_EXAMPLES: Final = "num-examples"
 """Weight of a reply: records trained on. Must be in every reply and above 0."""
+TRAIN_STEPS: Final = "train-steps"
+"""In the reply to `TRAIN`: how many steps the client's optimiser took. Only some aggregators need it."""
 NUM_RECORDS: Final = "num-records"
 """In the reply to `QUERY`, where the records are the clients' own: how many the client holds."""
 LIVE_RECORDS: Final = "live-records"

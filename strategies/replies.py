@@ -51,6 +51,7 @@ def judge(
     reference: ArrayRecord | None,
     arrays_key: str = protocol.ARRAYS,
     weight_key: str = protocol.NUM_EXAMPLES,
+    needs_steps: bool = False,
     timeout: float | None = None,
     same_metrics: bool = True,
 ) -> list[Verdict]:
@@ -58,14 +59,15 @@ def judge(
 
     `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
     these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays). Its only MetricRecord is
-    finite, with `weight_key` above 0. Flower wants equal metric keys in all replies that it averages: with
-    `same_metrics` those that differ from most are left out. Raises `ActorDied` when a simulation worker crashed.
+    finite, with `weight_key` above 0, and with `needs_steps` the number of local steps above 0, too. Flower wants equal
+    metric keys in all replies that it averages: with `same_metrics` those that differ from most are left out. Raises
+    `ActorDied` when a simulation worker crashed.
     """
     verdicts = []
     for partition, reply in sorted(exchanged, key=lambda pair: pair[0]):
         if reply is not None and reply.has_error() and actor_died(reply):
             raise ActorDied(f"the worker process of client {partition} died: {error_text(reply)}")
-        reason = _fault(partition, reply, reference, arrays_key, weight_key, timeout)
+        reason = _fault(partition, reply, reference, arrays_key, weight_key, needs_steps, timeout)
         verdicts.append(Verdict(partition, None if reason else reply, reason))
     return _same_metrics(verdicts) if same_metrics else verdicts
 
@@ -95,6 +97,7 @@ def _fault(
     reference: ArrayRecord | None,
     arrays_key: str,
     weight_key: str,
+    needs_steps: bool,
     timeout: float | None,
 ) -> str:
     if reply is None:
@@ -109,7 +112,7 @@ def _fault(
             return f"expected one ArrayRecord {arrays_key!r}, got {sorted(records) or 'none'}"
         if fault := _array_fault(reference, records[arrays_key]):
             return fault
-    return _metric_fault(partition, reply, weight_key)
+    return _metric_fault(partition, reply, weight_key, needs_steps)
 
 
 def _array_fault(reference: ArrayRecord, candidate: ArrayRecord) -> str:
@@ -130,7 +133,7 @@ def _array_fault(reference: ArrayRecord, candidate: ArrayRecord) -> str:
     return ""
 
 
-def _metric_fault(partition: int, reply: Message, weight_key: str) -> str:
+def _metric_fault(partition: int, reply: Message, weight_key: str, needs_steps: bool) -> str:
     records = reply.content.metric_records
     if len(records) != 1:
         return f"expected one MetricRecord, got {len(records)}"
@@ -138,11 +141,15 @@ def _metric_fault(partition: int, reply: Message, weight_key: str) -> str:
     for key, value in metrics.items():
         if not all(math.isfinite(v) for v in (value if isinstance(value, list) else [value])):
             return f"metric {key!r} is {value}"
-    if weight_key not in metrics:
-        return f"metric {weight_key!r} is missing"
-    weight = metrics[weight_key]
-    if isinstance(weight, list) or weight <= 0:
-        return f"metric {weight_key!r} is {weight}, expected a number above 0"
+    for key in (weight_key, protocol.TRAIN_STEPS) if needs_steps else (weight_key,):
+        if key not in metrics:
+            reason = f"metric {key!r} is missing"
+            return (
+                reason if key == weight_key else f"{reason}: the aggregator needs it; an older program does not tell it"
+            )
+        value = metrics[key]
+        if isinstance(value, list) or value <= 0:
+            return f"metric {key!r} is {value}, expected a number above 0"
     claimed = metrics.get(protocol.PARTITION_ID, partition)
     if claimed != partition:
         return f"the reply is signed by client {claimed}"

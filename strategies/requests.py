@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from strategies import protocol
 
@@ -35,18 +35,36 @@ class UnlearnRequest:
             raise ValueError(f"request {self.request_id!r} names no record")
 
 
+def by_client(requests: Iterable[UnlearnRequest]) -> dict[int, list[UnlearnRequest]]:
+    """The requests of each client; clients and requests are in order."""
+    found: dict[int, list[UnlearnRequest]] = {}
+    for request in sorted(requests, key=lambda r: (r.node, r.request_id)):
+        found.setdefault(request.node, []).append(request)
+    return found
+
+
+def config_of(requests: Sequence[UnlearnRequest]) -> dict[str, Any]:
+    """What a message that asks one client to forget tells of its requests: the keys of `strategies.protocol`."""
+    return {
+        protocol.REQUEST_IDS: [r.request_id for r in requests],
+        protocol.RECORD_IDS: [i for r in requests for i in r.record_ids],
+        protocol.RECORD_COUNTS: [len(r.record_ids) for r in requests],
+        protocol.SCOPES: [r.scope for r in requests],
+    }
+
+
 class RequestSource(Protocol):
     """Where FedTU takes requests from and to whom it reports what became of them."""
 
-    def pending(self, round: int) -> Sequence[UnlearnRequest]:
-        """The requests to serve in `round`; asked once per round."""
+    def pending(self, server_round: int, /) -> Sequence[UnlearnRequest]:
+        """The requests to serve in this round; asked once per round."""
         ...
 
-    def served(self, request: UnlearnRequest, round: int, info: Mapping[str, float]) -> None:
+    def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float], /) -> None:
         """The client's model became part of the global model; `info` holds the metrics of its reply."""
         ...
 
-    def failed(self, request: UnlearnRequest, round: int, reason: str) -> None:
+    def failed(self, request: UnlearnRequest, server_round: int, reason: str, /) -> None:
         """The request stays pending; count the attempt."""
         ...
 
@@ -55,21 +73,21 @@ class RequestList:
     """Requests in memory: each is due from its round on until it is served."""
 
     def __init__(self, due: Iterable[tuple[int, UnlearnRequest]] = ()) -> None:
-        self._waiting: dict[str, tuple[int, UnlearnRequest]] = {r.request_id: (round, r) for round, r in due}
+        self._waiting: dict[str, tuple[int, UnlearnRequest]] = {r.request_id: (first, r) for first, r in due}
         self.attempts: dict[str, int] = {}
         self.reasons: dict[str, str] = {}
         self.served_in: dict[str, int] = {}
 
-    def pending(self, round: int) -> list[UnlearnRequest]:
-        """Requests due in or before `round` that were not served, ordered by id."""
-        return [r for _, (due, r) in sorted(self._waiting.items()) if due <= round]
+    def pending(self, server_round: int) -> list[UnlearnRequest]:
+        """Requests due in or before this round that were not served, ordered by id."""
+        return [r for _, (due, r) in sorted(self._waiting.items()) if due <= server_round]
 
-    def served(self, request: UnlearnRequest, round: int, info: Mapping[str, float]) -> None:
+    def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         """Take `request` off the list; a second call changes nothing."""
         if self._waiting.pop(request.request_id, None) is not None:
-            self.served_in[request.request_id] = round
+            self.served_in[request.request_id] = server_round
 
-    def failed(self, request: UnlearnRequest, round: int, reason: str) -> None:
+    def failed(self, request: UnlearnRequest, server_round: int, reason: str) -> None:
         """Count the attempt and keep the latest reason."""
         self.attempts[request.request_id] = self.attempts.get(request.request_id, 0) + 1
         self.reasons[request.request_id] = reason

@@ -1,10 +1,10 @@
-"""What the six aggregators share: the weighted mean in float64, block by block, and moments that can be saved."""
+"""What the aggregators share: the weighted mean in float64, block by block, and moments that can be saved."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,9 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.supercore import log
 from numpy.typing import NDArray
 
+from strategies import protocol
 from strategies.arrays import Mean, blocks, finite, store, view, weighted_sum
+from strategies.client_update import ClientUpdate, shares
 
 Floats = NDArray[np.float64]
 
@@ -23,16 +25,21 @@ Floats = NDArray[np.float64]
 class ServerStep(FlowerFedAvg):
     """Flower's FedAvg (its sampling, checks and metric averaging) with a server update of its own.
 
-    A subclass overrides `step` and names its accumulators in `moments` and its settings in `settings`. The update
-    starts from the arrays that were sent in this round: nothing else is remembered of the global model, so a model that
-    FedTU put in its place is never undone. Moments are kept in the model's dtype (float32 at least).
+    A subclass overrides `step`, or `combine` where it needs more of the clients' updates than their weighted mean, and
+    names its accumulators in `moments` and its settings in `settings`. The update starts from the arrays that were sent
+    in this round: nothing else is remembered of the global model, so a model that FedTU put in its place is never
+    undone. Moments are kept in the model's dtype (float32 at least).
 
-    At least one client is sampled: max(int(n · fraction_train), min_train_nodes).
-    `mean`: how the clients' arrays are averaged; None: number by number.
+    Of n clients max(int(n · fraction_train), min_train_nodes, least) are sampled.
+    `mean`: how the clients' arrays are averaged; None: number by number. Raises ValueError where `takes_mean` is False.
     """
 
     moments: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[str, ...]] = ()
+    needs_steps: ClassVar[bool] = False
+    """Whether every reply must tell the number of local steps, above 0."""
+    takes_mean: ClassVar[bool] = True
+    """Whether the clients' models are averaged with weights, so that another `mean` can take that one's place."""
 
     def __init__(
         self,
@@ -44,9 +51,13 @@ class ServerStep(FlowerFedAvg):
         mean: Mean | None = None,
         **flower: Any,
     ) -> None:
+        if mean is not None and not self.takes_mean:
+            raise ValueError(
+                f"{type(self).__name__} combines the clients' numbers by a rule of its own: it takes no mean"
+            )
         super().__init__(
             fraction_train=fraction_train,
-            min_train_nodes=min_train_nodes,
+            min_train_nodes=max(min_train_nodes, self.least),
             min_evaluate_nodes=min_evaluate_nodes,
             min_available_nodes=min_available_nodes,
             **flower,
@@ -55,6 +66,11 @@ class ServerStep(FlowerFedAvg):
         self._mean = mean
         self._sent: ArrayRecord | None = None
         self._moments: dict[str, dict[str, NDArray]] = {}
+
+    @property
+    def least(self) -> int:
+        """Of how many clients the aggregator needs updates; with fewer the model stays as it is. Known before init."""
+        return 1
 
     @abstractmethod
     def step(
@@ -69,7 +85,15 @@ class ServerStep(FlowerFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample clients as Flower does and remember what is sent to them."""
+        """Sample clients as Flower does and remember what is sent to them.
+
+        Raises AggregationError with fewer clients than `least`, if that is above 1: Flower would wait for ever.
+        """
+        if self.least > 1 and (nodes := len(list(grid.get_node_ids()))) < self.least:
+            raise AggregationError(
+                f"{type(self).__name__} with {self._values()} needs the updates of {self.least} clients in a round, "
+                f"and {nodes} can take part"
+            )
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -84,30 +108,54 @@ class ServerStep(FlowerFedAvg):
         if not valid:
             return None, None
         contents = [message.content for message in valid]
-        counts = [float(next(iter(c.metric_records.values()))[self.weighted_by_key]) for c in contents]  # type: ignore[arg-type]
         if self._sent is None:
             raise AggregationError("aggregate_train was called before configure_train")
-        arrays = self.aggregate(self._sent, [next(iter(c.array_records.values())) for c in contents], counts)
+        arrays = self.aggregate(self._sent, [ClientUpdate.of(c, self.weighted_by_key) for c in contents])
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
-    def aggregate(self, sent: ArrayRecord, records: Sequence[ArrayRecord], weights: Sequence[float]) -> ArrayRecord:
-        """φ_t from φ_{t-1}, which is `sent`, and the clients' models with their weights n_k > 0; α_k = n_k / Σ n_j.
+    def aggregate(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
+        """φ_t from φ_{t-1}, which is `sent`, and the clients' updates; `sent` itself when they are less than `least`.
 
-        Raises as `aggregate_train`.
+        Raises as `aggregate_train`, and AggregationError for updates without the number of steps where it is needed.
         """
-        alphas = [weight / sum(weights) for weight in weights]
+        name = type(self).__name__
+        if len(updates) < self.least:
+            log(WARNING, "%s needs %d updates, got %d: the model stays as it is", name, self.least, len(updates))
+            return sent
+        lacking = [u.partition for u in updates if u.steps is None or not u.steps > 0] if self.needs_steps else []
+        if lacking:
+            raise AggregationError(
+                f"{name} needs the number of local steps (metric {protocol.TRAIN_STEPS!r}, above 0) of every client; "
+                f"it is missing from {len(lacking)} of {len(updates)} (clients {lacking})"
+            )
+        for key, array in sent.items():
+            shape = tuple(array.shape)
+            if any(view(update.arrays[key]).shape != shape for update in updates):
+                raise AggregationError(f"array {key!r}: the replies do not all have shape {shape}")
+        before = self._moments
+        new = self.combine(sent, updates)
+        for key, array in new.items():
+            if not finite(view(array)):
+                self._moments = before
+                raise AggregationError(f"{name}: the new global {key!r} is not finite; it diverged")
+        return new
+
+    def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
+        """φ_t from φ_{t-1} and all updates of the round, at least `least`: their weighted mean, then `step`.
+
+        The weights are α_k = n_k / Σ n_j. Override it where that mean is not what an aggregator wants of the updates.
+        """
+        alphas = shares(updates)
         result: dict[str, Array] = {}
         new_moments: dict[str, dict[str, NDArray]] = {m: {} for m in self.moments}
         for name, array in sent.items():
             previous = view(array)
-            rows = [view(record[name]) for record in records]
+            rows = [view(update.arrays[name]) for update in updates]
             old = {m: a[name] for m, a in self._moments.items() if name in a} if self._moments else None
-            if any(row.shape != previous.shape for row in rows):
-                raise AggregationError(f"array {name!r}: the replies do not all have shape {previous.shape}")
             if old is not None and [a.shape for a in old.values()] != [previous.shape] * len(self.moments):
                 raise AggregationError(f"array {name!r}: the loaded moments do not have shape {previous.shape}")
             new, accumulators = self._update_one(previous, rows, alphas, old)
-            if not finite(new) or not all(finite(a) for a in accumulators.values()):
+            if not all(finite(a) for a in accumulators.values()):
                 raise AggregationError(f"{type(self).__name__}: the new global {name!r} is not finite; it diverged")
             result[name] = Array(new)
             for moment, accumulator in accumulators.items():
@@ -155,6 +203,8 @@ class ServerStep(FlowerFedAvg):
 
     def summary(self) -> None:
         """Log the settings."""
-        values = ", ".join(f"{name} {getattr(self, name):g}" for name in self.settings)
-        log(INFO, "\t├──> %s: %s", type(self).__name__, values or "no settings of its own")
+        log(INFO, "\t├──> %s: %s", type(self).__name__, self._values() or "no settings of its own")
         super().summary()
+
+    def _values(self) -> str:
+        return ", ".join(f"{name} {getattr(self, name):g}" for name in self.settings)

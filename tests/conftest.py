@@ -1,7 +1,9 @@
 """Tests run side by side (pytest-xdist): one thread each, or they would wait for each other."""
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -19,6 +21,15 @@ def pytest_configure(config):
     """What tests start begins with `site/sitecustomize.py`; the processes of pytest-xdist do not."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), str(SUPPORT / "site")])
+    if not hasattr(config, "workerinput"):
+        os.environ["OBLIVIONIS_TEST_FORKS"] = str(Path(tempfile.mkdtemp(prefix="oblivionis-")) / "forks")
+        os.environ["OBLIVIONIS_TEST_OWNER"] = str(os.getpid())
+
+
+def pytest_unconfigure(config):
+    """The server of warm processes ends when its socket has gone."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(Path(os.environ.pop("OBLIVIONIS_TEST_FORKS")).parent, ignore_errors=True)
 
 
 def pytest_xdist_auto_num_workers():

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import html
-import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
+import htpy as h
 import pandas as pd
-from matplotlib import pyplot as plt
 
 from oblivionis.naming import SETS
 from oblivionis.reports import summary as report
-from oblivionis.reports.markup import FIGURE_STYLE, INK, PAPER, explained, svg_figure
+from oblivionis.reports.markup import captioned, explained
 
 NAMES = {
     **{f"{key}_{m}": f"{group} {name}" for key, group in SETS.items() for m, name in report.MEASURES.items()},
@@ -39,13 +35,11 @@ DRAWN = (
 TERMS = NAMES | {f"{key}_{m}": name for key in SETS for m, name in report.MEASURES.items()}
 TERMS |= {f"forget_{key}": name for key, name in report.FORGET_ONLY.items()}
 """The word of the glossary for a metric."""
-_LINES = {"finetune": ("tab:orange", "--", "finetuned"), "retrain": ("tab:green", "-.", "retrained")}
-_WRAP = 3
 
 
 def figures(
     cells: pd.DataFrame, axes: Sequence[str], paper: pd.DataFrame | None, metrics: Sequence[str] = DRAWN
-) -> list[str]:
+) -> list[h.Node]:
     """A figure for each of `metrics` that a cell has: a panel per value of the first axis, methods side by side.
 
     Points are means over seeds, bars their sample standard deviation. `cells`, `axes` and `paper` as in `SuiteView`.
@@ -53,97 +47,24 @@ def figures(
     compared = [axis for axis in axes if axis != "seed"]
     done: Any = cells[cells.status == "done"]
     published = [] if paper is None else list(paper.metric)
-    found = []
+    from benchmarks.output import panels  # matplotlib: what only names metrics does without
+
+    found: list[h.Node] = []
     for metric in dict.fromkeys([*metrics, *published]):
         mine = done[(done.metric == metric) & done.value.notna()]
         if mine[mine.stage == "unlearn"].empty:
             continue
         name = NAMES.get(metric, metric)
-        drawing = svg_figure(_draw(mine, compared, paper, metric), f"m-{metric}", f"{name} of every cell")
-        title = explained(TERMS.get(metric, metric), name)
-        found.append(
-            f"<h3>{title}</h3><figure>{drawing}<figcaption>{_caption(mine, metric in published)}</figcaption></figure>"
-        )
-    return found or ["<p>Nothing to draw yet.</p>"]
+        drawing = panels.metric_figure(mine, compared, paper, metric, name)
+        lines = [label for stage, (_, _, label) in panels.LINES.items() if (mine.stage == stage).any()]
+        title = h.h3[explained(TERMS.get(metric, metric), name)]
+        found += [title, captioned(drawing, _caption(mine, lines, metric in published))]
+    return found or [h.p["Nothing to draw yet."]]
 
 
-def _caption(mine: Any, published: bool) -> str:
+def _caption(mine: Any, lines: Sequence[str], published: bool) -> str:
     seeds = mine.seed.nunique() if "seed" in mine else 1
     spread = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    lines = [label for stage, (_, _, label) in _LINES.items() if (mine.stage == stage).any()]
     text = f"Points: unlearned model, {spread}."
     text += f" Lines: {' and '.join(lines)} model, mean over the same." if lines else ""
-    return html.escape(text + (" Diamonds: the paper." if published else ""))
-
-
-def _draw(mine: Any, axes: Sequence[str], paper: Any, metric: str) -> Any:
-    panels = list(dict.fromkeys(mine[axes[0]].astype(str))) if len(axes) > 1 else [""]
-    within = list(axes[1:] if len(axes) > 1 else axes)
-    unlearned = mine[mine.stage == "unlearn"]
-    labels = list(dict.fromkeys(_labels(unlearned, within)))
-    columns = min(_WRAP, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    with matplotlib.rc_context(FIGURE_STYLE):
-        size = (9.6, 2.4 * rows + 0.8)
-        figure, grid = plt.subplots(
-            rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
-        )
-        for axis in grid.flat[len(panels) :]:
-            axis.set_visible(False)
-        for axis, panel in zip(grid.flat, panels, strict=False):
-            here = mine if not panel else mine[mine[axes[0]].astype(str) == panel]
-            _panel(axis, here, within, labels)
-            if paper is not None:
-                _published(axis, paper[paper.metric == metric], axes, panel, within, labels)
-            axis.set_title(panel)
-            axis.set_xticks(range(len(labels)), labels, rotation=35, ha="right", rotation_mode="anchor")
-            axis.tick_params(axis="x", labelbottom=True)
-            axis.set_xlim(-0.5, len(labels) - 0.5)
-            axis.grid(axis="y", color="0.5", alpha=0.25, linewidth=0.6)
-        handles = {
-            label: handle for axis in grid.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        if handles:
-            figure.legend(handles.values(), handles, loc="outside upper right", ncols=4, frameon=False)
-    return figure
-
-
-def _labels(rows: Any, axes: Sequence[str]) -> list[str]:
-    return [" · ".join(map(str, values)) for values in rows[list(axes)].itertuples(index=False)] if axes else []
-
-
-def _panel(axis: Any, here: Any, within: Sequence[str], labels: Sequence[str]) -> None:
-    unlearned = here[here.stage == "unlearn"]
-    groups: dict[str, list[float]] = {}
-    for label, value in zip(_labels(unlearned, within), unlearned.value, strict=True):
-        groups.setdefault(label, []).append(value)
-    known = [(i, groups[label]) for i, label in enumerate(labels) if label in groups]
-    if known:
-        places, values = zip(*known, strict=True)
-        bars = [statistics.stdev(value) if len(value) > 1 else 0.0 for value in values]
-        means = [statistics.fmean(value) for value in values]
-        axis.errorbar(places, means, bars, fmt="o", markersize=5, capsize=3, color="tab:blue", label="unlearned")
-    for stage, (color, line, label) in _LINES.items():
-        reference = here[here.stage == stage].drop_duplicates("run").value
-        if not reference.empty:
-            axis.axhline(reference.mean(), color=color, linestyle=line, linewidth=1, label=label)
-
-
-def _published(
-    axis: Any, paper: Any, axes: Sequence[str], panel: str, within: Sequence[str], labels: Sequence[str]
-) -> None:
-    """The paper's numbers of the unlearned models that fall into a panel."""
-    if "stage" in paper:
-        paper = paper[paper.stage.fillna("unlearn") == "unlearn"]
-    if panel and axes[0] in paper:
-        paper = paper[paper[axes[0]].isna() | (paper[axes[0]].astype(str) == panel)]
-    if any(name not in paper for name in within):
-        return
-    places = [
-        (labels.index(label), value)
-        for label, value in zip(_labels(paper, within), paper.value, strict=True)
-        if label in labels
-    ]
-    if places:
-        style = {"marker": "D", "markersize": 5, "markerfacecolor": PAPER, "color": INK, "linestyle": "none"}
-        axis.plot(*zip(*places, strict=True), label="paper", zorder=3, **style)
+    return text + (" Diamonds: the paper." if published else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import htpy as h
 import pandas as pd
 
 from benchmarks.output.figures import DRAWN, NAMES, TERMS, figures
@@ -19,11 +19,12 @@ from benchmarks.output.warnings import found_warnings
 from oblivionis.files import write_atomic
 from oblivionis.reports.format import number
 from oblivionis.reports.markup import (
+    contents,
     explained,
     facts_list,
-    glossary,
     html_page,
     html_table,
+    joined,
     section_heading,
     warning_list,
     with_code,
@@ -72,36 +73,31 @@ def write_suite_html(folder: Path, suite: SuiteView) -> Path:
         raise ValueError(f"the suite's cells lack the columns {', '.join(sorted(lacking))}")
     wrong, limits = found_warnings(suite.cells, suite.axes, suite.folder)
     parts = [
-        f"<h1>{html.escape(suite.title)}</h1>",
-        *(f"<p>{with_code(text)}</p>" for text in suite.description.split("\n\n") if text),
+        h.h1[suite.title],
+        [h.p[with_code(text)] for text in suite.description.split("\n\n") if text],
         _contents(suite),
         warning_list("Warnings", list(dict.fromkeys([*suite.warnings, *wrong]))),
         warning_list("How far the claims reach", limits, limits=True),
         section_heading("run", "What was run", "Cell", "Stage"),
-        facts_list(
-            {html.escape(label): html.escape(text) for label, text in {**_matrix(suite), **suite.facts}.items()}
-        ),
+        facts_list([*{**_matrix(suite), **suite.facts}.items()]),
         section_heading("results", "Results", "Retrained model", "Standard deviation (±)"),
-        *(table.html() for table in suite.tables),
-        "" if suite.tables else "<p>No tables yet.</p>",
+        [table.html() for table in suite.tables] or h.p["No tables yet."],
         section_heading("figures", "Figures"),
-        *figures(suite.cells, suite.axes, suite.paper, suite.metrics),
-        *_paper(suite),
+        figures(suite.cells, suite.axes, suite.paper, suite.metrics),
+        _paper(suite),
         section_heading("cells", "Cells"),
         _cells(folder, suite),
         section_heading("cost", "Cost", "Seconds", "Seconds saved"),
         _cost(suite.cells),
     ]
-    body = "".join(parts)
     path = folder / FILE
-    write_atomic(path, html_page(suite.title, [body, glossary(body)]))
+    write_atomic(path, html_page(suite.title, parts))
     return path
 
 
-def _contents(suite: SuiteView) -> str:
-    names = ["run", "results", "figures", *["paper"] * (suite.paper is not None), "cells", "cost", "glossary"]
-    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
-    return f"<nav>{links}</nav>"
+def _contents(suite: SuiteView) -> h.Element:
+    paper = ["paper"] if suite.paper is not None else []
+    return contents(["run", "results", "figures", *paper, "cells", "cost", "glossary"])
 
 
 def _matrix(suite: SuiteView) -> dict[str, str]:
@@ -113,54 +109,53 @@ def _matrix(suite: SuiteView) -> dict[str, str]:
     return {**shown, "Cells": f"{done} of {len(cells)} done" + (f", {len(failed)} failed" if failed else "")}
 
 
-def _cells(folder: Path, suite: SuiteView) -> str:
+def _cells(folder: Path, suite: SuiteView) -> h.Element:
     """A row per cell: its state, the reports of its stages, its error."""
     rows = []
     for cell, group in suite.cells.groupby("cell", sort=False):
         first = group.iloc[0]
         errors = [str(e) for e in dict.fromkeys(group.error.fillna("")) if e]
         failed = (group.status != "done").any()
-        state = '<b class="bad">failed</b>' if failed else "done"
         rows.append(
             [
-                html.escape(str(cell)),
-                *(html.escape(str(first[axis])) for axis in suite.axes),
-                state,
+                str(cell),
+                *(str(first[axis]) for axis in suite.axes),
+                h.b(".bad")["failed"] if failed else "done",
                 _links(folder, suite.folder, group),
-                html.escape("; ".join(errors)),
+                "; ".join(errors),
             ]
         )
     if not rows:
-        return "<p>None yet.</p>"
-    heads = [explained("Cell", "cell"), *map(html.escape, suite.axes), "state", "reports", "error"]
+        return h.p["None yet."]
+    heads = [explained("Cell", "cell"), *suite.axes, "state", "reports", "error"]
     return html_table(heads, ["", *[""] * len(suite.axes), "who", "", ""], rows)
 
 
-def _links(folder: Path, suite_folder: Path, group: Any) -> str:
+def _links(folder: Path, suite_folder: Path, group: Any) -> list[h.Node]:
     """Links to the reports of the runs that made a cell's stages; a run without one is named only."""
-    parts = []
+    parts: list[h.Node] = []
     for run, stages in group.groupby("run", sort=False).stage:
         if not isinstance(run, str) or not run:
             continue
-        text = html.escape(", ".join(dict.fromkeys(map(str, stages))))
+        text = ", ".join(dict.fromkeys(map(str, stages)))
         report = suite_folder / run / "report.html"
         target = Path(os.path.relpath(report, folder)).as_posix()
-        link = f'<a href="{quote(target)}">{text}</a>'
-        parts.append(link if report.is_file() else text)
-    return " · ".join(parts)
+        parts.append(h.a(href=quote(target))[text] if report.is_file() else text)
+    return joined(parts, " · ")
 
 
-def _cost(cells: Any) -> str:
+def _cost(cells: Any) -> h.Element:
     """Seconds of every stage, and what it saved that cells share stages."""
     seconds = cells[(cells.metric == SECONDS) & cells.value.notna()]
     if seconds.empty:
-        return "<p>No seconds were written down.</p>"
-    rows, total, saved = [], 0.0, 0.0
+        return h.p["No seconds were written down."]
+    rows: list[list[h.Node]] = []
+    total = saved = 0.0
     for stage, group in seconds.groupby("stage", sort=False):
         once = group.drop_duplicates("run")
         rows.append(
             [
-                html.escape(str(stage)),
+                str(stage),
                 str(len(once)),
                 str(group.cell.nunique()),
                 f"{once.value.mean():.0f}",
@@ -169,7 +164,7 @@ def _cost(cells: Any) -> str:
             ]
         )
         total, saved = total + once.value.sum(), saved + group.value.sum() - once.value.sum()
-    rows.append(["<b>together</b>", "", "", "", f"<b>{total:.0f}</b>", f"<b>{saved:.0f}</b>"])
+    rows.append([h.b["together"], "", "", "", h.b[f"{total:.0f}"], h.b[f"{saved:.0f}"]])
     heads = [
         explained("Stage", "stage"),
         "runs",
@@ -181,10 +176,10 @@ def _cost(cells: Any) -> str:
     return html_table(heads, ["who", *["n"] * 5], rows)
 
 
-def _paper(suite: SuiteView) -> list[str]:
+def _paper(suite: SuiteView) -> h.Node:
     """Our means beside the published numbers."""
     if suite.paper is None:
-        return []
+        return None
     rows = []
     published: Any
     for _, published in suite.paper.iterrows():
@@ -194,11 +189,11 @@ def _paper(suite: SuiteView) -> list[str]:
             continue
         mean, spread = ours.mean(), ours.std(ddof=1)
         text = number(mean) + (f" ± {number(spread)}" if len(ours) > 1 else "")
-        axes = [html.escape(str(published[axis])) if _given(published, axis) else "all" for axis in suite.compared]
+        axes = [str(published[axis]) if _given(published, axis) else "all" for axis in suite.compared]
         name = explained(TERMS.get(metric, metric), NAMES.get(metric, metric))
         rows.append([*axes, name, text, str(len(ours)), number(published.value), f"{mean - published.value:+.3f}"])
-    heads = [*map(html.escape, suite.compared), "measure", "ours", "runs", "paper", "ours − paper"]
-    table = html_table(heads, [""] * (len(suite.compared) + 1) + ["n"] * 4, rows) if rows else "<p>No common cell.</p>"
+    heads = [*suite.compared, "measure", "ours", "runs", "paper", "ours − paper"]
+    table = html_table(heads, [""] * (len(suite.compared) + 1) + ["n"] * 4, rows) if rows else h.p["No common cell."]
     return [section_heading("paper", "Beside the paper's numbers", "Standard deviation (±)"), table]
 
 

@@ -6,15 +6,15 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
+import htpy as h
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from oblivionis.reports.markup import explained, glossary, html_page, html_table
+from oblivionis.reports.markup import explained, html_page, html_table
 
 GAP = 2
 """Between two columns on a terminal."""
@@ -123,12 +123,12 @@ class Table:
         writer.writerows(self._filled())
         return buffer.getvalue()
 
-    def html(self) -> str:
+    def html(self) -> h.Renderable:
         """A section of a page: the title, the table, the note. Words that the glossary explains are linked to it."""
-        parts = [f"<h3>{escape(self.title)}</h3>"]
+        parts: list[h.Node] = [h.h3[self.title]]
         if self.rows:
             classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
-            rows: list[list[str]] = []
+            rows: list[list[h.Node]] = []
             above = None
             for row in self.rows:
                 if row is None:
@@ -137,12 +137,11 @@ class Table:
                 rows.append(["" if row[0] == above else _html(row[0]), *map(_html, row[1:])])
                 above = row[0]
             parts.append(html_table([explained(column.replace("\n", " ")) for column in self.columns], classes, rows))
-        return "".join([*parts, f'<p class="legend">{escape(self.note)}</p>' if self.note else ""])
+        return h.fragment[parts, h.p(".legend")[self.note] if self.note else None]
 
     def page(self) -> str:
         """A page of its own, with the glossary of its words."""
-        body = self.html()
-        return html_page(self.title, [body, glossary(body)])
+        return html_page(self.title, [self.html()])
 
     def _filled(self) -> list[Sequence[str]]:
         return [row for row in self.rows if row is not None]
@@ -181,8 +180,9 @@ def _styled(text: str, bold: str, underline: str, cell: str | None = None) -> st
     return {"bold": bold, "underline": underline}.get(style, "{}").format(text)
 
 
-def _html(cell: str) -> str:
-    return _styled(escape(cell), "<b>{}</b>", "<u>{}</u>", cell)
+def _html(cell: str) -> h.Node:
+    element = {"bold": h.b, "underline": h.u}.get(getattr(cell, "style", ""))
+    return element[cell] if element else cell
 
 
 _LATEX = str.maketrans(

@@ -3,10 +3,10 @@
     python -m benchmarks.speed.deployed_round DIR [--rounds 4]
 
 DIR is a deployment made by `oblivionis deploy init` that is running, its SuperNodes online and with records in `data/`,
-as in docs/deployment.md. Three runs, one after the other: Flower's own exchange of one number; of one array as long as
-our adapter; and the stage finetune of `data=node` on the embedded model, one local epoch. The first round of each run,
-in which SuperNodes fetch the app, does not count; of the others the median does. Every message starts a process on each
-client: its imports and the loading of the base model are timed apart, in a fresh process here.
+as in docs/guides/deployment.md. Three runs, one after the other: Flower's own exchange of one number; of one array as
+long as our adapter; and the stage finetune of `data=node` on the embedded model, one local epoch. The first round of
+each run, in which SuperNodes fetch the app, does not count; of the others the median does. Every message starts a
+process on each client: its imports and the loading of the base model are timed apart, in a fresh process here.
 """
 
 from __future__ import annotations

@@ -13,21 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
-from benchmarks.tabular.results import Rows
+from benchmarks.tabular.experiment import ORACLE, ORIGINAL, TWIN
+from benchmarks.tabular.results import Rows, label
 from oblivionis.files import write_atomic
 
-LABELS = {
-    ORIGINAL: "original",
-    ORACLE: "oracle",
-    TWIN: "oracle again",
-    PAIR: "oracle, new seed",
-    "grad_ascent": "gradient ascent",
-    "neg_grad": "NegGrad",
-    "fine_tune": "fine-tuning",
-    "scrub": "SCRUB",
-    "bad_teacher": "bad teacher",
-}
 _GREYS = {ORIGINAL: "0.25", ORACLE: "0.6", TWIN: "0.6"}
 _RC: Any = {
     "font.family": "sans-serif",
@@ -36,11 +25,6 @@ _RC: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-
-
-def label(method: str) -> str:
-    """The method as a reader knows it."""
-    return LABELS.get(method, method.replace("_", " "))
 
 
 def write(rows: Rows, folder: Path) -> list[Path]:

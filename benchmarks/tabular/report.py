@@ -13,10 +13,9 @@ import pandas as pd
 from rich.console import Console
 
 from benchmarks.output.tables import Table, number, p_value
-from benchmarks.tabular import data, plots
+from benchmarks.tabular import data
 from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
-from benchmarks.tabular.plots import label
-from benchmarks.tabular.results import Rows
+from benchmarks.tabular.results import Rows, label
 from benchmarks.tabular.settings import Settings
 from evaluation.ruler import statistics
 from oblivionis.files import write_atomic
@@ -68,6 +67,8 @@ def write(
 
     described: what datasets.json says.
     """
+    from benchmarks.tabular import plots  # matplotlib: what only makes tables does without
+
     rows = planned(settings, frame)
     common = [gaps(rows), ranks(rows), output_level(rows), baselines(rows)]
     single = [single_dataset(rows.alone(name)) for name in rows.titles]

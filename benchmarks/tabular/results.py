@@ -11,13 +11,30 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from benchmarks.tabular.experiment import COLUMNS, KEYS
+from benchmarks.tabular.experiment import COLUMNS, KEYS, ORACLE, ORIGINAL, PAIR, TWIN
 from oblivionis.errors import RunError
 from oblivionis.files import write_atomic
 
 FILE = "results.parquet"
+LABELS = {
+    ORIGINAL: "original",
+    ORACLE: "oracle",
+    TWIN: "oracle again",
+    PAIR: "oracle, new seed",
+    "grad_ascent": "gradient ascent",
+    "neg_grad": "NegGrad",
+    "fine_tune": "fine-tuning",
+    "scrub": "SCRUB",
+    "bad_teacher": "bad teacher",
+}
+"""Models and methods as readers know them."""
 Cell = tuple[str, float, int]
 """Dataset, forget fraction, seed."""
+
+
+def label(method: str) -> str:
+    """The method as a reader knows it."""
+    return LABELS.get(method, method.replace("_", " "))
 
 
 @dataclass(frozen=True)

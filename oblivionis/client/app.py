@@ -120,7 +120,7 @@ def train(message: Message, context: Context) -> Message:
             protocol.NUM_EXAMPLES: report.num_examples,
             "train-loss": report.last_loss,
             "train-seconds": report.seconds,
-            "train-steps": report.steps,
+            protocol.TRAIN_STEPS: report.steps,
         },
     )
 

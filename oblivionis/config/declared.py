@@ -15,7 +15,7 @@ by literals at its top level, so that a mistake in a configuration is told befor
     LIMITS = {"beta": {"help": "Inverse temperature.", "above": 0}, "questions": {"type": "int", "at_least": 1}}
 
 By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
-`optional: True` where null is allowed though it is not the default. What else a kind declares so, its package says.
+`optional: True` where null is allowed though it is not the default. What a loss declares besides: `config.methods`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class CodeFile:
-    """The literals of a code file by name, its docstring, and what is wrong with it."""
+    """What a code file says: the first paragraph of its docstring, its literals by name, what is wrong with it.
+
+    `quantities`: the positional parameters of the function that has the file's name, each with whether it is optional.
+    """
 
     summary: str = ""
+    quantities: Mapping[str, bool] = field(default_factory=dict)
     literals: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
@@ -136,7 +140,16 @@ def _read(file: Path) -> CodeFile:
             if target.id == "LIMITS":
                 problems.append(Problem(place, "LIMITS is no literal", "{key: {keyword: number}}", "", place))
     limits = _limits(found.get("LIMITS", {}), f"{place}: LIMITS", problems)
-    return CodeFile(summary, found, limits, tuple(problems))
+    return CodeFile(summary, _quantities(tree, file.stem), found, limits, tuple(problems))
+
+
+def _quantities(tree: ast.Module, name: str) -> dict[str, bool]:
+    function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    if function is None:
+        return {}
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    required = len(names) - len(function.args.defaults)
+    return {argument: number >= required for number, argument in enumerate(names)}
 
 
 def _limits(given: Any, place: str, problems: list[Problem]) -> dict[str, Limit]:

@@ -1,11 +1,13 @@
 """Writes the reference page of all configuration keys from the schema and the files in `conf/`.
 
-`python -m oblivionis.config.reference > docs/configuration.md`
+`python -m oblivionis.config.reference > docs/reference/configuration.md`
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from oblivionis.config.compose import PARAMETRISED, parameters
@@ -14,9 +16,13 @@ from oblivionis.config.layers import GROUPS, list_choices, list_experiments, sel
 from oblivionis.config.values import KEYS, Key, declared_key, sections
 from oblivionis.config.yaml_files import CONF
 
+DOCUMENTS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCUMENTS / "reference" / "configuration.md"
+
 HEAD = """# Configuration
 
-Made from the schema and the files in `conf/` by `python -m oblivionis.config.reference`; do not edit it by hand.
+Made from the schema and the files in `conf/`; do not edit it by hand, but run
+`python -m oblivionis.config.reference > docs/reference/configuration.md`.
 
 A configuration is composed in layers; later ones win:
 
@@ -89,7 +95,20 @@ def page() -> str:
         text += "".join(_row(key) for key in keys)
         if section in PARAMETRISED:
             text += _parameters(section, choices[section])
-    return text
+    return _linked(text)
+
+
+def _linked(text: str) -> str:
+    """Help texts name a document by its file name alone: its path from the page, by where it lies in `docs/`."""
+    places = {file.name: file.relative_to(DOCUMENTS) for file in DOCUMENTS.rglob("*.md") if file.parent != DOCUMENTS}
+
+    def link(found: re.Match[str]) -> str:
+        place = places.get(found[1])
+        if place is None:
+            return found[0]
+        return f"]({place.name}" if place.parent.name == PAGE.parent.name else f"](../{place.as_posix()}"
+
+    return re.sub(r"\]\(([\w-]+\.md)", link, text)
 
 
 def _row(key: Key) -> str:

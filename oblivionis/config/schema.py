@@ -1,8 +1,8 @@
 """Every key of a configuration: its type, its default, its range and what it means.
 
 The dataclasses below are the one place where a key is declared. `oblivionis.config` composes YAML files and overrides
-into a `Config` and checks them against this file; `docs/configuration.md` is generated from it. Only what a loss, an
-aggregator, an evaluator or an attack brings itself is declared in its own files: `oblivionis.config.declared`.
+into a `Config` and checks them against this file; `docs/reference/configuration.md` is generated from it. Only what a
+loss, an aggregator, an evaluator or an attack brings itself is declared in its own files: `oblivionis.config.declared`.
 """
 
 from __future__ import annotations
@@ -323,7 +323,7 @@ class Entropy:
 
 @dataclass
 class Updates:
-    """Clients' models that the server keeps for `federaser` and `pga`."""
+    """Clients' models that the server keeps for methods that go by them, `federaser` and `pga`."""
 
     keep: int | None = field(
         default=None,
@@ -347,8 +347,8 @@ class Unlearning:
     retain_loss: str = field(
         default="nll",
         metadata=about(
-            "Retain term of `grad_diff`, `npo` and `simnpo`: negative log-likelihood, or divergence KL(received || "
-            "model) from the model as received.",
+            "Retain term of the losses that leave it open (`grad_diff`, `npo`, `simnpo`, …): negative log-likelihood, "
+            "or divergence KL(received || model) from the model as received.",
             choices=("nll", "kl"),
         ),
     )

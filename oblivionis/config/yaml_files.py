@@ -14,7 +14,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from oblivionis.config.problems import Problem
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+
+def conf_folder(package: Path) -> Path:
+    """The folder of the configurations that ship: inside the package in a wheel, else beside it."""
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+CONF = conf_folder(Path(__file__).resolve().parents[1])
 # PyYAML's constructors raise the plain ones for a tagged value that does not fit its tag.
 YAML_ERRORS = (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError, TypeError, AttributeError)
 

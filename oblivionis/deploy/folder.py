@@ -178,5 +178,5 @@ def next_steps(folder: Path, hosts: Sequence[str]) -> str:
     where = "" if all(h in LOCAL for h in hosts) else f" on {hosts[0]}"
     return (
         f"wrote {folder}; next{where}: server/start-superlink.sh, server/start-nginx.sh, server/register-nodes.sh, "
-        "then each client's start-supernode.sh. See its README.md and docs/deployment.md."
+        "then each client's start-supernode.sh. See its README.md and docs/guides/deployment.md."
     )

@@ -159,7 +159,7 @@ root-certificates = "@SERVER_DIR@/ca.crt"
 README = """\
 # A deployment of Oblivionis for @PARTITIONS@ clients
 
-Made by `oblivionis deploy init`; docs/deployment.md says how it is used. SuperNodes reach it at `@SUPERLINK@`.
+Made by `oblivionis deploy init`; docs/guides/deployment.md says how it is used. SuperNodes reach it at `@SUPERLINK@`.
 
 | folder | goes to | secret |
 | --- | --- | --- |

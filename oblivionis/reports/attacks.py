@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import htpy as h
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from oblivionis.reports.markup import html_table, section_heading
+from oblivionis.reports.markup import html_table, paragraphs, section_heading
 from oblivionis.runs.directory import RunDirectory
 
 MODELS = {"unlearn": "unlearned", "finetune": "finetuned", "retrain": "retrained"}
@@ -196,7 +196,7 @@ def _words(results: Mapping[str, Any]) -> list[str]:
             theirs = row["models"].get(results["oracle"], {}).get("after", {})
             lines.append(
                 f"Sampling, bounds: M_μ {_beside(sampled, theirs, 'm_mu')}, M_bin {_beside(sampled, theirs, 'm_bin')} "
-                "(means over questions, see docs/leakage.md)."
+                "(means over questions, see docs/guides/leakage.md)."
             )
     lines += [f"{name}: left out, {why}." for name, why in results["left_out"].items()]
     lines += [f"{name} failed: {why}." for name, why in results["failed"].items()]
@@ -221,35 +221,40 @@ def _beside(ours: Mapping[str, float], theirs: Mapping[str, float], name: str) -
     return _number(ours[name]) + (f" (retrained {_number(theirs[name])})" if name in theirs else "")
 
 
-def section(run: RunDirectory) -> list[str]:
+def section(run: RunDirectory) -> list[h.Node]:
     """The part of `report.html`; nothing where the run was not attacked."""
-    parts = []
+    parts: list[h.Node] = []
     for results in latest(run):
-        parts += [f"<h3>{html.escape(_model(results))}, round {results['round']}</h3>", _html_rows(results)]
+        parts += [h.h3[f"{_model(results)}, round {results['round']}"], _html_rows(results)]
         if results["membership"]:
-            head, rows = _membership_head(results), _membership_rows(results)
-            parts.append("<p>Membership inference: AUC of forget against holdout records.</p>")
-            parts.append(html_table(head, ["who", *["n"] * (len(head) - 1)], [[*map(html.escape, r)] for r in rows]))
-        parts += [f"<p>{html.escape(line)}</p>" for line in _words(results)]
+            head = _membership_head(results)
+            parts.append(h.p["Membership inference: AUC of forget against holdout records."])
+            parts.append(html_table(head, ["who", *["n"] * (len(head) - 1)], _membership_rows(results)))
+        parts += paragraphs(_words(results))
     return [section_heading("attacks", "Attacks"), *parts] if parts else []
 
 
-def _html_rows(results: Mapping[str, Any]) -> str:
+def _html_rows(results: Mapping[str, Any]) -> h.Element:
     """The table; below each value of the attacked model, smaller, that of the retrained one."""
     oracle = results["oracle"]
-    below = "<br><small>retrained</small>" if oracle else ""
-    heads = [h for m in MEASURES.values() for h in (f"{m}{below}", *(["Δ"] if oracle else []))]
+    heads: list[h.Node] = []
+    for measure in MEASURES.values():
+        heads += [_above(measure, "retrained"), "Δ"] if oracle else [measure]
     rows = []
     for row in results["rows"]:
-        cells = []
+        cells: list[h.Node] = []
         for measure in MEASURES:
             mine, *others = _cells(row, measure, results, whole=True)
-            cells += [f"{mine}<br><small>{others[0]}</small>", others[1]] if others else [mine]
+            cells += [_above(mine, others[0]), others[1]] if others else [mine]
         if oracle:
             word = _word(row, results)
-            cells.append(f"<b class=mark>{word}</b>" if row.get("verdict") == "still known" else word)
+            cells.append(h.b(".mark")[word] if row.get("verdict") == "still known" else word)
             cells.append(f"{row['p_above']:.2g}" if "p_above" in row else "–")
-        label = f'<div style="min-width: 13rem">{html.escape(_label(row))}</div>'
+        label = h.div(style="min-width: 13rem")[_label(row)]
         rows.append([label, str(row["questions"]), *cells])
     tail = (["verdict", "p above"], ["who", "n"]) if oracle else ([], [])
     return html_table(["attack", "n", *heads, *tail[0]], ["", "n", *["n"] * len(heads), *tail[1]], rows)
+
+
+def _above(text: str, small: str) -> list[h.Node]:
+    return [text, h.br, h.small[small]]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import htpy as h
+
 from oblivionis.config.schema import Config
 from oblivionis.reports import summary as report
-from oblivionis.reports.markup import explained, facts_list, html_table
+from oblivionis.reports.markup import explained, facts_list, folded, html_table
 from oblivionis.runs.directory import RunDirectory
 
 _ORDER = ("finetune", "retrain", "unlearn", "local", "local_unlearned")
@@ -38,25 +39,29 @@ def in_short(run: RunDirectory, config: Config) -> str:
     )
 
 
-def asked(run: RunDirectory, config: Config) -> str:
+def asked(run: RunDirectory, config: Config) -> h.Element:
     """The settings that matter, as a list."""
     federation = config.federation
     rounds = [f"{s} ({getattr(federation.rounds, s)} rounds)" for s in config.stages if s != "local"]
     rounds += ["local (each client alone)"] if "local" in config.stages else []
     asking = "unlearn" in config.stages
-    facts = {
-        explained("Stage", "Stages"): ", ".join(rounds),
-        "Model": f"{_model(config)}; seed {config.seed}",
-        "Data": _data(config),
-        "Clients": f"{federation.clients}; {federation.fraction_train:.0%} of them fine-tune in a round, "
-        f"{federation.local_epochs} epochs each",
-        "Aggregator": config.strategy.name,
-        "Unlearning": _method(config) if asking else "",
-        explained("FedTU", "Who asks to forget"): _policy(config) if asking else "",
-        explained("Truth ratio"): config.evaluation.truth_ratio,
-        "Software": _software(run.environment()),
-    }
-    return facts_list({label: html.escape(text) for label, text in facts.items()})
+    clients = (
+        f"{federation.clients}; {federation.fraction_train:.0%} of them fine-tune in a round, "
+        f"{federation.local_epochs} epochs each"
+    )
+    return facts_list(
+        [
+            (explained("Stage", "Stages"), ", ".join(rounds)),
+            ("Model", f"{_model(config)}; seed {config.seed}"),
+            ("Data", _data(config)),
+            ("Clients", clients),
+            ("Aggregator", config.strategy.name),
+            ("Unlearning", _method(config) if asking else ""),
+            (explained("FedTU", "Who asks to forget"), _policy(config) if asking else ""),
+            (explained("Truth ratio"), config.evaluation.truth_ratio),
+            ("Software", _software(run.environment())),
+        ]
+    )
 
 
 def _model(config: Config) -> str:
@@ -111,12 +116,12 @@ def _software(environment: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)}; {environment.get('cpus', '?')} CPU cores, {environment.get('platform', '')}"
 
 
-def done(run: RunDirectory) -> str:
+def done(run: RunDirectory) -> h.Node:
     """A row per stage with its rounds, seconds and clients, and who took part in each round."""
     rows = [row for row in run.metrics() if row["evaluator"] == "federation"]
     stages = [stage for stage in _ORDER if run.stage_summary(stage) or any(r["stage"] == stage for r in rows)]
     if not stages:
-        return "<p>Nothing yet.</p>"
+        return h.p["Nothing yet."]
     table = html_table(
         [
             explained("Stage", "stage"),
@@ -130,7 +135,7 @@ def done(run: RunDirectory) -> str:
         ["who", *["n"] * 5, ""],
         [_stage(run, stage, [row for row in rows if row["stage"] == stage]) for stage in stages],
     )
-    return table + "".join(_took_part(stage, [row for row in rows if row["stage"] == stage]) for stage in stages)
+    return [table, [_took_part(stage, [row for row in rows if row["stage"] == stage]) for stage in stages]]
 
 
 def _stage(run: RunDirectory, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -148,7 +153,7 @@ def _stage(run: RunDirectory, stage: str, rows: Sequence[Mapping[str, Any]]) -> 
         str(summary["clients"]) if summary and local else _or_dash(len({c for clients in trained for c in clients})),
         f"{mean:.3g}" if trained else "–",
         str(sum(int(row["metrics"].get("failures") or 0) for row in rows)) if rows else "–",
-        html.escape(state),
+        state,
     ]
 
 
@@ -156,11 +161,11 @@ def _or_dash(count: int) -> str:
     return str(count) if count else "–"
 
 
-def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> h.Node:
     """Who answered in each round, in a part that can be opened; nothing where that was not written down."""
     rows = [row for row in rows if "clients" in row]
     if not rows:
-        return ""
+        return None
     cells = [
         [
             str(row["round"]),
@@ -173,7 +178,7 @@ def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     heads = ["round", explained("FedTU", "unlearned"), "trained", explained("Failed replies", "failed"), "seconds"]
     table = html_table(heads, ["n", "", "", "", "n"], cells)
-    return f"<details><summary>Who took part in {stage}, round by round</summary>{table}</details>"
+    return folded(f"Who took part in {stage}, round by round", table)
 
 
 def _clients(clients: Sequence[int]) -> str:

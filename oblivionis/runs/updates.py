@@ -18,11 +18,13 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord
 
 from oblivionis.array_files import read_arrays, write_arrays
+from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.files import append_lines, link_or_copy, read_lines, sync_folder, write_atomic
 from strategies import protocol
-from strategies.history import ClientUpdate, PastRound, RoundUpdates, is_stored
+from strategies.client_update import ClientUpdate
+from strategies.history import PastRound, RoundUpdates, is_stored
 
 STAGES = ("finetune", "unlearn")
 """The stages whose rounds lead to the model that requests are served on."""
@@ -30,11 +32,11 @@ ROUNDS = "rounds.jsonl"
 
 
 def kept_rounds(config: Config) -> int | None:
-    """How many rounds `config` keeps: 0 none, None all. PGA needs the newest one of every checkpoint."""
+    """How many rounds `config` keeps: 0 none, None all."""
     unlearning = config.unlearning
     if unlearning.updates.keep is not None:
         return unlearning.updates.keep
-    return {"federaser": None, "pga": config.federation.keep_checkpoints}.get(unlearning.method, 0)
+    return {"all": None, "newest": config.federation.keep_checkpoints, None: 0}[methods.updates(unlearning.method)]
 
 
 def open_updates(config: Config, run: Path, stage: str) -> UpdateStore | None:
@@ -192,7 +194,8 @@ def _write(folder: Path, updates: RoundUpdates) -> None:
     arrays |= {f"client/{u.partition}": u.arrays[protocol.ADAPTER].numpy() for u in updates.clients}
     arrays |= {f"state/{name}": array for name, array in updates.state.items()}
     weights = {str(u.partition): u.weight for u in updates.clients}
-    info = {"stage": updates.stage, "round": updates.round, "weights": weights}
+    steps = {str(u.partition): u.steps for u in updates.clients}
+    info = {"stage": updates.stage, "round": updates.round, "weights": weights, "steps": steps}
     write_arrays(_file(folder, updates.stage, updates.round), arrays, info)
 
 
@@ -202,7 +205,10 @@ def _read(path: Path) -> RoundUpdates:
     def record(key: str) -> ArrayRecord:
         return ArrayRecord({protocol.ADAPTER: Array(arrays.pop(key))})
 
-    clients = [ClientUpdate(int(p), weight, record(f"client/{p}")) for p, weight in info["weights"].items()]
+    steps = info.get("steps", {})
+    clients = [
+        ClientUpdate(int(p), weight, record(f"client/{p}"), steps.get(p)) for p, weight in info["weights"].items()
+    ]
     sent = record("global")
     state = {key.removeprefix("state/"): array for key, array in arrays.items()}
     return RoundUpdates(info["stage"], info["round"], sent, state, clients)

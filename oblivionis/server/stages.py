@@ -33,8 +33,9 @@ from oblivionis.server.local import run_local
 from strategies import factory, protocol
 from strategies.arrays import Mean
 from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, Listener
+from strategies.fedtu import FedTU, Listener, Options
 from strategies.server_step import ServerStep
+from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
 
 SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
 """Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
@@ -197,31 +198,32 @@ class Stage:
         if self.name == "unlearn" and done == 0 and (lacking := self.updates.lacking()):
             raise RunError(f"{self.run.path} does not hold the clients' updates of {lacking}: start a new run")
 
-    def _eraser(self) -> FedEraser | None:
-        unlearning = self.config.unlearning
-        if self.updates is None or self.name != "unlearn" or unlearning.method != "federaser":
-            return None
-        ratio = unlearning.params["calibration_ratio"]
-        return FedEraser(
-            self.inner, self.updates, local_epochs=self.config.federation.local_epochs, calibration_ratio=ratio
-        )
+    def _serving(self) -> Serving:
+        """How requests are served, and where the clients' updates are remembered."""
+        unlearning, mean = self.config.unlearning, self.server.mean
+        if self.updates is not None and self.name == "unlearn":
+            if unlearning.method == "federaser":
+                ratio, epochs = unlearning.params["calibration_ratio"], self.config.federation.local_epochs
+                return ByErasure(FedEraser(self.inner, self.updates, local_epochs=epochs, calibration_ratio=ratio))
+            if unlearning.method == "pga":
+                return WithReference(self.updates, mean)
+        return ByUnlearning(mean, self.updates)
 
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""
         fedtu = FedTU(
             self.inner,
             requests=self.requests,
+            serving=self._serving(),
             listener=_Recorder(self),
             nodes=self.server.nodes,
             eligible=self._eligible,
-            seed=self.config.seed,
-            stage=self.label,
-            server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
-            extra_rounds=self.config.unlearning.requests.extra_rounds,
-            mean=self.server.mean,
-            history=self.updates,
-            eraser=self._eraser(),
-            send_reference=self.name == "unlearn" and self.config.unlearning.method == "pga",
+            options=Options(
+                seed=self.config.seed,
+                stage=self.label,
+                server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
+                extra_rounds=self.config.unlearning.requests.extra_rounds,
+            ),
         )
         fedtu.start(
             self.server.grid,
@@ -311,11 +313,11 @@ class _Recorder(Listener):
         self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
         self._kind, self._clients = "", dict[str, list[int]]()
 
-    def round_started(self, round: int, total: int) -> None:
+    def round_started(self, server_round: int, total: int) -> None:
         self._stage.server.check_stop()
-        self._round, self._replies, self._failures, self._trained = round, 0, 0, False
+        self._round, self._replies, self._failures, self._trained = server_round, 0, 0, False
         self._clients = {}
-        self._stage.events.round_started(round)
+        self._stage.events.round_started(server_round)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
         self._stage.server.check_stop()
@@ -336,44 +338,52 @@ class _Recorder(Listener):
         if not ok and self._stage.config.strict:
             raise RunError(f"strict: client {node} failed in round {self._round}: {reason}")
 
-    def checkpoint(self, round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+    def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
         stage, vector = self._stage, _vector(arrays)
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
-            stage.requests.applied(round, vector_hash(stage.vector), vector_hash(vector))
+            stage.requests.applied(server_round, vector_hash(stage.vector), vector_hash(vector))
             if stage.rebound is not None:
-                stage.rebound.unlearned(stage.requests.served_so_far(), round, stage.vector, vector)
+                stage.rebound.unlearned(stage.requests.served_so_far(), server_round, stage.vector, vector)
             if stage.audits is not None:
-                served = [r for r in stage.requests.served_so_far() if r.served_round == round]
-                stage.audits.ask(served, round, "after", vector)
+                served = [r for r in stage.requests.served_so_far() if r.served_round == server_round]
+                stage.audits.ask(served, server_round, "after", vector)
             if evaluation.after_unlearn:
-                stage.evaluate(round, moment, vector)
+                stage.evaluate(server_round, moment, vector)
             return
         every = evaluation.every
         if stage.name != "unlearn" and evaluation.every_training is not None:
             every = evaluation.every_training
-        if every and round % every == 0 and round < stage.rounds:
-            stage.evaluate(round, "round", vector)
+        if every and server_round % every == 0 and server_round < stage.rounds:
+            stage.evaluate(server_round, "round", vector)
         if stage.rebound is not None:
-            stage.rebound.round_ended(stage.requests.served_so_far(), round, vector)
+            stage.rebound.round_ended(stage.requests.served_so_far(), server_round, vector)
         stage.run.save_checkpoint(
-            Checkpoint(stage.name, round, vector, dict(state), {"seed": stage.config.seed}),
+            Checkpoint(stage.name, server_round, vector, dict(state), {"seed": stage.config.seed}),
             keep=stage.config.federation.keep_checkpoints,
         )
         if stage.updates is not None:
             stage.updates.settle()
-        stage.done, stage.vector = round, vector
+        stage.done, stage.vector = server_round, vector
 
-    def round_completed(self, round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float) -> None:
+    def round_completed(
+        self, server_round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float
+    ) -> None:
         stage = self._stage
         if not self._trained:
             least = stage.config.federation.min_clients
-            stage.events.warning(f"round {round}: nobody trained, fewer than {least} clients are left that may")
+            stage.events.warning(f"round {server_round}: nobody trained, fewer than {least} clients are left that may")
         values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
         values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
-        row = {"stage": stage.name, "round": round, "moment": "round", "evaluator": "federation", "metrics": values}
+        row = {
+            "stage": stage.name,
+            "round": server_round,
+            "moment": "round",
+            "evaluator": "federation",
+            "metrics": values,
+        }
         stage.run.append_metrics([{**row, "clients": self._clients, "time": time.time()}])
-        stage.events.round_finished(round, seconds)
+        stage.events.round_finished(server_round, seconds)
 
 
 def _vector(arrays: ArrayRecord) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""docs/deployment.md does what it says: each of its commands runs, in order, on loopback, with Flower's processes."""
+"""docs/guides/deployment.md does what it says: each of its commands runs, in order, on loopback."""
 
 import json
 import os
@@ -11,11 +11,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.deployed import BRISK
 from support.processes import MARK, PROJECT, environment, free_ports, marked, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")]
 
-GUIDE = (PROJECT / "docs" / "deployment.md").read_text(encoding="utf-8")
+GUIDE = (PROJECT / "docs" / "guides" / "deployment.md").read_text(encoding="utf-8")
 COMMANDS = [
     (heading, line)
     for heading, section in re.findall(r"^##+ ([^\n]+)\n(.*?)(?=^##|\Z)", GUIDE, re.DOTALL | re.MULTILINE)
@@ -36,7 +37,8 @@ class Reader:
         self.said = {}
         self.port, self.superlink_port, self.node_port = free_ports(3)
         cache = os.environ.get("OBLIVIONIS_CACHE") or Path.home() / ".cache" / "oblivionis"
-        self.environment = environment(HOME=home, OBLIVIONIS_CACHE=cache, OMP_NUM_THREADS=1, **{MARK: home})
+        brisk = {"OBLIVIONIS_TEST_PATCH": BRISK, "OMP_NUM_THREADS": 1}
+        self.environment = environment(HOME=home, OBLIVIONIS_CACHE=cache, **brisk, **{MARK: home})
         self.services = []
 
     def type(self, heading, command):
@@ -157,7 +159,7 @@ def test_the_ledgers_agree_until_one_is_altered(reader, tmp_path):
 
 def test_records_stay_where_they_are(reader):
     for partition, hospital in enumerate(["harbour", "hill", "meadow"]):
-        theirs = PROJECT / "docs/examples/three-hospitals" / hospital / "patients.jsonl"
+        theirs = PROJECT / "docs/guides/examples/three-hospitals" / hospital / "patients.jsonl"
         (own,) = (reader.lab / f"node{partition}/data").iterdir()
         assert own.read_bytes() == theirs.read_bytes()
     files = [p for p in (reader.lab / "server").rglob("*") if p.is_file()]

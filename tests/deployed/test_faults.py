@@ -1,13 +1,14 @@
-"""Machines of a deployment fail, with real processes: what docs/reliability.md promises. In two runs, for the time."""
+"""Machines of a deployment fail, with real processes: what docs/concepts/reliability.md promises. In two runs."""
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.deployed import Deployed
+from support.deployed import BRISK, Deployed
 from support.inprocess import InProcessGrid
 from support.processes import PROJECT, until
 from support.stages import Recorded
@@ -21,7 +22,7 @@ from oblivionis.server.app import serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")]
 
-EXAMPLE = PROJECT / "docs" / "examples" / "three-hospitals"
+EXAMPLE = PROJECT / "docs" / "guides" / "examples" / "three-hospitals"
 HOSPITALS = EXAMPLE / "hospitals.yaml"
 QUICK = "federation.local_epochs=1 evaluation.every=0"
 ROUND_S, DEADLINE_S, SLOW_S = 240, 60, 75
@@ -55,7 +56,8 @@ def faults(tmp_path_factory):
 
 def start(lab, faults, partition):
     """A SuperNode that is started again when it ends, as a service is."""
-    lab.start_supernode(partition, OBLIVIONIS_TEST_PATCH=faults / "patch.py", RESTART="always")
+    patches = os.pathsep.join(map(str, (BRISK, faults / "patch.py")))
+    lab.start_supernode(partition, OBLIVIONIS_TEST_PATCH=patches, RESTART="always")
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor.types import ExecutionSpec
-from oblivionis import warm
+from oblivionis.deploy import warm
 
 import stand_in
 warm.run_clientapp = stand_in.run_clientapp

@@ -273,7 +273,7 @@ def test_membership_needs_records_that_nobody_trained_on(run, tmp_path, monkeypa
             assert found["auc"] == pytest.approx(wins) and 0 <= found["low"] <= found["high"] <= 1
         values = line["models"]
         assert line["difference"] == pytest.approx(values["unlearn"]["auc"] - values["retrain"]["auc"])
-    assert "Min-20" in "".join(attack_report.section(target))
+    assert "Min-20" in "".join(map(str, attack_report.section(target)))
 
 
 def test_without_a_retrained_model_there_is_no_verdict(run, tmp_path):

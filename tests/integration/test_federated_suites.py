@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.commands import call
+from support.processes import PROJECT
 
 from benchmarks import kinds as suites
 from benchmarks.federated import graph, identity, results
@@ -46,6 +47,17 @@ def suite(folder, text=SMALL, name="small.yaml"):
 
 def cells(file, *overrides):
     return suites.load(file, overrides)[1].cells()
+
+
+WITHOUT_RAY = str(PROJECT / "tests" / "support" / "without_ray.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_ray():
+    """The runs of a suite are processes of their own, but begin no Ray."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OBLIVIONIS_TEST_PATCH", WITHOUT_RAY)
+        yield
 
 
 # -- the suites that ship ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from oblivionis.errors import RunInterrupted
 from oblivionis.models.corpus import corpus_of
 from oblivionis.reports import rebound as rebound_report
 from oblivionis.reports import summary as report
+from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
@@ -162,7 +163,7 @@ def test_it_can_be_switched_off_and_bounded(tmp_path):
     config, run = new_run(tmp_path, "off", *common, "evaluation.rebound.enabled=false")
     execute(config, run)
     assert not values(run) and "rebound" not in run.stage_summary("unlearn")
-    assert not rebound_report.section(run) and not rebound_report.sentences(run)
+    assert not rebound_section.section(run) and not rebound_report.sentences(run)
     few, other = new_run(tmp_path, "few", *common, "evaluation.rebound.records=1", f"start_from={run.path}")
     execute(few, other)
     first = min(Ledger(other.ledger_path), key=lambda r: r.id)

@@ -23,13 +23,17 @@ def reply(arrays: ArrayRecord, examples: float = 1, **metrics) -> RecordDict:
     return RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": examples, **metrics})})
 
 
-def run(strategy, initial: ArrayRecord, models, counts, rounds: int) -> list[ArrayRecord]:
-    """All global models of a run in which client k answers `models[round][k]` with `counts[k]` examples."""
+def run(strategy, initial: ArrayRecord, models, counts, rounds: int, steps=None) -> list[ArrayRecord]:
+    """All global models of a run in which client k answers `models[round][k]` with `counts[k]` examples.
+
+    It tells of `steps[k]` local steps, of none without `steps`.
+    """
+    told = [{} if steps is None else {"train-steps": steps[k]} for k in range(len(counts))]
 
     def client(k):
         def answer(message):
             round_ = int(message.content["config"]["server-round"])
-            return reply(models[round_ - 1][k], counts[k], loss=0.5)
+            return reply(models[round_ - 1][k], counts[k], loss=0.5, **told[k])
 
         return answer
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from support.processes import MARK, PROJECT, environment, free_ports, marked, until
 
 START_S, STOP_S, RUN_S = 90, 60, 600
+BRISK = Path(__file__).with_name("brisk_flower.py")
+"""Runs first in Flower's processes, so that they wait for shorter times."""
 
 
 class Deployed:
@@ -52,7 +54,7 @@ class Deployed:
 
     def environment(self, **more):
         """What a person in the deployment's environment has: commands on the PATH, Flower's settings of the server."""
-        home = {"FLWR_HOME": self.server / "flwr-home", "OMP_NUM_THREADS": 1}
+        home = {"FLWR_HOME": self.server / "flwr-home", "OMP_NUM_THREADS": 1, "OBLIVIONIS_TEST_PATCH": BRISK}
         return environment(**{**home, MARK: self.folder, **more})
 
     # -- processes -----------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ SETTINGS = {
     "fedadagrad": {"eta": 0.1, "tau": 0.01},
     "fedadam": {"eta": 0.1, "tau": 0.01, "beta_1": 0.8, "beta_2": 0.9},
     "fedyogi": {"eta": 0.1, "tau": 0.01, "beta_1": 0.8, "beta_2": 0.9},
+    "fednova": {},
+    "fedmedian": {},
+    "krum": {"num_malicious_nodes": 1},
 }
 START = np.linspace(-1, 1, SIZE, dtype=np.float32)
 
@@ -36,6 +39,11 @@ def fit(client, start, epochs, mu=0.0):
     return phi.astype(np.float32)
 
 
+def steps(client):
+    """How many steps a client says it took."""
+    return client % 3 + 1
+
+
 def learner(client):
     def answer(message):
         if message.metadata.message_type == protocol.BURY:
@@ -43,7 +51,8 @@ def learner(client):
             return RecordDict({"metrics": Metrics({"num-examples": 1, "live-records": 2})})
         config = message.content["config"]
         epochs, mu = config.get("epochs", EPOCHS), config.get("proximal-mu", 0.0)
-        return content(fit(client, flat(message.content["arrays"]), epochs, mu), examples=client + 2)
+        model = fit(client, flat(message.content["arrays"]), epochs, mu)
+        return content(model, examples=client + 2, **{"train-steps": steps(client)})
 
     return answer
 

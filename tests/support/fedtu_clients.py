@@ -45,7 +45,8 @@ def honest(partition: int, unlearned: np.ndarray | None = None):
             return content(received * 0.5 if unlearned is None else unlearned)
         if message.metadata.message_type == protocol.EVALUATE:
             return RecordDict({"metrics": MetricRecord({"num-examples": 1, "accuracy": 0.25})})
-        return content(received + noise(partition, round_), examples=partition + 1, train_loss=0.1 * (partition + 1))
+        metrics = {"train_loss": 0.1 * (partition + 1), "train-steps": partition + 2}
+        return content(received + noise(partition, round_), examples=partition + 1, **metrics)
 
     return answer
 
@@ -61,8 +62,8 @@ class Recorder(Listener):
         self.events: list[tuple] = []
         self.checkpoints: dict[tuple[int, str], tuple[np.ndarray, dict]] = {}
 
-    def round_started(self, round, total):
-        self.events.append(("round_started", round, total))
+    def round_started(self, server_round, total):
+        self.events.append(("round_started", server_round, total))
 
     def exchange_started(self, kind, nodes):
         self.events.append(("exchange_started", kind, list(nodes)))
@@ -73,18 +74,18 @@ class Recorder(Listener):
     def exchange_ended(self, kind, accepted, left_out, seconds):
         self.events.append(("exchange_ended", kind, accepted, left_out))
 
-    def evaluating(self, round, moment):
-        self.events.append(("evaluating", round, moment))
+    def evaluating(self, server_round, moment):
+        self.events.append(("evaluating", server_round, moment))
 
-    def evaluated(self, round, moment, metrics, seconds):
-        self.events.append(("evaluated", round, moment, dict(metrics)))
+    def evaluated(self, server_round, moment, metrics, seconds):
+        self.events.append(("evaluated", server_round, moment, dict(metrics)))
 
-    def checkpoint(self, round, moment, arrays, state):
-        self.events.append(("checkpoint", round, moment))
-        self.checkpoints[round, moment] = (flat(arrays).copy(), {k: v.copy() for k, v in state.items()})
+    def checkpoint(self, server_round, moment, arrays, state):
+        self.events.append(("checkpoint", server_round, moment))
+        self.checkpoints[server_round, moment] = (flat(arrays).copy(), {k: v.copy() for k, v in state.items()})
 
-    def round_completed(self, round, arrays, metrics, seconds):
-        self.events.append(("round_completed", round, dict(metrics)))
+    def round_completed(self, server_round, arrays, metrics, seconds):
+        self.events.append(("round_completed", server_round, dict(metrics)))
 
     def of(self, *kinds: str) -> list[tuple]:
         return [e for e in self.events if e[0] in kinds]
@@ -95,13 +96,16 @@ def request(node: int, count: int = 1, name: str | None = None) -> UnlearnReques
 
 
 def inners() -> list[flower.Strategy]:
-    """Every aggregator here, and Flower's own that keep a copy of the model or change its dtype."""
+    """Every aggregator here, and Flower's own that keep a copy of the model, change its dtype or empty the replies."""
     sampling = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
     ours = [build(name, **({"eta": 0.1} if "ada" in name or "yogi" in name else {})) for name in names()]
     theirs = [
         flower.FedAvgM(server_momentum=0.9, server_learning_rate=0.5, **sampling),
         flower.FedAdam(eta=0.1, **sampling),
         flower.QFedAvg(client_learning_rate=0.1, **sampling),
+        flower.FedMedian(**sampling),
+        flower.FedTrimmedAvg(**sampling),
+        flower.Krum(**sampling),
     ]
     return [*ours, *theirs]
 

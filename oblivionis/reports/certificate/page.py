@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import htpy as h
 
 from oblivionis.reports.markup import facts_list, html_page, html_table
 
@@ -34,151 +35,154 @@ def certificate_page(certificate: Mapping[str, Any]) -> str:
     """A page that needs no other file. Every text is escaped."""
     request, run, evidence = (certificate[name] for name in ("request", "run", "evidence"))
     result = certificate["result"]
-    bad = ' class="bad"' if result == "FAIL" else ""
+    about = h.p[
+        f"{MEANING[result]} Request ",
+        h.b[request["id"]],
+        f" of client {request['client']}, run ",
+        h.b[run["name"]],
+        f", issued {certificate['issued']}.",
+    ]
     parts = [
-        f"<h1>Erasure certificate: <span{bad}>{html.escape(result)}</span></h1>",
-        f"<p>{MEANING[result]} Request <b>{html.escape(request['id'])}</b> of client {request['client']}, run "
-        f"<b>{html.escape(run['name'])}</b>, issued {html.escape(certificate['issued'])}.</p>",
-        "<h2>Checks</h2>",
+        h.h1["Erasure certificate: ", h.span(class_={"bad": result == "FAIL"})[result]],
+        about,
+        h.h2["Checks"],
         _checks(certificate["checks"]),
-        "<h2>What was asked</h2>",
+        h.h2["What was asked"],
         _asked(request),
-        "<h2>What was done</h2>",
+        h.h2["What was done"],
         _events(evidence["events"]),
         _rounds(evidence["rounds"], request["served_round"]),
-        "<h2>Models</h2>",
+        h.h2["Models"],
         _models(evidence["models"]),
-        "<h2>What was measured</h2>",
-        f"<p>By {html.escape(evidence['source'])}.</p>",
+        h.h2["What was measured"],
+        h.p[f"By {evidence['source']}."],
         _measured(evidence),
-        *_further(evidence),
-        "<h2>Replay</h2>",
+        _further(evidence),
+        h.h2["Replay"],
         _replay(certificate),
-        "<h2>Signature</h2>",
+        h.h2["Signature"],
         _signature(certificate),
     ]
     return html_page(f"Erasure certificate {request['id']}", parts)
 
 
-def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
+def _checks(checks: Sequence[Mapping[str, Any]]) -> h.Element:
     rows = [
         [
-            html.escape(check["name"]),
-            f'<b class="bad">{check["result"]}</b>' if check["result"] == "FAIL" else f"<b>{check['result']}</b>",
+            check["name"],
+            h.b(class_={"bad": check["result"] == "FAIL"})[check["result"]],
             "yes" if check["required"] else "no",
-            html.escape(", ".join(f"{name} {_shown(value)}" for name, value in check["figure"].items())),
-            html.escape(check["why"]),
+            ", ".join(f"{name} {_shown(value)}" for name, value in check["figure"].items()),
+            check["why"],
         ]
         for check in checks
     ]
     return html_table(["check", "result", "required", "figures", "why"], ["who", "who", "", "", ""], rows)
 
 
-def _asked(request: Mapping[str, Any]) -> str:
-    ids = ", ".join(map(html.escape, request["record_ids"]))
+def _asked(request: Mapping[str, Any]) -> h.Element:
     count = f"{request['records']} record{'s' * (request['records'] != 1)}"
     return facts_list(
-        {
-            "What": html.escape(SCOPES.get(request["scope"], "the named records")),
-            "Records": f"{count}: {ids}",
-            "Asked in round": str(request["round"]),
-            "Served in round": str(request["served_round"]),
-            "State": html.escape(request["state"]),
-        }
+        [
+            ("What", SCOPES.get(request["scope"], "the named records")),
+            ("Records", f"{count}: {', '.join(request['record_ids'])}"),
+            ("Asked in round", str(request["round"])),
+            ("Served in round", str(request["served_round"])),
+            ("State", request["state"]),
+        ]
     )
 
 
-def _events(events: Sequence[Mapping[str, Any]]) -> str:
+def _events(events: Sequence[Mapping[str, Any]]) -> h.Element:
     rows = []
     for event in events:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"])) if "time" in event else "–"
-        what = html.escape(EVENTS.get(event["event"], str(event["event"])))
-        line = html.escape(str(event.get("hash", "–")))
-        rows.append([when, str(event.get("round", "–")), what, f"<code>{line}</code>"])
+        what = EVENTS.get(event["event"], str(event["event"]))
+        rows.append([when, str(event.get("round", "–")), what, h.code[str(event.get("hash", "–"))]])
     return html_table(["when (UTC)", "round", "what", "line of the ledger"], ["who", "n", "", ""], rows)
 
 
-def _rounds(rounds: Sequence[Mapping[str, Any]], served: int) -> str:
-    rows = []
+def _rounds(rounds: Sequence[Mapping[str, Any]], served: int) -> h.Node:
+    rows: list[list[h.Node]] = []
     for row in rounds:
         clients = {kind: ", ".join(map(str, ids)) for kind, ids in row["clients"].items()}
-        mark = f"<b>{row['round']}</b>" if row["round"] == served else str(row["round"])
-        rows.append([mark, *(html.escape(clients.get(kind, "–")) for kind in ("unlearn", "train", "failed"))])
+        number = str(row["round"])
+        mark = h.b[number] if row["round"] == served else number
+        rows.append([mark, *(clients.get(kind, "–") for kind in ("unlearn", "train", "failed"))])
     if not rows:
-        return ""
+        return None
     return html_table(["round", "clients that forgot", "that trained", "left out"], ["n", "", "", ""], rows)
 
 
-def _models(models: Mapping[str, Any]) -> str:
-    def code(text: object) -> str:
-        return f"<code>{html.escape(str(text))}</code>" if text else ""
-
+def _models(models: Mapping[str, Any]) -> h.Element:
     base, final = models["base"], models["final"]
     return facts_list(
-        {
-            f"Base model {html.escape(str(base['source']))}": code(base["fingerprint"]),
-            "Before the exchange": code(models["before"]),
-            "After it": code(models["after"]),
-            f"Final, round {final['round']}": code(final["sha256"]),
-        }
+        [
+            (f"Base model {base['source']}", _code(base["fingerprint"])),
+            ("Before the exchange", _code(models["before"])),
+            ("After it", _code(models["after"])),
+            (f"Final, round {final['round']}", _code(final["sha256"])),
+        ]
     )
 
 
-def _measured(evidence: Mapping[str, Any]) -> str:
+def _code(text: object) -> h.Node:
+    return h.code[str(text)] if text else None
+
+
+def _measured(evidence: Mapping[str, Any]) -> h.Node:
     moments = [m for m in MOMENTS if evidence[m]]
     names = list(dict.fromkeys(name for m in moments for name in evidence[m]))
-    rows = [[html.escape(name), *(_shown(evidence[m].get(name)) for m in moments)] for name in names]
-    return html_table(["measure", *(MOMENTS[m] for m in moments)], ["", *["n"] * len(moments)], rows) if rows else ""
+    rows = [[name, *(_shown(evidence[m].get(name)) for m in moments)] for name in names]
+    return html_table(["measure", *(MOMENTS[m] for m in moments)], ["", *["n"] * len(moments)], rows) if rows else None
 
 
-def _further(evidence: Mapping[str, Any]) -> list[str]:
+def _further(evidence: Mapping[str, Any]) -> list[h.Element]:
     """Bounds, ranks, the retrained model and attacks, where there are any."""
     titles = {"leakage": "Sampled answers", "rank": "Representations (RULER, Lens 2)", "oracle": "Retrained model"}
     parts = []
     for name, title in titles.items():
         if evidence[name]:
-            facts = {html.escape(k): html.escape(_shown(v)) for k, v in evidence[name].items()}
-            parts.append(f"<h3>{title}</h3>{facts_list(facts)}")
+            parts += [h.h3[title], facts_list([(k, _shown(v)) for k, v in evidence[name].items()])]
     if evidence["attacks"]:
         rows = [
             [
-                html.escape(row["attack"]),
+                row["attack"],
                 str(row["questions"]),
                 _shown(row["before"]),
                 _shown(row["rouge"]),
-                html.escape(row["verdict"] or "–"),
+                row["verdict"] or "–",
             ]
             for row in evidence["attacks"]
         ]
         head = ["attack", "questions", "ROUGE-L before", "after", "beside the retrained model"]
-        parts.append(f"<h3>Attacks</h3>{html_table(head, ['', 'n', 'n', 'n', ''], rows)}")
+        parts += [h.h3["Attacks"], html_table(head, ["", "n", "n", "n", ""], rows)]
     return parts
 
 
-def _replay(certificate: Mapping[str, Any]) -> str:
+def _replay(certificate: Mapping[str, Any]) -> list[h.Element]:
     run, replay = certificate["run"], certificate["replay"]
     versions = ", ".join(f"{name} {version}" for name, version in run["packages"].items())
-    return f"<pre>{html.escape(replay['command'])}</pre>" + facts_list(
-        {
-            "Also needs": html.escape(replay.get("needs", "")),
-            "Configuration, SHA-256": f"<code>{run['config_sha256']}</code>",
-            "Seed": str(run["seed"]),
-            "Aggregator, method": html.escape(f"{run['aggregator']}, {run['method']}"),
-            "Clients": str(run["clients"]),
-            "Software": html.escape(f"oblivionis {run['oblivionis']}, {versions}"),
-        }
-    )
+    facts: list[tuple[h.Node, h.Node]] = [
+        ("Also needs", replay.get("needs", "")),
+        ("Configuration, SHA-256", _code(run["config_sha256"])),
+        ("Seed", str(run["seed"])),
+        ("Aggregator, method", f"{run['aggregator']}, {run['method']}"),
+        ("Clients", str(run["clients"])),
+        ("Software", f"oblivionis {run['oblivionis']}, {versions}"),
+    ]
+    return [h.pre[replay["command"]], facts_list(facts)]
 
 
-def _signature(certificate: Mapping[str, Any]) -> str:
+def _signature(certificate: Mapping[str, Any]) -> h.Node:
     if not certificate["signature"]:
-        return "<p>This certificate is not signed.</p>"
-    return facts_list(
-        {
-            "Ed25519 public key": f"<code>{certificate['public_key']}</code>",
-            "Signature of certificate.json": f"<code>{certificate['signature']}</code>",
-        }
-    ) + ("<p>Check the file beside this page: <code>oblivionis certificate verify certificate.json</code></p>")
+        return h.p["This certificate is not signed."]
+    facts: list[tuple[h.Node, h.Node]] = [
+        ("Ed25519 public key", _code(certificate["public_key"])),
+        ("Signature of certificate.json", _code(certificate["signature"])),
+    ]
+    command = h.code["oblivionis certificate verify certificate.json"]
+    return [facts_list(facts), h.p["Check the file beside this page: ", command]]
 
 
 def _shown(value: object) -> str:

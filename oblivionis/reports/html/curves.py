@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import htpy as h
 import matplotlib
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from oblivionis.config.schema import Config
-from oblivionis.reports.markup import FIGURE_STYLE, PAPER, explained, svg_figure
+from oblivionis.reports.markup import captioned, explained
+from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 
@@ -21,12 +23,12 @@ STAGES = {
 }
 
 
-def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> list[str]:
+def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> list[h.Node]:
     """One figure per stage: forget and retain ROUGE and probability over its rounds.
 
     `oracle`: final metrics of the retrained model, drawn as lines beside the unlearned one.
     """
-    found = []
+    found: list[h.Node] = []
     rows = [r for r in run.metrics() if r["evaluator"] == "tofu"]
     served = sorted({r.served_round for r in Ledger(run.ledger_path) if r.served_round is not None})
     for stage, title in STAGES.items():
@@ -35,27 +37,28 @@ def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> li
             marks, target = (served, oracle) if stage == "unlearn" else ([], {})
             label = f"ROUGE-L recall and probability of forget and retain answers over the rounds of {stage}"
             drawing = svg_figure(_drawing(points, marks, target), stage, label)
-            caption = _caption(config, marks)
-            found.append(f"<h3>{title}</h3><figure>{drawing}<figcaption>{caption}</figcaption></figure>")
-    return found or ["<p>No stage was measured more than once (see <code>evaluation.every</code>).</p>"]
+            found += [h.h3[title], captioned(drawing, _caption(config, marks))]
+    return found or [h.p["No stage was measured more than once (see ", h.code["evaluation.every"], ")."]]
 
 
-def _caption(config: Config, marks: Sequence[int]) -> str:
+def _caption(config: Config, marks: Sequence[int]) -> list[h.Node]:
     size = config.evaluation.light.questions_per_set
     asked = f"a sample of {size} questions per set" if size else "all questions"
-    text = f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."
+    caption: list[h.Node] = [f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."]
     if marks:
-        text += f" Dotted: rounds that began with {explained('FedTU')}. Dashed: the retrained model at its end."
-    return text
+        began = explained("FedTU")
+        caption += [" Dotted: rounds that began with ", began, ". Dashed: the retrained model at its end."]
+    return caption
 
 
-def _drawing(points: Sequence[Mapping[str, Any]], marks: Sequence[int], target: Mapping[str, float]) -> Any:
+def _drawing(points: Sequence[Mapping[str, Any]], marks: Sequence[int], target: Mapping[str, float]) -> Figure:
     """ROUGE-L recall and probability over the rounds. A model right after FedTU stands half a round early."""
     with matplotlib.rc_context(FIGURE_STYLE):
-        figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.1), sharex=True, layout="constrained")
+        figure = Figure(figsize=(9.6, 3.1), layout="constrained")
+        axes = figure.subplots(1, 2, sharex=True)
         for axis, measure, label in ((axes[0], "rouge", "ROUGE-L recall"), (axes[1], "prob", "Prob")):
-            for i, round in enumerate(marks):
-                axis.axvline(round, color="0.6", linestyle=":", linewidth=1, label="_" * (i > 0) + "FedTU")
+            for i, served in enumerate(marks):
+                axis.axvline(served, color="0.6", linestyle=":", linewidth=1, label="_" * (i > 0) + "FedTU")
             for group, color in (("forget", "tab:red"), ("retain", "tab:blue")):
                 _line(axis, points, f"{group}_{measure}", group, color)
                 if target.get(f"{group}_{measure}") is not None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from oblivionis.audits.people_outcomes import STAGES, Outcome, Person, PersonAudit, audits_of, in_words, person_slug
+import htpy as h
+
+from oblivionis.audits.people_outcomes import (
+    STAGES,
+    Outcome,
+    Person,
+    PersonAudit,
+    PersonFact,
+    audits_of,
+    in_words,
+    person_slug,
+)
 from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS, subject_key
 from oblivionis.reports import summary as report
 from oblivionis.reports.format import number
-from oblivionis.reports.markup import html_page, html_table
+from oblivionis.reports.markup import folded, html_page, html_table, section_heading
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
@@ -33,7 +43,7 @@ class _Known:
         return stage, self.people[stage]
 
 
-def section(run: RunDirectory) -> list[str]:
+def section(run: RunDirectory) -> list[h.Node]:
     """The part of `report.html` that lists the people, with links to their pages; nothing without an audit."""
     known, stages, requests = _known(audits_of(run)), _stages(audits_of(run)), list(Ledger(run.ledger_path))
     if not known:
@@ -41,15 +51,15 @@ def section(run: RunDirectory) -> list[str]:
     rows = []
     for one in known.values():
         person = one.latest[1]
-        link = f'<a href="{FOLDER}/{person_slug(one.name)}.html">{html.escape(one.name)}</a>'
+        link = h.a(href=f"{FOLDER}/{person_slug(one.name)}.html")[one.name]
         mine = requests_about(person, requests)
         states = ", ".join(dict.fromkeys(request.state for request in mine)) or "–"
         shares = [_share([one.outcomes.get(s, {}).get(f.inputs) for f in person.facts]) for s in stages]
-        rows.append([link, html.escape(person.cohort or ""), str(len(person.facts)), *shares, states])
+        rows.append([link, person.cohort or "", str(len(person.facts)), *shares, states])
     heads = ["person", "cohort", "facts", *(MODELS[stage] for stage in stages), "requests"]
     return [
-        '<h2 id="people">People</h2>',
-        "<p>Share of phrasings in which the facts about a person are memorised (WikiMem).</p>",
+        section_heading("people", "People"),
+        h.p["Share of phrasings in which the facts about a person are memorised (WikiMem)."],
         html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows),
     ]
 
@@ -101,21 +111,23 @@ def _share(outcomes: Sequence[Outcome | None]) -> str:
     return f"{sum(o.memorized / o.phrasings for o in outcomes if o is not None) / len(outcomes):.0%}"
 
 
-def _page(run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request]) -> list[str]:
+def _page(
+    run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request]
+) -> list[h.Node]:
     stage, person = one.latest
     stages = _stages(audits)
     audit = audits[stage]
     return [
-        '<p><a href="../report.html">report</a></p>',
-        f"<h1>{html.escape(one.name)}</h1>",
-        f"<p>Run <b>{html.escape(run.name)}</b>{_who(person)}.</p>",
-        "<h2>What is memorised</h2>",
+        h.p[h.a(href="../report.html")["report"]],
+        h.h1[one.name],
+        h.p["Run ", h.b[run.name], _who(person), "."],
+        h.h2["What is memorised"],
         _facts(one, person, stages),
-        f"<p>{html.escape(_how(audit))}</p>",
-        "<h2>Deletion requests</h2>",
+        h.p[_how(audit)],
+        h.h2["Deletion requests"],
         _requests(requests_about(person, requests), person),
-        f"<h2>Phrasings, {html.escape(MODELS[stage])} model</h2>",
-        *(_phrasings(person, i) for i in range(len(person.facts))),
+        h.h2[f"Phrasings, {MODELS[stage]} model"],
+        *map(_phrasings, person.facts),
     ]
 
 
@@ -125,7 +137,7 @@ def _who(person: Person) -> str:
         parts.append(f"{person.subject} in the data")
     count = len(person.record_ids)
     parts.append(f"{count} training record{'s' * (count != 1)} about this person")
-    return "".join(f"; {html.escape(part)}" for part in parts)
+    return "".join(f"; {part}" for part in parts)
 
 
 def _how(audit: PersonAudit) -> str:
@@ -137,37 +149,36 @@ def _how(audit: PersonAudit) -> str:
     )
 
 
-def _facts(one: _Known, person: Person, stages: Sequence[str]) -> str:
+def _facts(one: _Known, person: Person, stages: Sequence[str]) -> h.Element:
     rows = []
     for fact in person.facts:
         outcomes = [one.outcomes.get(stage, {}).get(fact.inputs) for stage in stages]
-        instead = html.escape(fact.outcome.instead or "")
-        rows.append([html.escape(fact.label), html.escape(" / ".join(fact.values)), *map(_meter, outcomes), instead])
+        rows.append([fact.label, " / ".join(fact.values), *map(_meter, outcomes), fact.outcome.instead or ""])
     heads = ["fact", "true value", *(MODELS[stage] for stage in stages), "ranked first instead"]
     return html_table(heads, [""] * len(heads), rows)
 
 
-def _meter(outcome: Outcome | None) -> str:
+def _meter(outcome: Outcome | None) -> h.Node:
     if outcome is None:
         return "–"
-    return f'<meter max="{outcome.phrasings}" value="{outcome.memorized}"></meter> {html.escape(in_words(outcome))}'
+    return [h.meter(max=outcome.phrasings, value=outcome.memorized), " ", in_words(outcome)]
 
 
-def _requests(requests: Sequence[Request], person: Person) -> str:
+def _requests(requests: Sequence[Request], person: Person) -> h.Element:
     if not requests:
-        return "<p>None names this person.</p>"
+        return h.p["None names this person."]
     mine = set(person.record_ids)
     rows = [
         [
-            html.escape(r.id),
+            r.id,
             str(r.client),
-            html.escape(report.request_kind(r)),
+            report.request_kind(r),
             f"{len(mine & set(r.record_ids))} of {len(r.record_ids)}",
             str(r.round),
             "–" if r.served_round is None else str(r.served_round),
-            html.escape(r.state),
+            r.state,
             number(r.rouge),
-            html.escape(r.reason),
+            r.reason,
         ]
         for r in requests
     ]
@@ -176,17 +187,10 @@ def _requests(requests: Sequence[Request], person: Person) -> str:
     return html_table([*heads, "final ROUGE-L recall", "reason"], classes, rows)
 
 
-def _phrasings(person: Person, index: int) -> str:
-    fact = person.facts[index]
+def _phrasings(fact: PersonFact) -> h.Element:
     rows = [
-        [
-            html.escape(p.template),
-            "memorised" if p.memorized else f"rank {p.rank}",
-            number(p.strength),
-            html.escape(p.first),
-        ]
+        [p.template, "memorised" if p.memorized else f"rank {p.rank}", number(p.strength), p.first]
         for p in fact.phrasings
     ]
-    title = html.escape(f"{fact.label}: {' / '.join(fact.values)} ({in_words(fact.outcome)})")
-    table = html_table(["phrasing", "true value", "z*", "ranked first"], ["text", "who", "n", ""], rows)
-    return f"<details><summary>{title}</summary>{table}</details>"
+    title = f"{fact.label}: {' / '.join(fact.values)} ({in_words(fact.outcome)})"
+    return folded(title, html_table(["phrasing", "true value", "z*", "ranked first"], ["text", "who", "n", ""], rows))

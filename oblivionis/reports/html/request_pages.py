@@ -5,13 +5,14 @@ A page shows texts of the request's own records only.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import htpy as h
 
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.audits.people_outcomes import PersonAudit, audits_of, person_slug
@@ -23,7 +24,7 @@ from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, MEANING, PAGE
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.format import number
 from oblivionis.reports.found import forget_answers, leakage_audit
-from oblivionis.reports.markup import explained, facts_list, glossary, html_page, html_table
+from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
 from oblivionis.reports.nodes import SHOWN, audit_rows
 from oblivionis.requests.ledger import PENDING, SERVED, VERIFIED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
@@ -60,8 +61,7 @@ def write_pages(run: RunDirectory, config: Config) -> None:
     known = _load(run, config)
     for request in requests:
         path = run.path / page_of(request.id)
-        body = "".join(_page(request, known))
-        write_atomic(path, html_page(f"{request.id} in {run.name}", [body, glossary(body)]))
+        write_atomic(path, html_page(f"{request.id} in {run.name}", _page(request, known)))
         written.add(path.name)
     for path in (run.path / FOLDER).glob("*.html"):
         if path.name not in written:
@@ -84,26 +84,26 @@ def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
     return {row["id"]: row for row in (leakage_audit(run, stage) or {"questions": []})["questions"]}
 
 
-def _page(request: Request, known: _Known) -> list[str]:
+def _page(request: Request, known: _Known) -> list[h.Node]:
     return [
-        '<p><a href="../report.html#requests">report</a></p>',
-        f"<h1>Deletion request {html.escape(request.id)}</h1>",
-        f"<p>Run <b>{html.escape(known.run.name)}</b>. {html.escape(_in_short(request, known))}</p>",
-        "<h2>What was asked</h2>",
+        h.p[h.a(href="../report.html#requests")["report"]],
+        h.h1[f"Deletion request {request.id}"],
+        h.p["Run ", h.b[known.run.name], ". ", _in_short(request)],
+        h.h2["What was asked"],
         _asked(request, known),
-        "<h2>What was done</h2>",
+        h.h2["What was done"],
         _timeline(known.events.get(request.id, ())),
         _unlearned(known.events.get(request.id, ())),
-        "<h2>What is left of its records</h2>",
+        h.h2["What is left of its records"],
         _records(request, known),
-        *_answers(request, known),
-        "<h2>Audits</h2>",
-        *_audits(request, known),
-        *_certificate(request, known.run),
+        _answers(request, known),
+        h.h2["Audits"],
+        _audits(request, known),
+        _certificate(request, known.run),
     ]
 
 
-def _in_short(request: Request, known: _Known) -> str:
+def _in_short(request: Request) -> str:
     if request.state == VERIFIED:
         return "It was served, and the final model does not recite its records any more: verified."
     if request.state == SERVED and request.rouge is not None:
@@ -115,7 +115,7 @@ def _in_short(request: Request, known: _Known) -> str:
     return f"It is {request.state}."
 
 
-def _asked(request: Request, known: _Known) -> str:
+def _asked(request: Request, known: _Known) -> h.Element:
     what = {
         SCOPE_CLIENT: "everything that the client holds: it leaves",
         SCOPE_SUBJECT: f"all records about {request.subject or 'a person'}",
@@ -123,19 +123,19 @@ def _asked(request: Request, known: _Known) -> str:
     first = next(iter(known.events.get(request.id, ())), {})
     more = f", {request.already} more had been asked for before" if request.already else ""
     return facts_list(
-        {
-            "By": f"client {request.client}",
-            "Forget": html.escape(what),
-            "Records": f"{len(request.record_ids)}{more}",
-            "When": html.escape(_when(first)),
-            explained("Asked in round"): str(request.round),
-            "Reason": html.escape(request.reason),
-            "One demand with": html.escape(f"all requests of {request.group}" if request.group else ""),
-            explained("Request state", "State"): html.escape(request.state),
-            explained("Served in round"): "–" if request.served_round is None else str(request.served_round),
-            explained("Failed attempts"): str(request.attempts),
-            explained("Verification"): _verification(request, known.config.unlearning.requests.verify_max_rouge),
-        }
+        [
+            ("By", f"client {request.client}"),
+            ("Forget", what),
+            ("Records", f"{len(request.record_ids)}{more}"),
+            ("When", _when(first)),
+            (explained("Asked in round"), str(request.round)),
+            ("Reason", request.reason),
+            ("One demand with", f"all requests of {request.group}" if request.group else ""),
+            (explained("Request state", "State"), request.state),
+            (explained("Served in round"), "–" if request.served_round is None else str(request.served_round)),
+            (explained("Failed attempts"), str(request.attempts)),
+            (explained("Verification"), _verification(request, known.config.unlearning.requests.verify_max_rouge)),
+        ]
     )
 
 
@@ -151,7 +151,7 @@ def _when(event: Mapping[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + " UTC" if seconds is not None else "–"
 
 
-def _timeline(events: Sequence[Mapping[str, Any]]) -> str:
+def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
     rows = []
     for event in events:
         note = "" if event["event"] == "submitted" else str(event.get("reason") or "")
@@ -160,43 +160,44 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> str:
         if event["event"] == "applied":
             note = f"SHA-256 {event['before'][:12]}… → {event['after'][:12]}…"
         what = EVENTS.get(event["event"], event["event"])
-        rows.append([_when(event), str(event.get("round", "–")), html.escape(what), html.escape(note)])
+        rows.append([_when(event), str(event.get("round", "–")), what, note])
     return html_table(["when", explained("Round", "round"), "what", "note"], ["", "n", "", ""], rows)
 
 
-def _unlearned(events: Sequence[Mapping[str, Any]]) -> str:
+def _unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
     """What the client itself reported of the latest exchange in which it unlearned."""
     served = next((e for e in reversed(events) if e["event"] == "served"), None)
     if served is None:
-        return ""
+        return None
     before, after = served.get("forget-nll-before"), served.get("forget-nll-after")
-    facts = {
-        explained("Forget loss", "Loss on its records"): f"{number(before)} → {number(after)} nats per token"
-        if before is not None and after is not None
-        else "",
-        "Updates": f"{served['unlearn-steps']:g}" if "unlearn-steps" in served else "",
-        "Client's seconds": f"{served['unlearn-seconds']:.1f}" if "unlearn-seconds" in served else "",
-    }
-    return facts_list(facts)
+    known = before is not None and after is not None
+    loss = f"{number(before)} → {number(after)} nats per token" if known else ""
+    return facts_list(
+        [
+            (explained("Forget loss", "Loss on its records"), loss),
+            ("Updates", f"{served['unlearn-steps']:g}" if "unlearn-steps" in served else ""),
+            ("Client's seconds", f"{served['unlearn-seconds']:.1f}" if "unlearn-seconds" in served else ""),
+        ]
+    )
 
 
-def _records(request: Request, known: _Known) -> str:
+def _records(request: Request, known: _Known) -> h.Node:
     """Probability and ROUGE-L recall of every record's answer in each model that was asked for it."""
     if not request.record_ids:
-        return "<p>All its records were asked for before, by other requests.</p>"
+        return h.p["All its records were asked for before, by other requests."]
     if not any(i in log for log in known.logs.values() for i in request.record_ids):
-        ids = ", ".join(map(html.escape, request.record_ids))
-        return f"<p>None of its records is among the forget questions of the evaluation: {ids}.</p>"
-    rows = []
+        ids = ", ".join(request.record_ids)
+        return h.p[f"None of its records is among the forget questions of the evaluation: {ids}."]
+    rows: list[list[h.Node]] = []
     for record_id in request.record_ids:
         found = [log.get(record_id, {}) for log in known.logs.values()]
         recalls = [number(values.get("rougeL_recall")) for values in found]
         probabilities = [number(_probability(values)) for values in found]
-        rows.append([html.escape(record_id), explained("ROUGE-L recall"), *recalls])
+        rows.append([record_id, explained("ROUGE-L recall"), *recalls])
         rows.append(["", explained("Prob"), *probabilities])
     models = [MODELS[stage] for stage in known.logs]
-    note = f"<p>{explained('Retrained model')}: it never saw them.</p>" if "retrain" in known.logs else ""
-    return html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows) + note
+    note = h.p[explained("Retrained model"), ": it never saw them."] if "retrain" in known.logs else None
+    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows), note]
 
 
 def _probability(values: Mapping[str, Any]) -> float | None:
@@ -204,35 +205,34 @@ def _probability(values: Mapping[str, Any]) -> float | None:
     return None if loss is None else math.exp(-loss)
 
 
-def _answers(request: Request, known: _Known) -> list[str]:
+def _answers(request: Request, known: _Known) -> h.Node:
     """Question, true answer and every model's answer for the request's own records."""
-    rows = []
+    rows: list[list[h.Node]] = []
     for record_id in request.record_ids:
         texts = {s: log[record_id]["generated_text"] for s, log in known.logs.items() if _has_text(log, record_id)}
         if not texts:
             continue
         prompt, _, truth = next(iter(texts.values()))
         question = report.question_of(prompt, known.config.model.template)
-        rows.append([html.escape(record_id), "question", f"<b>{html.escape(question)}</b>"])
-        rows.append(["", "truth", html.escape(truth)])
-        for stage, (_, answer, _) in texts.items():
-            rows.append(["", html.escape(MODELS[stage]), html.escape(answer.strip()) or "(empty)"])
+        rows.append([record_id, "question", h.b[question]])
+        rows.append(["", "truth", truth])
+        rows += [["", MODELS[stage], answer.strip() or "(empty)"] for stage, (_, answer, _) in texts.items()]
     if not rows:
-        return []
+        return None
     table = html_table(["record", "who", "text"], ["who", "who", "text"], rows)
-    return [f"<details><summary>What the models answer about them</summary>{table}</details>"]
+    return folded("What the models answer about them", table)
 
 
 def _has_text(log: Mapping[str, Mapping[str, Any]], record_id: str) -> bool:
     return bool(log.get(record_id, {}).get("generated_text"))
 
 
-def _audits(request: Request, known: _Known) -> list[str]:
+def _audits(request: Request, known: _Known) -> h.Node:
     parts = [*_by_the_client(request, known), *_leakage_rows(request, known), *_people(request, known)]
-    return parts or ["<p>No audit of this run asked about its records.</p>"]
+    return parts or [h.p["No audit of this run asked about its records."]]
 
 
-def _certificate(request: Request, run: RunDirectory) -> list[str]:
+def _certificate(request: Request, run: RunDirectory) -> h.Node:
     """The latest erasure certificate in the run's own folder."""
     folder = f"{CERTIFICATES}/{person_slug(request.id)}"
     try:
@@ -240,28 +240,28 @@ def _certificate(request: Request, run: RunDirectory) -> list[str]:
         result, issued, signed = found["result"], str(found["issued"]), bool(found["signature"])
         meaning = MEANING[result]
     except (OSError, ValueError, KeyError, TypeError):
-        return []
-    link = f'<a href="../{folder}/{PAGE_FILE}">{result}</a>'
-    told = f"{link}. {meaning} Issued {html.escape(issued)}, {'signed' if signed else 'not signed'}."
-    return ["<h2>Erasure certificate</h2>", f"<p>{told}</p>"]
+        return None
+    link = h.a(href=f"../{folder}/{PAGE_FILE}")[result]
+    told = f". {meaning} Issued {issued}, {'signed' if signed else 'not signed'}."
+    return [h.h2["Erasure certificate"], h.p[link, told]]
 
 
-def _by_the_client(request: Request, known: _Known) -> list[str]:
+def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
     """What the client measured of its own records."""
     rows = audit_rows(read_audit(known.run.path, request.id) or {})
     if not rows:
         return []
     heads = ["moment", *SHOWN.values()]
     table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows)
-    return [f"<p>Measured by client {request.client} on its own records, which the server does not have:</p>", table]
+    return [h.p[f"Measured by client {request.client} on its own records, which the server does not have:"], table]
 
 
-def _leakage_rows(request: Request, known: _Known) -> list[str]:
+def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
     mine = set(request.record_ids)
     rows = [
         [
-            html.escape(record_id),
-            html.escape(MODELS[stage]),
+            record_id,
+            MODELS[stage],
             str(row.get("samples", "–")),
             *(number(row.get(name)) for name in ("greedy", "mean", "ed", "m_mu", "m_bin")),
         ]
@@ -278,13 +278,14 @@ def _leakage_rows(request: Request, known: _Known) -> list[str]:
         explained("Questions that may leak (M_bin)", "M_bin"),
     ]
     table = html_table(["record", "model", "samples", "greedy", *heads], ["who", "who", *["n"] * 6], rows)
-    return ["<p>Leakage of sampled answers (<code>oblivionis audit leakage</code>):</p>", table]
+    return [h.p["Leakage of sampled answers (", h.code["oblivionis audit leakage"], "):"], table]
 
 
-def _people(request: Request, known: _Known) -> list[str]:
+def _people(request: Request, known: _Known) -> list[h.Element]:
     mine = set(request.record_ids)
     names = {
         person.name: None for audit in known.people.values() for person in audit.people if mine & set(person.record_ids)
     }
-    links = [f'<a href="../people/{person_slug(name)}.html">{html.escape(name)}</a>' for name in names]
-    return [f"<p>Facts about people (<code>oblivionis audit person</code>): {', '.join(links)}.</p>"] if links else []
+    links = [h.a(href=f"../people/{person_slug(name)}.html")[name] for name in names]
+    command = h.code["oblivionis audit person"]
+    return [h.p["Facts about people (", command, "): ", joined(links, ", "), "."]] if links else []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import htpy as h
 
 from oblivionis.config.schema import Config
 from oblivionis.files import write_atomic
@@ -12,15 +13,24 @@ from oblivionis.naming import MODELS
 from oblivionis.reports import attacks as attack_report
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import overview as run_overview
-from oblivionis.reports import rebound as rebound_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import verdicts
 from oblivionis.reports import warnings as run_warnings
 from oblivionis.reports.format import number
 from oblivionis.reports.html import person_pages, request_pages
+from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html.curves import curves
-from oblivionis.reports.markup import explained, glossary, html_page, html_table, section_heading, warning_list
+from oblivionis.reports.markup import (
+    contents,
+    explained,
+    folded,
+    html_page,
+    html_table,
+    paragraphs,
+    section_heading,
+    warning_list,
+)
 from oblivionis.requests.ledger import PENDING, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
@@ -35,94 +45,107 @@ def write_html(run: RunDirectory, config: Config) -> None:
     """
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     title = f"{run.name}: {config.strategy.name}, {report.method(config)}"
-    legend = report.LEGEND if "retrain" in metrics else report.NO_ORACLE
-    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
-    warnings = run_warnings.find_warnings(run, config)
-    rebound, attacks, people = (part.section(run) for part in (rebound_report, attack_report, person_pages))
+    optional = {
+        "rebound": rebound_section.section(run),
+        "attacks": attack_report.section(run),
+        "people": person_pages.section(run),
+    }
     parts = [
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p>{html.escape(run_overview.in_short(run, config))}</p>",
-        _contents({"rebound": rebound, "attacks": attacks, "people": people}),
-        warning_list("Warnings", [w.text for w in warnings if not w.limit]),
-        warning_list("How far the claims reach", [w.text for w in warnings if w.limit], limits=True),
+        h.h1[title],
+        h.p[run_overview.in_short(run, config)],
+        _contents(optional),
+        _warnings(run, config),
         section_heading("asked", "What was asked"),
         run_overview.asked(run, config),
-        section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
-        _comparison(metrics, verdicts.marks(found)) if metrics else "<p>No stage is finished.</p>",
-        *(f'<p class="verdict">{html.escape(line)}</p>' for line in verdicts.sentences(found)),
-        *(f"<p>{html.escape(line)}</p>" for line in ruler_report.sentences(run)),
-        f'<p class="legend">{html.escape(legend)}</p>' if metrics else "",
-        f'<p class="legend">{html.escape(report.RULER_LEGEND)}</p>' if report.has_ruler(metrics) else "",
-        f'<p class="legend">{html.escape(report.WIKIMEM_LEGEND)}</p>' if report.has_wikimem(metrics) else "",
-        *(f"<p>{html.escape(line)}</p>" for line in membership_report.sentences(metrics)),
-        *(f'<p class="legend">{html.escape(line)}</p>' for line in membership_report.legends(metrics)),
+        _comparison(run, config, metrics),
         section_heading("done", "What was done", "Stage", "Round"),
         run_overview.done(run),
         section_heading("rounds", "Rounds"),
-        *curves(run, config, metrics.get("retrain", {})),
+        curves(run, config, metrics.get("retrain", {})),
         section_heading("requests", "Deletion requests", "FedTU", "Request state", "Verification"),
         _requests(run, config),
-        *rebound,
-        *attacks,
-        *people,
+        *optional.values(),
         section_heading("answers", "Answers"),
         _answers(report.samples(run, config, list(metrics))),
     ]
-    body = "".join(parts)
     foot = [
-        glossary(body),
-        '<h2 id="configuration">Configuration</h2>',
-        f"<details><summary>Every key of it</summary><pre>{html.escape(run.read_config())}</pre></details>",
+        section_heading("configuration", "Configuration"),
+        folded("Every key of it", h.pre[run.read_config()]),
     ]
     person_pages.write_pages(run)
     request_pages.write_pages(run, config)
-    write_atomic(run.path / "report.html", html_page(title, [body, *foot]))
+    write_atomic(run.path / "report.html", html_page(title, parts, foot))
 
 
-def _contents(optional: Mapping[str, Sequence[str]]) -> str:
+def _contents(optional: Mapping[str, Sequence[h.Node]]) -> h.Element:
     """Links to the sections of the page; those of `optional` that are empty are not there."""
     names = ["asked", "comparison", "done", "rounds", "requests", *(name for name, parts in optional.items() if parts)]
-    names += ["answers", "glossary", "configuration"]
-    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
-    return f"<nav>{links}</nav>"
+    return contents([*names, "answers", "glossary", "configuration"])
 
 
-def _comparison(metrics: Mapping[str, Mapping[str, float]], marks: Mapping[tuple[str, str], str]) -> str:
+def _warnings(run: RunDirectory, config: Config) -> h.Node:
+    found = run_warnings.find_warnings(run, config)
+    return [
+        warning_list("Warnings", [w.text for w in found if not w.limit]),
+        warning_list("How far the claims reach", [w.text for w in found if w.limit], limits=True),
+    ]
+
+
+def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]]) -> h.Node:
+    """The table of the metrics, what it says in words, and how to read it."""
+    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
+    legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
+    legends += [report.RULER_LEGEND] if report.has_ruler(metrics) else []
+    legends += [report.WIKIMEM_LEGEND] if report.has_wikimem(metrics) else []
+    return [
+        section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
+        _metrics(metrics, verdicts.marks(found)) if metrics else h.p["No stage is finished."],
+        paragraphs(verdicts.sentences(found), "verdict"),
+        paragraphs(ruler_report.sentences(run)),
+        paragraphs(legends, "legend"),
+        paragraphs(membership_report.sentences(metrics)),
+        paragraphs(membership_report.legends(metrics), "legend"),
+    ]
+
+
+def _metrics(metrics: Mapping[str, Mapping[str, float]], marks: Mapping[tuple[str, str], str]) -> h.Element:
     rows, previous = [], ""
     for group, measure, values in report.rows(metrics):
-        cells = [number(value) for value in values]
+        cells: list[h.Node] = [number(value) for value in values]
         if (mark := marks.get((group, measure))) is not None:
             place = list(metrics).index("unlearn")
-            cells[place] = f"<b class=mark>{mark} {cells[place]}</b>"
+            cells[place] = h.b(".mark")[mark, " ", cells[place]]
         rows.append([group if group != previous else "", explained(measure), *cells])
         previous = group
     models = [explained(_MODELS.get(s, ""), MODELS[s]) for s in metrics]
     return html_table(["questions", "measure", *models], ["", "", *["n"] * len(models)], rows)
 
 
-def _requests(run: RunDirectory, config: Config) -> str:
+def _requests(run: RunDirectory, config: Config) -> h.Node:
     rows = [
         [
-            f'<a href="{request_pages.page_of(r.id)}">{html.escape(r.id)}</a>',
+            h.a(href=request_pages.page_of(r.id))[r.id],
             str(r.client),
-            html.escape(report.request_kind(r)),
+            report.request_kind(r),
             str(len(r.record_ids)),
             str(r.round),
             "–" if r.served_round is None else str(r.served_round),
             str(r.attempts),
-            html.escape(r.state),
-            html.escape(_reason(r)),
+            r.state,
+            _reason(r),
         ]
         for r in Ledger(run.ledger_path)
     ]
     if not rows:
-        return "<p>None.</p>"
+        return h.p["None."]
     line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
     terms = {"Asked in round": "asked in round", "Served in round": "served in", "Failed attempts": "failed attempts"}
     heads = [explained(term, text) for term, text in {**terms, "Request state": "state"}.items()]
     classes = ["who", "n", "", *["n"] * 4, "who", ""]
-    table = html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows)
-    return f"<p>{html.escape(line)}.</p>{table}"
+    return [
+        h.p[line, "."],
+        html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows),
+    ]
 
 
 def _reason(request: Request) -> str:
@@ -135,12 +158,10 @@ def _reason(request: Request) -> str:
     return "; ".join(parts)
 
 
-def _answers(found: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
+def _answers(found: Sequence[Mapping[str, Any]]) -> h.Element:
+    rows: list[list[h.Node]] = []
     for sample in found:
-        question = f"<b>{html.escape(sample['question'])}</b>"
-        rows.append([html.escape(sample["set"]), "question", question])
-        rows.append(["", "truth", html.escape(sample["truth"])])
-        for who, said in sample["answers"].items():
-            rows.append(["", html.escape(who), html.escape(said.strip()) or "(empty)"])
-    return html_table(["questions", "who", "text"], ["", "who", "text"], rows) if rows else "<p>None.</p>"
+        rows.append([sample["set"], "question", h.b[sample["question"]]])
+        rows.append(["", "truth", sample["truth"]])
+        rows += [["", who, said.strip() or "(empty)"] for who, said in sample["answers"].items()]
+    return html_table(["questions", "who", "text"], ["", "who", "text"], rows) if rows else h.p["None."]

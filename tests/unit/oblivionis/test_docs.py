@@ -1,4 +1,4 @@
-"""The documents say what the code says: places in the paper index, values of its tables, the example data."""
+"""The documents say what the code says: links, the places and values of the paper index, the rooms, example data."""
 
 import ast
 import re
@@ -14,16 +14,18 @@ from oblivionis.requests.holdings import Holdings
 from oblivionis.requests.schedule import FIELDS, policy_of
 
 ROOT = Path(__file__).resolve().parents[3]
-INDEX = (ROOT / "docs" / "paper-index.md").read_text(encoding="utf-8")
-DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-REQUESTS = (ROOT / "docs" / "requests.md").read_text(encoding="utf-8")
+INDEX = (ROOT / "docs" / "reference" / "paper-index.md").read_text(encoding="utf-8")
+DATA = (ROOT / "docs" / "start" / "data.md").read_text(encoding="utf-8")
+REQUESTS = (ROOT / "docs" / "guides" / "requests.md").read_text(encoding="utf-8")
 PLACES = sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", INDEX)))
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in INDEX.splitlines() if line.startswith("|")]
 CELLS = {row[1]: row for row in ROWS if len(row) == 4}
+EXAMPLES = ("my_", "NAME")
+"""In the names of files that only the examples of CONTRIBUTING.md have."""
 
 
 def block(language):
-    """The first code block of docs/data.md in that language."""
+    """The first code block of docs/start/data.md in that language."""
     return re.search(rf"```{language}\n(.*?)```", DATA, re.DOTALL).group(1)
 
 
@@ -103,3 +105,101 @@ def test_the_fields_of_a_schedule_are_all_described():
 def test_the_fields_and_files_of_own_records_are_all_described():
     for name in (*jsonl.FIELDS, *jsonl.EVALUATION_FILES.values()):
         assert re.search(rf"^\| `{name}` \|", DATA, re.MULTILINE), name
+
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def relative(page):
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page):
+    """The ids that GitHub gives the headings of a page: lower case, white space to hyphens, no other punctuation."""
+    found = []
+    for heading in re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{sum(s.startswith(slug) for s in found)}")
+    return found
+
+
+def broken_links(page):
+    """What a page links to and is not there: files, folders, and headings."""
+    missing = []
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or not file.is_relative_to(ROOT) or (anchor and anchor not in anchors(file)):
+            missing.append(target)
+    return missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_link_of_a_page_resolves(page):
+    assert broken_links(page) == []
+
+
+def test_a_link_to_a_missing_file_or_heading_is_found(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    (tmp_path / "there.md").write_text("# A `b` – c\n```\n# no heading [x](nowhere)\n```\n", encoding="utf-8")
+    page = tmp_path / "page.md"
+    links = [
+        "there.md",
+        "there.md#a-b--c",
+        "https://example.org/x",
+        "there.md#no-heading-x",
+        "gone.md",
+        "#own",
+        "#none",
+    ]
+    page.write_text("# Own\n" + " ".join(f"[l]({link})" for link in links), encoding="utf-8")
+    assert broken_links(page) == ["there.md#no-heading-x", "gone.md", "#none"]
+
+
+def test_every_document_can_be_reached_from_the_index():
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text("utf-8"))}
+    examples = ROOT / "docs" / "guides" / "examples"
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if not page.is_relative_to(examples)}
+    assert pages - {index} <= linked
+    assert {page.parent.name for page in pages} == {"docs", "start", "guides", "concepts", "reference", "results"}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=relative)
+def test_files_and_modules_that_a_page_names_exist(page):
+    text = page.read_text(encoding="utf-8")
+    folders = "benchmarks|clients|conf|docs|evaluation|oblivionis|strategies|tests"
+    named = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/-]+\.(?:py|yaml|json|md|toml))\b", text)
+    named += [
+        f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m ((?:benchmarks|oblivionis)[\w.]+)", text)
+    ]
+    made_up = {name for name in named if any(word in name for word in EXAMPLES)}
+    assert [name for name in named if name not in made_up and not (ROOT / name).is_file()] == []
+    tests = {file.name for file in (ROOT / "tests").rglob("test_*.py")}
+    assert set(re.findall(r"`(test_\w+\.py)`", text)) <= tests
+
+
+def test_code_names_documents_that_exist():
+    for folder in ("oblivionis", "benchmarks", "strategies", "clients", "evaluation", "conf", "tests"):
+        for file in (ROOT / folder).rglob("*.*"):
+            if file.suffix in (".py", ".yaml") and file != Path(__file__):
+                for name in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8")):
+                    assert (ROOT / name).is_file(), f"{file} names {name}"
+
+
+def test_the_rooms_are_those_of_the_house():
+    """In the order of the contract of `pyproject.toml`, which import-linter holds."""
+    text = (ROOT / "docs" / "concepts" / "architecture.md").read_text(encoding="utf-8")
+    drawn = re.findall(r"^  (\w+)/ ", text.partition("oblivionis/   ")[2].partition("\nevaluation/")[0], re.MULTILINE)
+    rooms = {folder.parent.name for folder in (ROOT / "oblivionis").glob("*/__init__.py")}
+    assert sorted(drawn) == sorted(rooms)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    layers = re.search(r'id = "oblivionis".*?layers = \[(.*?)\n\]', project, re.DOTALL).group(1)
+    assert [name for name in re.findall(r"\w+", layers) if name in rooms] == drawn

@@ -8,24 +8,26 @@ import numpy as np
 import pytest
 from flwr.app import Error, RecordDict
 from flwr.app import MetricRecord as Metrics
-from support.erasing import EPOCHS, SETTINGS, SIZE, START, federation, fit, learner
+from support.erasing import EPOCHS, SETTINGS, SIZE, START, federation, fit, learner, steps
 from support.fedtu_clients import Recorder, adapter, content, flat, request
 
 from strategies import protocol
 from strategies.factory import build
 from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, RequestList
+from strategies.fedtu import FedTU, Options, RequestList
 from strategies.history import MemoryHistory, mean_of_others
 from strategies.memory_grid import MemoryGrid
+from strategies.serving import ByErasure, ByUnlearning, WithReference
 
 
-def run(grid, history, stage, rounds, start, *, name="fedavg", due=(), fraction=0.5, **options):
+def run(grid, history, stage, rounds, start, *, name="fedavg", due=(), fraction=0.5):
     """One stage; the final vector, the recorder, the requests and FedTU."""
     inner = build(name, fraction_train=fraction, **SETTINGS[name])
     history.stage = stage
     recorder, requests = Recorder(), RequestList(due)
-    eraser = FedEraser(inner, history, local_epochs=EPOCHS) if due else None
-    fedtu = FedTU(inner, requests=requests, listener=recorder, stage=stage, history=history, eraser=eraser, **options)
+    erasing = ByErasure(FedEraser(inner, history, local_epochs=EPOCHS)) if due else ByUnlearning(history=history)
+    options = Options(stage=stage)
+    fedtu = FedTU(inner, requests=requests, serving=erasing, listener=recorder, options=options)
     result = fedtu.start(grid, adapter(start), num_rounds=rounds)
     return flat(result.arrays), recorder, requests, fedtu
 
@@ -66,6 +68,18 @@ class Account:
         m, v = state if state is not None else (None, None)
         if self.name in ("fedavg", "fedprox"):
             return mean.astype(np.float32), None
+        if self.name == "fednova":  # the weight is the client's number and 2
+            moved = [(w / total, steps(w - 2), v - phi) for w, v in models]
+            tau_eff = sum(p * tau for p, tau, _ in moved)
+            return (phi + tau_eff * sum(p * d / tau for p, tau, d in moved)).astype(np.float32), None
+        if self.name == "fedmedian":
+            return np.median([v for _, v in models], axis=0).astype(np.float32), None
+        if self.name == "krum":
+            vectors = [v.astype(np.float64) for _, v in models]
+            if len(vectors) < 5:
+                return phi.astype(np.float32), None
+            scores = [sum(sorted(((a - b) ** 2).sum() for b in vectors)[1 : len(vectors) - 2]) for a in vectors]
+            return models[int(np.argmin(scores))][1], None
         if self.name == "fedavgm":
             m = delta if m is None else s["server_momentum"] * m + delta
             return (phi + s["server_learning_rate"] * m).astype(np.float32), (m, None)
@@ -354,8 +368,9 @@ def test_bad_arguments():
     for ratio in (0, -1, math.nan, math.inf):
         with pytest.raises(ValueError, match="calibration_ratio"):
             FedEraser(build("fedavg"), MemoryHistory(), local_epochs=5, calibration_ratio=ratio)
-    with pytest.raises(ValueError, match="history"):
-        FedTU(build("fedavg"), send_reference=True)
+    for serving in (WithReference, ByErasure):
+        with pytest.raises(TypeError, match=r"history|eraser"):
+            serving()
 
 
 def test_the_model_of_the_others_for_pga():
@@ -386,9 +401,8 @@ def test_the_model_of_the_others_for_pga():
     fedtu = FedTU(
         build("fedavg"),
         requests=RequestList([(1, request(1))]),
+        serving=WithReference(history),
         listener=recorder,
-        history=history,
-        send_reference=True,
     )
     fedtu.start(grid, adapter(start), num_rounds=1)
     expected = np.average([models[p] for p in (0, 2, 3, 4, 5)], axis=0, weights=[2, 4, 5, 6, 7])

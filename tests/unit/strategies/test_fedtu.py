@@ -25,6 +25,7 @@ from strategies.factory import build, names
 from strategies.fedtu import (
     FedTU,
     Listeners,
+    Options,
     RequestList,
     UnlearnRequest,
 )
@@ -50,7 +51,8 @@ def test_the_step_after_unlearning_is_relative_to_the_unlearned_model(inner):
     grid = federation(3)
     for p in grid.nodes:
         grid.nodes[p] = lambda m: content(
-            phi_u if m.metadata.message_type == protocol.UNLEARN else flat(m.content["arrays"]), train_loss=0.1
+            phi_u if m.metadata.message_type == protocol.UNLEARN else flat(m.content["arrays"]),
+            **{"train_loss": 0.1, "train-steps": 3},
         )
     result = FedTU(inner, requests=RequestList([(2, request(1))])).start(grid, adapter(noise("start")), num_rounds=2)
     np.testing.assert_allclose(flat(result.arrays), phi_u, rtol=1e-6, atol=1e-6)
@@ -110,9 +112,7 @@ def test_messages_carry_settings_seed_stage_and_round():
     fedtu = FedTU(
         build("fedprox", proximal_mu=0.5),
         requests=RequestList([(2, request(0))]),
-        seed=11,
-        stage="unlearn",
-        unlearn_config={"method": "npo"},
+        options=Options(seed=11, stage="unlearn", unlearn_config={"method": "npo"}),
     )
     settings = ConfigRecord({"epochs": 5})
     fedtu.start(grid, adapter(np.zeros(SIZE)), num_rounds=2, train_config=settings)
@@ -162,7 +162,7 @@ def test_events_come_in_order():
         ("evaluating", 1, "round"),
         ("evaluated", 1, "round", {"utility": 1.0}),
         ("checkpoint", 1, "round"),
-        ("round_completed", 1, {"train_loss": pytest.approx(0.5 / 3)}),
+        ("round_completed", 1, {"train_loss": pytest.approx(0.5 / 3), "train-steps": pytest.approx(8 / 3)}),
     ]
     assert second.events == recorder.events
 
@@ -201,7 +201,7 @@ def test_partition_ids_in_replies_are_no_metric():
 @pytest.mark.parametrize("stop", [(2, "round"), (2, "after_unlearn"), (3, "round")])
 def test_resume_equals_not_stopping(inner, stop):
     def make(requests, listener=None):
-        return FedTU(build(inner, fraction_train=0.5), requests=requests, listener=listener, seed=3)
+        return FedTU(build(inner, fraction_train=0.5), requests=requests, listener=listener, options=Options(seed=3))
 
     due = [(2, request(1)), (4, request(3)), (4, request(5))]
     whole = Recorder()
@@ -227,7 +227,10 @@ def test_server_state_is_kept_or_reset_after_unlearning():
     def run(mode) -> tuple[Recorder, np.ndarray]:
         recorder = Recorder()
         fedtu = FedTU(
-            build("fedavgm"), requests=RequestList([(3, request(1))]), listener=recorder, server_state_on_unlearn=mode
+            build("fedavgm"),
+            requests=RequestList([(3, request(1))]),
+            listener=recorder,
+            options=Options(server_state_on_unlearn=mode),
         )
         return recorder, flat(fedtu.start(federation(2), adapter(noise("start")), num_rounds=3).arrays)
 
@@ -248,7 +251,7 @@ def test_a_failed_exchange_resets_nothing():
         build("fedavgm"),
         requests=RequestList([(2, request(1))]),
         listener=recorder,
-        server_state_on_unlearn="reset",
+        options=Options(server_state_on_unlearn="reset"),
     )
     fedtu.start(grid, adapter(noise("start")), num_rounds=2)
     clean = Recorder()
@@ -258,7 +261,7 @@ def test_a_failed_exchange_resets_nothing():
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match="server_state_on_unlearn is 'drop'"):
-        FedTU(build("fedavg"), server_state_on_unlearn="drop")  # type: ignore[arg-type]
+        FedTU(build("fedavg"), options=Options(server_state_on_unlearn="drop"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="start_round is 0"):
         FedTU(build("fedavg")).start(federation(1), adapter([0.0]), start_round=0)
     with pytest.raises(ValueError, match="names no record"):

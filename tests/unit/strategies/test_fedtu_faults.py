@@ -26,6 +26,7 @@ from strategies.factory import build
 from strategies.fedtu import (
     ActorDied,
     FedTU,
+    Options,
     RequestList,
 )
 from strategies.memory_grid import MemoryGrid
@@ -241,7 +242,7 @@ def test_extra_rounds_while_requests_are_pending():
             else good(m)
         )
         requests = RequestList([(1, request(1))])
-        FedTU(build("fedavg"), requests=requests, listener=recorder, extra_rounds=extra).start(
+        FedTU(build("fedavg"), requests=requests, listener=recorder, options=Options(extra_rounds=extra)).start(
             grid, adapter(noise("start")), num_rounds=2
         )
         return len(recorder.of("round_completed")), requests

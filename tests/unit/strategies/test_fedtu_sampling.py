@@ -15,6 +15,7 @@ from strategies.fedtu import (
     FedTU,
     NodeMap,
     NodeMapError,
+    Options,
     RequestList,
 )
 from strategies.memory_grid import MemoryGrid
@@ -46,7 +47,9 @@ def test_sampling_does_not_depend_on_node_ids_or_arrival():
         random.seed(shuffle)
         state = random.getstate()
         fedtu = FedTU(
-            build("fedavg", fraction_train=0.3), requests=RequestList([(2, request(3)), (2, request(7))]), seed=4
+            build("fedavg", fraction_train=0.3),
+            requests=RequestList([(2, request(3)), (2, request(7))]),
+            options=Options(seed=4),
         )
         result = fedtu.start(grid, adapter(noise("start")), num_rounds=3)
         assert random.getstate() == state, "the sampling left its traces in the global generator"
@@ -58,7 +61,9 @@ def test_sampling_does_not_depend_on_node_ids_or_arrival():
 def test_sampling_depends_on_seed_stage_and_round():
     def sampled(**options) -> dict[int, list[int]]:
         grid = federation(40)
-        FedTU(build("fedavg", fraction_train=0.2), **options).start(grid, adapter(np.zeros(SIZE)), num_rounds=2)
+        FedTU(build("fedavg", fraction_train=0.2), options=Options(**options)).start(
+            grid, adapter(np.zeros(SIZE)), num_rounds=2
+        )
         return trained(grid)
 
     base = sampled(seed=1, stage="finetune")
@@ -71,7 +76,9 @@ def test_sampling_depends_on_seed_stage_and_round():
 def test_sampling_is_flowers_with_a_seed():
     """The partitions that Python's own sampler draws from the ordered list."""
     grid = federation(30)
-    FedTU(build("fedavg", fraction_train=0.1), seed=5, stage="s").start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+    FedTU(build("fedavg", fraction_train=0.1), options=Options(seed=5, stage="s")).start(
+        grid, adapter(np.zeros(SIZE)), num_rounds=1
+    )
     with seeded(5, "s", 1, "train"):
         expected = random.sample(range(30), 3)
     assert trained(grid)[1] == expected
@@ -100,7 +107,7 @@ def test_messages_do_not_grow_with_idle_clients(nodes):
     """One query per node and process; then three messages per round, whatever the number of clients."""
     grid, shared = federation(nodes), NodeMap()
     for stage in ("finetune", "unlearn"):
-        FedTU(build("fedavg", fraction_train=3 / nodes), nodes=shared, stage=stage).start(
+        FedTU(build("fedavg", fraction_train=3 / nodes), nodes=shared, options=Options(stage=stage)).start(
             grid, adapter(np.zeros(SIZE)), num_rounds=5
         )
     assert grid.sent == {"query": nodes, "train": 2 * 5 * 3}

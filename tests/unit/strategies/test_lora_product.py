@@ -9,9 +9,10 @@ from support.fedtu_clients import Recorder, adapter, federation, flat, honest, r
 
 from oblivionis.models.adapters import lora_pairs
 from oblivionis.models.errors import ModelError
-from strategies.factory import build, names
+from strategies.factory import build
 from strategies.fedtu import FedTU, RequestList
 from strategies.lora_product import Pair, ProductMean, product_mean
+from strategies.serving import ByUnlearning
 
 WEIGHTS = [0.2, 0.3, 0.5]
 PAIRS = (Pair(a=3, b=15, rank=2, inputs=6, outputs=5), Pair(a=27, b=41, rank=3, inputs=4, outputs=2))
@@ -197,7 +198,7 @@ def test_what_is_not_finite_is_left_to_the_caller():
     assert not np.isfinite(MEAN(rows, [0.5, 0.5])[4])
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_every_aggregator_steps_towards_the_product_mean(name):
     """As if one client had answered the mean: the aggregator sees nothing else, its moments included."""
     start, *models = vectors(1 + 4 * 3)
@@ -238,7 +239,13 @@ def test_fedtu_merges_two_unlearned_models_by_their_products():
     grid.nodes[0] = grid.nodes[2] = lambda m: None
     recorder = Recorder()
     requests = RequestList([(1, request(1, 1)), (1, request(3, 3))])
-    fedtu = FedTU(build("fedavg", mean=MEAN), requests=requests, listener=recorder, mean=MEAN, eligible=lambda p: p > 3)
+    fedtu = FedTU(
+        build("fedavg", mean=MEAN),
+        requests=requests,
+        serving=ByUnlearning(MEAN),
+        listener=recorder,
+        eligible=lambda p: p > 3,
+    )
     result = fedtu.start(grid, adapter(start), num_rounds=1)
     after, _ = recorder.checkpoints[1, "after_unlearn"]
     assert np.array_equal(flat(result.arrays), after), "nobody trained"

@@ -180,8 +180,8 @@ def test_over_unlearned_is_named_in_the_table_the_page_and_the_data(tmp_path):
     assert line in flat(text) and "Streisand" in text
     assert "Forget truth ratio, right over wrong answers: unlearned 0.900, retrained 0.900, that is within a" in text
     page = Page(run, config)
-    assert line in page.text and "<b class=mark>↓ 4.3e-7</b>" in page.source
-    assert page.source.count("class=mark") == 1
+    assert line in page.text and '<b class="mark">↓ 4.3e-7</b>' in page.source
+    assert page.source.count('class="mark"') == 1
     verdicts.write_verdicts(run, "geometric")
     stored = json.loads((run.path / "verdicts.json").read_text())["measures"]
     assert stored["prob"]["verdict"] == "over-unlearned" and stored["truth_ratio"]["verdict"] == "near"
@@ -294,13 +294,13 @@ def test_without_both_models_there_is_no_verdict(tmp_path, stages):
     verdicts.write_verdicts(run, "geometric")
     assert not (run.path / "verdicts.json").exists()
     text = summary(run, config)
-    assert "over-unlearned" not in text and "class=mark" not in Page(run, config).source
+    assert "over-unlearned" not in text and 'class="mark"' not in Page(run, config).source
 
 
 def test_a_log_whose_stage_is_unfinished_is_not_judged(tmp_path):
     run, config = run_with(tmp_path, 0.1)
     (run.path / "stages" / "unlearn.json").unlink()
-    assert verdicts.find_verdicts(run) == {} and "class=mark" not in Page(run, config).source
+    assert verdicts.find_verdicts(run) == {} and 'class="mark"' not in Page(run, config).source
 
 
 def test_a_run_stores_its_verdicts_though_retrain_comes_last(tmp_path):

@@ -612,5 +612,5 @@ def test_one_wrong_letter_still_finds_the_key(path: str, data: st.DataObject) ->
 
 
 def test_the_reference_page_is_what_the_schema_says() -> None:
-    page = (CONF.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == config_docs.page(), "run: python -m oblivionis.config.reference > docs/configuration.md"
+    page = (CONF.parent / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    assert page == config_docs.page(), "run: python -m oblivionis.config.reference > docs/reference/configuration.md"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from clients import losses
+from oblivionis import SIBLINGS
 from oblivionis.config import declared
 from oblivionis.config.compose import parameters
 from oblivionis.config.layers import list_choices
@@ -106,6 +107,8 @@ class Tree:
             shutil.copytree(ROOT / folder, path / folder, ignore=shutil.ignore_patterns("__pycache__"))
         for file in ("__init__", "errors", "naming", "files"):
             shutil.copy(ROOT / "oblivionis" / f"{file}.py", path / "oblivionis")
+        for package in SIBLINGS:
+            self.add(f"{package}/__init__.py", "")
 
     def add(self, name: str, text: str) -> None:
         file = self.path / name

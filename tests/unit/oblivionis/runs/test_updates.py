@@ -15,10 +15,12 @@ from oblivionis.config import compose as configuration
 from oblivionis.errors import RunError
 from oblivionis.runs import updates as module
 from oblivionis.runs.updates import UpdateStore, kept_rounds, open_updates
+from strategies.client_update import ClientUpdate
 from strategies.factory import build
 from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, Listener, RequestList
-from strategies.history import ClientUpdate, MemoryHistory, RoundUpdates
+from strategies.fedtu import FedTU, Listener, Options, RequestList
+from strategies.history import MemoryHistory, RoundUpdates
+from strategies.serving import ByErasure, ByUnlearning
 
 
 def store(path, stage="finetune", keep=None, every=1):
@@ -27,7 +29,7 @@ def store(path, stage="finetune", keep=None, every=1):
 
 def updates(round, stage="finetune", clients=(3, 7), state=None):
     rng = np.random.default_rng(round)
-    replies = [ClientUpdate(c, c + 0.5, adapter(rng.normal(size=9))) for c in clients]
+    replies = [ClientUpdate(c, c + 0.5, adapter(rng.normal(size=9)), 2.0 * c) for c in clients]
     return RoundUpdates(stage, round, adapter(rng.normal(size=9)), state or {}, replies)
 
 
@@ -59,7 +61,7 @@ def test_what_is_written_is_read(tmp_path):
     read = history.read(past)
     assert (read.stage, read.round) == ("finetune", 12)
     assert flat(read.sent).tobytes() == flat(written.sent).tobytes()
-    assert [(u.partition, u.weight) for u in read.clients] == [(3, 3.5), (7, 7.5)]
+    assert [(u.partition, u.weight, u.steps) for u in read.clients] == [(3, 3.5, 6.0), (7, 7.5, 14.0)]
     for a, b in zip(read.clients, written.clients, strict=True):
         assert flat(a.arrays).tobytes() == flat(b.arrays).tobytes()
     assert read.state.keys() == written.state.keys()
@@ -235,9 +237,8 @@ def unlearn_stage(path, saved, name):
         inner,
         requests=RequestList(due),
         listener=listener,
-        stage="unlearn",
-        history=history,
-        eraser=FedEraser(inner, history, local_epochs=EPOCHS),
+        serving=ByErasure(FedEraser(inner, history, local_epochs=EPOCHS)),
+        options=Options(stage="unlearn"),
     )
     return fedtu, listener
 
@@ -246,7 +247,7 @@ def test_a_kill_at_any_moment_changes_nothing_in_the_end(tmp_path, monkeypatch):
     """Copies the folder before each operation on it; whatever the copy, the run ends as the whole one."""
     whole, name = tmp_path / "whole", "fedadam"
     inner = build(name, fraction_train=0.5, **SETTINGS[name])
-    fedtu = FedTU(inner, stage="finetune", history=store(whole))
+    fedtu = FedTU(inner, serving=ByUnlearning(history=store(whole)), options=Options(stage="finetune"))
     start = flat(fedtu.start(federation(), adapter(START), num_rounds=3).arrays)
 
     fedtu, listener = unlearn_stage(whole, {}, name)

@@ -1,0 +1,29 @@
+"""The settings of FedTU that are plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How FedTU goes about a stage.
+
+    `seed`, `stage`: with the round they seed the sampling, so that every run samples the same partitions; both go into
+    the config of each message.
+    `unlearn_config`: further settings for the messages to clients that ask to forget.
+    `server_state_on_unlearn`: `reset` calls `inner.reset_state()` after each FedTU exchange that served a request.
+    `extra_rounds`: at most so many rounds are added while requests are pending after the last planned round.
+    """
+
+    seed: int = 0
+    stage: str = "train"
+    unlearn_config: Mapping[str, Any] = field(default_factory=dict)
+    server_state_on_unlearn: Literal["keep", "reset"] = "keep"
+    extra_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        if (value := self.server_state_on_unlearn) not in ("keep", "reset"):
+            raise ValueError(f"server_state_on_unlearn is {value!r}, expected 'keep' or 'reset'")
