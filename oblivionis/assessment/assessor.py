@@ -24,15 +24,14 @@ from oblivionis.assessment.context import Context
 from oblivionis.assessment.evaluators.ruler import of_both_profiles
 from oblivionis.assessment.muse import recited
 from oblivionis.assessment.questions import encode_questions, encode_records
-from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.errors import RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.corpus import corpus_of
-from oblivionis.models.fingerprint import fingerprint_source
-from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics, read_checkpoint
+from oblivionis.runs.checkpoints import find_checkpoint
+from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
 from oblivionis.runs.progress import Events
 
 
@@ -244,36 +243,6 @@ def _of_each(function: str, context: Context, *arguments: Any) -> dict[str, Any]
     """What each evaluator's `function` returns, by name in the order of evaluation; those without one are left out."""
     parts = {name: getattr(evaluators.module(name), function, None) for name in evaluators.names()}
     return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
-
-
-def find_checkpoint(
-    target: Path, stage: str | None, overrides: Sequence[str]
-) -> tuple[RunDirectory, Checkpoint, Config, str]:
-    """A run's final model of `stage` (None: of its last finished stage), or a checkpoint file of a run.
-
-    `overrides` change the run's own configuration, which is returned with the base model's fingerprint. Raises RunError
-    when there is no such checkpoint or the base model is another one than the run's.
-    """
-    if target.is_file():
-        checkpoint = read_checkpoint(target)
-        folders = target.resolve().parents
-        if len(folders) < 3 or not (folders[2] / "config.yaml").is_file():
-            raise RunError(f"{target} does not lie in a run directory, under checkpoints/<stage>/; expected it there")
-        run = RunDirectory.open(folders[2])
-    else:
-        run = RunDirectory.open(target)
-        finished = [s for s in ("finetune", "retrain", "unlearn") if run.stage_summary(s) is not None]
-        if stage is None and not finished:
-            raise RunError(f"{target}: no stage is finished yet; name one with --stage to measure its last checkpoint")
-        checkpoint = run.load_checkpoint(stage or finished[-1])
-    config = configuration.compose(run.path / "config.yaml", list(overrides))
-    expected = run.environment().get("fingerprint")
-    actual = fingerprint_source(config.model.source, config.model.revision)
-    if expected and actual != expected:
-        raise RunError(
-            f"the base model {config.model.source!r} is not the run's: {actual[:12]}, expected {expected[:12]}"
-        )
-    return run, checkpoint, config, actual
 
 
 def assemble_for(run: RunDirectory, config: Config) -> Assembled:
