@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evaluation.engine.sequences import TokenSequence as Sequence
 from evaluation.hook import EvaluationSession, Result
 from evaluation.ruler.embedded import Embedded
-from evaluation.ruler.lenses import (
-    PercentileRank,
-    calibration_gap,
-    oracle_similarity,
-    percentile_rank,
-    representation_shift,
-)
+
+if TYPE_CHECKING:
+    from evaluation.ruler.lenses import PercentileRank
 
 LEAST_RETAIN = 2
 """Fewest retain records: each needs another one to be near to."""
@@ -48,6 +45,8 @@ def lens_1(model: Embedded, references: References, retain_sample: int | None = 
 
     The references must cover the model's records. retain_sample: as `sample` of `lenses.calibration_gap`.
     """
+    from evaluation.ruler.lenses import calibration_gap, oracle_similarity, representation_shift
+
     original = references.original.take(model.forget_ids, model.retain_ids)
     oracle = references.oracle.take(model.forget_ids, model.retain_ids)
     return {
@@ -59,6 +58,8 @@ def lens_1(model: Embedded, references: References, retain_sample: int | None = 
 
 def lens_2(model: Embedded) -> PercentileRank:
     """The percentile ranks (RULER, eqs. 5 to 7) of the forget records in `model`."""
+    from evaluation.ruler.lenses import percentile_rank
+
     return percentile_rank(model.forget, model.retain)
 
 
