@@ -9,9 +9,9 @@ from benchmarks import kinds
 from benchmarks.federated import results
 from benchmarks.federated.settings import Layout, Settings
 from benchmarks.federated.tables import FORMATS, build
-from benchmarks.output.tables import Table
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.table import Table
 
 __all__ = ["FORMATS", "tables_of"]
 

@@ -71,6 +71,12 @@ class EvaluationSession:
         self._prompts: dict[tuple[int, ...], int] = {}
         self._moments: set[Sequence] = set()
 
+    def fresh(self) -> EvaluationSession:
+        """A session that knows nothing yet, of the same model in another state."""
+        return EvaluationSession(
+            self.model, stop_ids=self.stop_ids, pad_id=self.pad_id, token_budget=self.token_budget, mode=self.mode
+        )
+
     def request(
         self,
         *,

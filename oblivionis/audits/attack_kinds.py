@@ -29,8 +29,8 @@ from evaluation.metrics.answer import probability, truth_ratio
 from evaluation.metrics.membership import MembershipEvaluator
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator
 from oblivionis import seeds
-from oblivionis.assessment.assessor import encode_questions
 from oblivionis.assessment.membership import Groups
+from oblivionis.assessment.questions import encode_questions
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.models.assembly import Assembled, assemble
@@ -245,7 +245,7 @@ class Battery:
         def run(vector: np.ndarray) -> list[Row]:
             self._assembled.flat.load(self._base)
             with fused_lora(self._assembled.model):
-                reference = groups.reference(lambda: self._session(self._assembled))
+                reference = groups.reference(self._session(self._assembled))
             self._assembled.flat.load(vector)
             evaluator = MembershipEvaluator(groups.members, groups.others, reference=reference, resamples=1, seed=seed)
             details = self._evaluate(self._assembled, evaluator).details

@@ -215,7 +215,7 @@ def evaluate(
     console = Console()
     run, checkpoint, metrics = evaluate_checkpoint(target, stage, set_ or [], LineEvents(console))
     title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
-    console.print(report.metrics_table({checkpoint.stage: metrics}, title=title))
+    console.print(report.comparison({checkpoint.stage: metrics}, title=title).rich())
 
 
 @cli.command()
