@@ -17,9 +17,9 @@ import numpy as np
 from clients.relearning import relearn
 from clients.training import TrainSettings
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.packing import Sequence as Tokens
 from evaluation.engine.quantise import QUANTISERS, quantise_merged
 from evaluation.engine.sampling import Rule
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook, Result
 from evaluation.leakage import functions as leakage_functions
 from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
@@ -139,7 +139,9 @@ class Battery:
         def run(vector: np.ndarray) -> list[Row]:
             model, flat = self._assembled.model, self._assembled.flat
             flat.load(vector)
-            sequences = [Tokens(q.prompt, q.answer) for q in encode_questions(trained, self._assembled, self._config)]
+            sequences = [
+                TokenSequence(q.prompt, q.answer) for q in encode_questions(trained, self._assembled, self._config)
+            ]
             seed = seeds.derive(self._config.seed, "attack", "relearn", name)
             rows: list[Row] = []
             for step, learnt in relearn(model, flat, sequences, settings, own.steps, seed=seed).items():
