@@ -24,12 +24,14 @@ class Surroundings(NamedTuple):
     """What the quantities of a step are taken against.
 
     `received`: the model as received; `teacher`: a model that knows nothing; `temperature` T of the divergences;
-    `layer`: the decoder layer whose states are read; `retain_loss`: what `Step.retain_loss` is, nll or kl.
+    `strength`: by how much `Step.forget_adjusted_kl` lowers the true tokens' logits; `layer`: the decoder layer whose
+    states are read; `retain_loss`: what `Step.retain_loss` is, nll or kl.
     """
 
     received: Received | None = None
     teacher: nn.Module | None = None
     temperature: float = 1.0
+    strength: float = 0.0
     layer: int = 0
     retain_loss: str = "nll"
 
@@ -69,6 +71,12 @@ class Step:
         return self._pass["nll"][: len(self.forget)]
 
     @property
+    def forget_token_log_p(self) -> list[Tensor]:
+        """(L_i,) each: log-likelihood of every answer token of each forget record, nats."""
+        lengths = [len(record.answer) for record in self.forget]
+        return list(self._pass["token_log_p"][: sum(lengths)].split(lengths))
+
+    @property
     def forget_entropy(self) -> Tensor:
         """(B,) mean over the answer tokens of each forget record of the entropy of their distributions, nats."""
         return self._get("entropy", "forget_entropy")[: len(self.forget)]
@@ -84,6 +92,11 @@ class Step:
     def forget_reference_kl(self) -> Tensor:
         """(B,) mean over the answer tokens of each forget record of T² KL(received‖model), nats."""
         return self._get("forget_reference_kl", "forget_reference_kl")
+
+    @property
+    def forget_adjusted_kl(self) -> Tensor:
+        """(B,) as `forget_reference_kl`, from the received distributions with the true token's logit lowered."""
+        return self._get("forget_adjusted_kl", "forget_adjusted_kl")
 
     @property
     def forget_teacher_kl(self) -> Tensor:
@@ -141,10 +154,10 @@ class Step:
 
     @cached_property
     def _pass(self) -> dict[str, Tensor]:
-        """Per-record values of all records, forget ones first; divergences of the forget or retain records alone."""
+        """Values of all records (or tokens), forget ones first; divergences of the forget or retain records alone."""
         batch = PackedBatch.build([*self.forget, *self.retain], model_device(self.model))
         if not self._wanted & _BY_LOGITS:
-            return dict(zip(("nll_sum", "nll"), sequence_nll(token_log_probs(self.model, batch), batch), strict=True))
+            return _likelihoods(token_log_probs(self.model, batch), batch)
         # The references come first: the model must not change between its forward pass and the gradient.
         references = {name: self._reference(name) for name in _AGAINST if name in self._wanted and self._records(name)}
         rows = answer_rows(self.model, batch)
@@ -155,12 +168,14 @@ class Step:
             names = [name for name in references if name.startswith(prefix)]
             found = None
             for name in names or [""]:
-                found = row_statistics(rows[part], batch.labels[part], references.get(name), self._around.temperature)
+                lowered = self._around.strength if name == "forget_adjusted_kl" else 0.0
+                against = (references.get(name), self._around.temperature, lowered)
+                found = row_statistics(rows[part], batch.labels[part], *against)
                 if found.kl is not None:
                     values[name] = _record_means(found.kl, self._records(name))
             assert found is not None
             pieces.append(found)
-        values["nll_sum"], values["nll"] = sequence_nll(torch.cat([piece.log_p for piece in pieces]), batch)
+        values |= _likelihoods(torch.cat([piece.log_p for piece in pieces]), batch)
         values["entropy"] = sequence_nll(-torch.cat([piece.entropy for piece in pieces]), batch)[1]
         return values
 
@@ -199,9 +214,11 @@ class Step:
 
 
 QUANTITIES = frozenset(name for name, value in vars(Step).items() if isinstance(value, property))
-_AGAINST = ("forget_reference_kl", "forget_teacher_kl", "retain_reference_kl")
+_AGAINST = ("forget_reference_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
 _BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy"})
-NEEDS_RECEIVED = frozenset({"forget_reference_kl", "retain_reference_kl", "retain_reference_states"})
+NEEDS_RECEIVED = frozenset(
+    {"forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl", "retain_reference_states"}
+)
 NEEDS_STATES = frozenset({"forget_states", "retain_states", "retain_reference_states"})
 
 
@@ -209,6 +226,12 @@ def expanded(names: Collection[str], retain_loss: str) -> frozenset[str]:
     """`names` with what the chosen retain loss asks for."""
     more = {"retain_reference_kl"} if "retain_loss" in names and retain_loss == "kl" else set()
     return frozenset(names) | more
+
+
+def _likelihoods(log_p: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
+    """Of the log-likelihoods (M,) of all answer tokens: these, and of each record their negated sum and mean (B,)."""
+    nll_sum, nll = sequence_nll(log_p, batch)
+    return {"token_log_p": log_p, "nll_sum": nll_sum, "nll": nll}
 
 
 def _record_means(values: Tensor, records: Seq[Sequence]) -> Tensor:

@@ -312,6 +312,7 @@ def _prepare(
         received=Received(model, flat) if wanted & NEEDS_RECEIVED else None,
         teacher=incompetent_teacher(model, values["teacher_seed"]) if "forget_teacher_kl" in wanted else None,
         temperature=values.get("temperature", 1.0),
+        strength=values.get("strength", 0.0),
         layer=depth,
         retain_loss=options.retain_loss,
     )

@@ -25,6 +25,7 @@ LIMITS = {
         "above": 0,
     },
 }
+UPDATES = "all"
 
 Train = Callable[[Sequence[int], ArrayRecord, Mapping[str, Any]], list[Verdict]]
 """Sends a model with further settings to these clients as ordinary training; their judged replies."""

@@ -10,6 +10,7 @@ LIMITS = {
         "above": 0,
     },
 }
+UPDATES = "newest"
 
 
 def pga(forget_nll: Tensor, *, radius: float | None = None) -> Tensor:

@@ -18,6 +18,7 @@ LIMITS = {
         "at_least": 0,
     },
 }
+NEEDS_RETAIN = True
 
 
 def scrub(

@@ -32,12 +32,13 @@ def create(
     """
     from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate import signing as certificates
-    from oblivionis.reports.html import request_pages
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
     folder, certificate = certificates.create(directory, request_id, key, out)
     if out is None:
+        from oblivionis.reports.html import request_pages
+
         request_pages.write_pages(directory, configuration.from_yaml(directory.read_config()))
     _say(_summary(certificate))
     signed = "" if certificate["signature"] else "; not signed: give --key"

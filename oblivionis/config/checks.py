@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from oblivionis.config import declared, methods
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import MUSE, STAGES, Config
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
 EMBEDDED_CONTEXT = 512
-WITH_RETAIN_LOSS = ("grad_diff", "npo", "simnpo")
-WITHOUT_FORGET_LIKELIHOOD = ("fine_tune", "rmu")
 LEAST_ORACLES = 3
 WITHOUT_HOLDINGS = ("nodes", "file", "none")
-NEEDS_RETAIN = ("fine_tune", "neg_grad", "scrub")
 
 Check = Callable[[Config], Iterator[Problem]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []
@@ -118,6 +116,14 @@ def _aggregation(config: Config) -> Iterator[Problem]:
         yield Problem("model.lora.aggregation", message, "factors", "or set model.mode=lora")
 
 
+@_reads("model.lora.aggregation", "strategy.name")
+def _own_rule(config: Config) -> Iterator[Problem]:
+    name, aggregation = config.strategy.name, config.model.lora.aggregation
+    if aggregation == "product" and not declared.code("strategy", name).literals.get("TAKES_MEAN", True):
+        message = f"{name} combines the clients' numbers by a rule of its own, not by the mean of LoRA's products"
+        yield Problem("model.lora.aggregation", message, "factors or freeze_a", "or choose another strategy")
+
+
 @_reads("model.template.kind", "model.template.answer_prefix", "model.template.question_suffix")
 def _clean_boundary(config: Config) -> Iterator[Problem]:
     template = config.model.template
@@ -142,16 +148,16 @@ def _clean_boundary(config: Config) -> Iterator[Problem]:
 def _unlearning_options(config: Config) -> Iterator[Problem]:
     """Options that the method would not look at."""
     unlearning = config.unlearning
-    if unlearning.retain_loss != "nll" and unlearning.method not in WITH_RETAIN_LOSS:
+    if unlearning.retain_loss != "nll" and not methods.has_retain_choice(unlearning.method):
         message = f"{unlearning.method} has no retain term to choose"
-        expected = f"nll, or one of the methods {', '.join(WITH_RETAIN_LOSS)}"
+        expected = f"nll, or one of the methods {', '.join(methods.with_retain_choice())}"
         yield Problem("unlearning.retain_loss", message, expected)
     entropy = unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
-    blind = unlearning.method == "federaser" or (unlearning.method in WITHOUT_FORGET_LIKELIHOOD and not entropy)
-    if unlearning.forget_nll_limit is not None and blind:
+    seen = methods.sees_forget_likelihood(unlearning.method) or (entropy and methods.is_loss(unlearning.method))
+    if unlearning.forget_nll_limit is not None and not seen:
         message = f"{unlearning.method} does not look at the likelihood of forget records"
         yield Problem("unlearning.forget_nll_limit", message, "null")
-    if unlearning.requests.scope == "client" and unlearning.method in NEEDS_RETAIN:
+    if unlearning.requests.scope == "client" and methods.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
 
@@ -369,7 +375,8 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
     """What the methods that go by the clients' updates ask of other keys."""
     unlearning = config.unlearning
     method, updates, entropy = unlearning.method, unlearning.updates, unlearning.entropy
-    if method not in ("federaser", "pga"):
+    needed = methods.updates(method)
+    if needed is None:
         return
     if "local" in config.stages:
         message = f"{method} needs other clients, and the stage local has none"
@@ -377,15 +384,15 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
     if updates.keep == 0:
         message = f"{method} needs the clients' updates"
         yield Problem("unlearning.updates.keep", message, "null or at least 1")
-    if method == "pga" and updates.every != 1:
-        message = "pga starts from the newest round, which must be kept"
+    if needed == "newest" and updates.every != 1:
+        message = f"{method} starts from the newest round, which must be kept"
         yield Problem("unlearning.updates.every", message, "1")
     least = config.federation.keep_checkpoints
-    if method == "pga" and updates.keep is not None and 0 < updates.keep < least:
-        message = "pga needs the newest round of every checkpoint that a run may continue from"
+    if needed == "newest" and updates.keep is not None and 0 < updates.keep < least:
+        message = f"{method} needs the newest round of every checkpoint that a run may continue from"
         yield Problem("unlearning.updates.keep", message, f"null or at least federation.keep_checkpoints={least}")
-    if method == "federaser" and (entropy.forget or entropy.retain):
-        message = "federaser trains on nothing that is to be forgotten"
+    if not methods.is_loss(method) and (entropy.forget or entropy.retain):
+        message = f"{method} trains on nothing that is to be forgotten"
         yield Problem("unlearning.entropy", message, "weights of 0")
 
 

@@ -15,13 +15,14 @@ by literals at its top level, so that a mistake in a configuration is told befor
     LIMITS = {"beta": {"help": "Inverse temperature.", "above": 0}, "questions": {"type": "int", "at_least": 1}}
 
 By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
-`optional: True` where null is allowed though it is not the default. What else a kind declares so, its package says.
+`optional: True` where null is allowed though it is not the default. What a loss declares besides: `config.methods`.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,9 +56,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class CodeFile:
-    """The literals of a code file by name, its docstring, and what is wrong with it."""
+    """What a code file says: the first paragraph of its docstring, its literals by name, what is wrong with it.
+
+    `quantities`: the positional parameters of the function that has the file's name, each with whether it is optional.
+    """
 
     summary: str = ""
+    quantities: Mapping[str, bool] = field(default_factory=dict)
     literals: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
@@ -77,6 +82,11 @@ def names(kind: str) -> list[str]:
     """The names of a kind's code files, sorted."""
     files = [file for folder in CODE[kind] for file in (_ROOT / folder).glob("*.py")]
     return sorted({file.stem for file in files if not file.stem.startswith("_")})
+
+
+def attacks() -> list[str]:
+    """The kinds of attack in the order of tables: by the literal `ORDER` of each file, then by name."""
+    return sorted(names("attack"), key=lambda name: (code("attack", name).literals.get("ORDER", math.inf), name))
 
 
 def code(kind: str, name: str) -> CodeFile:
@@ -136,7 +146,16 @@ def _read(file: Path) -> CodeFile:
             if target.id == "LIMITS":
                 problems.append(Problem(place, "LIMITS is no literal", "{key: {keyword: number}}", "", place))
     limits = _limits(found.get("LIMITS", {}), f"{place}: LIMITS", problems)
-    return CodeFile(summary, found, limits, tuple(problems))
+    return CodeFile(summary, _quantities(tree, file.stem), found, limits, tuple(problems))
+
+
+def _quantities(tree: ast.Module, name: str) -> dict[str, bool]:
+    function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+    if function is None:
+        return {}
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    required = len(names) - len(function.args.defaults)
+    return {argument: number >= required for number, argument in enumerate(names)}
 
 
 def _limits(given: Any, place: str, problems: list[Problem]) -> dict[str, Limit]:

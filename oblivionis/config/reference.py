@@ -21,9 +21,6 @@ PAGE = DOCUMENTS / "reference" / "configuration.md"
 
 HEAD = """# Configuration
 
-<<<<<<< HEAD
-Made from the schema and the files in `conf/` by `python -m oblivionis.config.reference`; do not edit it by hand.
-=======
 Made from the schema and the files in `conf/`; do not edit it by hand, but run
 `python -m oblivionis.config.reference > docs/reference/configuration.md`.
 

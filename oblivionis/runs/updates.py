@@ -18,6 +18,7 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord
 
 from oblivionis.array_files import read_arrays, write_arrays
+from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.files import append_lines, link_or_copy, read_lines, sync_folder, write_atomic
@@ -31,11 +32,11 @@ ROUNDS = "rounds.jsonl"
 
 
 def kept_rounds(config: Config) -> int | None:
-    """How many rounds `config` keeps: 0 none, None all. PGA needs the newest one of every checkpoint."""
+    """How many rounds `config` keeps: 0 none, None all."""
     unlearning = config.unlearning
     if unlearning.updates.keep is not None:
         return unlearning.updates.keep
-    return {"federaser": None, "pga": config.federation.keep_checkpoints}.get(unlearning.method, 0)
+    return {"all": None, "newest": config.federation.keep_checkpoints, None: 0}[methods.updates(unlearning.method)]
 
 
 def open_updates(config: Config, run: Path, stage: str) -> UpdateStore | None:

@@ -10,11 +10,11 @@ from support.audits import audit_of, phrasings, write
 from support.reports import log_of, make_run, metrics_of
 from support.suite_view import cells, view
 
-from benchmarks.output.tables import Marked, Table
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.audits.people_outcomes import Person, PersonFact, Phrasing, person_slug
 from oblivionis.files import write_json
+from oblivionis.reports.table import Marked, Table
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.trees import Tree
 
 from clients import losses
 from oblivionis.config import declared
@@ -97,36 +94,16 @@ print(json.dumps({"page": page, "yaml": text, "old": old, "heavy": heavy}))
 """
 
 
-class Tree:
-    """A copy of the configuration's own modules and of `conf/`, to which files can be added."""
+def told(tree: Tree, program: str, *arguments: str) -> Any:
+    """What a program in the tree prints, read as JSON."""
+    done = tree.run("-c", program, *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        for folder in ("conf", "oblivionis/config", "clients/losses", "strategies"):
-            shutil.copytree(ROOT / folder, path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        for file in ("__init__", "errors", "naming", "files"):
-            shutil.copy(ROOT / "oblivionis" / f"{file}.py", path / "oblivionis")
 
-    def add(self, name: str, text: str) -> None:
-        file = self.path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-
-    def run(self, program: str, *arguments: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            cwd=self.path,
-            env={**os.environ, "PYTHONPATH": str(self.path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def ask(self, *overrides: str) -> list[Any]:
-        """What composing `smoke` with each of the strings of overrides gives: settings, or problems."""
-        return self.run(COMPOSED, json.dumps(overrides))
+def ask(tree: Tree, *overrides: str) -> list[Any]:
+    """What composing `smoke` with each of the strings of overrides gives: settings, or problems."""
+    return told(tree, COMPOSED, json.dumps(overrides))
 
 
 @pytest.fixture
@@ -143,22 +120,23 @@ DEFAULTS = {"share": 0.5, "most": None, "kind": "a", "only": ["x"], "shout": Fal
 
 
 def test_settings_of_an_evaluator_and_an_attack_are_keys(tree: Tree) -> None:
-    found = tree.ask(
+    found = ask(
+        tree,
         "",
         "evaluation.vowels.share=1 evaluation.vowels.most=7 attack.shout.loudness=4",
         "evaluation.vowels='{kind: e, only: [y, z]}' evaluation=full",
     )
     plain, changed, mapping = found
-    told = tree.run(TOLD)
+    shown = told(tree, TOLD)
     assert plain[0]["vowels"] == DEFAULTS and plain[1]["shout"] == {"loudness": 3}
     assert changed[0]["vowels"] == {**DEFAULTS, "share": 1.0, "most": 7} and changed[1]["shout"] == {"loudness": 4}
     assert mapping[0]["vowels"] == {**DEFAULTS, "kind": "e", "only": ["y", "z"]}
-    assert told["old"]["vowels"] == DEFAULTS
-    assert told["heavy"] == []
-    assert "\n  vowels:\n    share: 0.5\n" in told["yaml"] and "more:" not in told["yaml"]
-    assert "## evaluation.vowels\n\nCounts vowels.\n" in told["page"]
-    assert "| `evaluation.vowels.most` | int or null | `null` | value >= 1 | Longest. [tokens] |" in told["page"]
-    assert "| `attack.shout.loudness` | int | `3` |" in told["page"]
+    assert shown["old"]["vowels"] == DEFAULTS
+    assert shown["heavy"] == []
+    assert "\n  vowels:\n    share: 0.5\n" in shown["yaml"] and "more:" not in shown["yaml"]
+    assert "## evaluation.vowels\n\nCounts vowels.\n" in shown["page"]
+    assert "| `evaluation.vowels.most` | int or null | `null` | value >= 1 | Longest. [tokens] |" in shown["page"]
+    assert "| `attack.shout.loudness` | int | `3` |" in shown["page"]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +160,7 @@ def test_settings_of_an_evaluator_and_an_attack_are_keys(tree: Tree) -> None:
     ],
 )
 def test_what_is_wrong_with_such_a_key(tree: Tree, override: str, problem: str) -> None:
-    ((found,),) = tree.ask(override)
+    ((found,),) = ask(tree, override)
     assert found.startswith(problem) and found.endswith("[override]")
 
 
@@ -220,13 +198,13 @@ def test_what_is_wrong_with_such_a_key(tree: Tree, override: str, problem: str) 
 )
 def test_what_is_wrong_with_such_a_file(tree: Tree, file: str, text: str, problem: str) -> None:
     tree.add(file, text)
-    (found,) = tree.ask("")
-    assert [told for told in found if told.startswith(problem)]
+    (found,) = ask(tree, "")
+    assert [line for line in found if line.startswith(problem)]
 
 
 def test_a_default_that_its_limits_forbid_names_its_line(tree: Tree) -> None:
     tree.add("conf/evaluator/vowels.yaml", SETTINGS.replace("0.5", "2.0"))
-    ((found,),) = tree.ask("")
+    ((found,),) = ask(tree, "")
     assert found.startswith("evaluation.vowels.share: 2.0 is out of range")
     assert found.endswith("[conf/evaluator/vowels.yaml:1]")
 
@@ -234,5 +212,5 @@ def test_a_default_that_its_limits_forbid_names_its_line(tree: Tree) -> None:
 def test_a_name_that_the_schema_has_is_refused(tree: Tree) -> None:
     tree.add("conf/evaluator/ruler.yaml", "a: 1\n")
     tree.add("oblivionis/assessment/evaluators/ruler.py", "")
-    (found,) = tree.ask("")
+    (found,) = ask(tree, "")
     assert "conf/evaluator/ruler.yaml: evaluation.ruler is a key of the schema already; expected another name" in found

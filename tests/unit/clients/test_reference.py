@@ -29,7 +29,7 @@ from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import AnswerRows, layer_states
 from evaluation.engine.packing import PackedBatch, Sequence
-from oblivionis.config import checks as config_checks
+from oblivionis.config import methods
 from oblivionis.config.compose import compose
 from oblivionis.config.problems import ConfigError
 
@@ -573,11 +573,18 @@ def test_bad_hyperparameters(name: str, value: Any) -> None:
 
 
 def test_the_configuration_knows_what_each_method_looks_at() -> None:
-    methods = {name: losses.get(name) for name in losses.names()}
-    assert {n for n, m in methods.items() if "retain_loss" in m.names} == set(config_checks.WITH_RETAIN_LOSS)
-    blind = {n for n, m in methods.items() if not any(q.startswith("forget_") and "states" not in q for q in m.names)}
-    assert blind == set(config_checks.WITHOUT_FORGET_LIKELIHOOD)
-    assert {n for n, m in methods.items() if m.needs_retain} == set(config_checks.NEEDS_RETAIN)
+    known = {name: losses.get(name) for name in losses.names()}
+    assert all(methods.is_loss(name) for name in known)
+    for name, method in known.items():
+        assert methods.has_retain_choice(name) == ("retain_loss" in method.names)
+        sees = any(q.startswith("forget_") and "states" not in q for q in method.names)
+        assert methods.sees_forget_likelihood(name) == sees
+        assert methods.needs_retain(name) == method.needs_retain
+    with_choice = set(methods.with_retain_choice())
+    assert {"grad_diff", "npo", "simnpo"} <= with_choice and not with_choice & {"pga", "rmu", "scrub"}
+    assert [n for n in known if not methods.sees_forget_likelihood(n)] == ["fine_tune", "rmu"]
+    assert {n for n in known if methods.needs_retain(n)} == {"fine_tune", "neg_grad", "scrub"}
+    assert not methods.is_loss("federaser") and not methods.sees_forget_likelihood("federaser")
 
 
 @pytest.mark.parametrize(

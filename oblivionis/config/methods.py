@@ -1,0 +1,49 @@
+"""What an unlearning method looks at, from its code file.
+
+A loss says most of it by the names of its function's positional parameters (`clients.step.QUANTITIES`); two literals
+say the rest:
+
+- `NEEDS_RETAIN = True`: it cannot do without retain records though each of them is optional;
+- `UPDATES`: which rounds of clients' updates the server must keep for it: `"all"`, or `"newest"`, that of every
+  checkpoint that a run may continue from.
+"""
+
+from __future__ import annotations
+
+from oblivionis.config import declared
+
+
+def is_loss(method: str) -> bool:
+    """Whether clients minimise a loss; otherwise the server serves requests itself (FedEraser)."""
+    return bool(_code(method).quantities)
+
+
+def has_retain_choice(method: str) -> bool:
+    """Whether its retain term is whatever `unlearning.retain_loss` says."""
+    return "retain_loss" in _code(method).quantities
+
+
+def with_retain_choice() -> list[str]:
+    """The methods that have it, sorted."""
+    return [name for name in declared.names("unlearning") if has_retain_choice(name)]
+
+
+def sees_forget_likelihood(method: str) -> bool:
+    """Whether it asks for something that tells the likelihood of forget records: anything but their states."""
+    return any(name.startswith("forget_") and not name.endswith("_states") for name in _code(method).quantities)
+
+
+def needs_retain(method: str) -> bool:
+    """Whether it cannot do without retain records."""
+    code = _code(method)
+    required = [name for name, optional in code.quantities.items() if not optional]
+    return bool(code.literals.get("NEEDS_RETAIN")) or any(name.startswith("retain") for name in required)
+
+
+def updates(method: str) -> str | None:
+    """Which rounds of clients' updates the server must keep for it: all, newest, or none."""
+    return _code(method).literals.get("UPDATES")
+
+
+def _code(method: str) -> declared.CodeFile:
+    return declared.code("unlearning", method)

@@ -1,0 +1,40 @@
+"""A copy of the whole tree, to which files can be added."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("oblivionis", "strategies", "clients", "evaluation", "benchmarks", "conf")
+
+
+class Tree:
+    """The packages and `conf/` below `path`, which programs started by `run` import."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for part in PARTS:
+            shutil.copytree(ROOT / part, path / part, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def add(self, name: str, text: str) -> None:
+        """Write the file of this path below the tree."""
+        file = self.path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+    def run(self, *arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+        """Python with these arguments, in the tree; its output as text."""
+        environment = {**os.environ, "PYTHONPATH": str(self.path)}
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
