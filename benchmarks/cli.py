@@ -84,6 +84,8 @@ def bench_table(
     format: Annotated[str, typer.Option(help="text, md, latex, csv or html.")] = TEXT,
 ) -> None:
     """Print the tables of a suite's results, e.g. `--layout paper-table-2 --format latex`."""
+    if not target.exists():
+        raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
     from benchmarks.printing import FORMATS, tables_of
 
     if format not in (TEXT, *FORMATS):

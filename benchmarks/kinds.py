@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from benchmarks.federated import runner as federated
-from benchmarks.federated import settings as federated_settings
-from benchmarks.federated.runner import Options
-from benchmarks.tabular import runner as tabular
-from benchmarks.tabular import settings as tabular_settings
+from benchmarks.federated.options import Options
 from oblivionis.config.compose import instance, tree_of
 from oblivionis.config.layers import flatten, parse_overrides
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
@@ -32,6 +28,7 @@ from oblivionis.files import write_atomic
 
 FOLDER = Path(__file__).resolve().parent / "suites"
 SUITE_FILE = "suite.yaml"
+FEDERATED, TABULAR = "federated", "ruler_tabular"
 
 
 @dataclass(frozen=True)
@@ -53,23 +50,56 @@ class Kind:
     parallel: bool = False
 
 
-KINDS = {
-    "federated": Kind(
-        federated_settings.Settings,
-        federated_settings.problems,
-        federated.announce,
-        federated.run,
-        frozenset(field.name for field in dataclasses.fields(federated_settings.Settings)),
-        parallel=True,
-    ),
-    "ruler_tabular": Kind(
-        tabular_settings.Settings,
-        tabular_settings.problems,
-        lambda settings, _: tabular.plan(settings),
-        lambda settings, folder, console, _: tabular.run(settings, folder, console),
-        tabular_settings.EXTENDABLE,
-    ),
-}
+class _Kinds(Mapping[str, Kind]):
+    """Every kind by its name; what runs it is imported when the kind is asked for."""
+
+    def __getitem__(self, name: str) -> Kind:
+        if name == FEDERATED:
+            return _federated()
+        if name == TABULAR:
+            return _tabular()
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((FEDERATED, TABULAR))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __contains__(self, name: object) -> bool:
+        return name in (FEDERATED, TABULAR)
+
+
+def _federated() -> Kind:
+    from benchmarks.federated import settings
+
+    def announce(suite: settings.Settings, options: Options) -> list[str]:
+        from benchmarks.federated import runner
+
+        return runner.announce(suite, options)
+
+    def run(suite: settings.Settings, folder: Path, console: Console, options: Options) -> None:
+        from benchmarks.federated import runner
+
+        runner.run(suite, folder, console, options)
+
+    keys = frozenset(field.name for field in dataclasses.fields(settings.Settings))
+    return Kind(settings.Settings, settings.problems, announce, run, keys, parallel=True)
+
+
+def _tabular() -> Kind:
+    from benchmarks.tabular import runner, settings
+
+    return Kind(
+        settings.Settings,
+        settings.problems,
+        lambda suite, _: runner.plan(suite),
+        lambda suite, folder, console, _: runner.run(suite, folder, console),
+        settings.EXTENDABLE,
+    )
+
+
+KINDS = _Kinds()
 
 
 def bench(
@@ -120,6 +150,14 @@ def find(name: str) -> Path:
     known = sorted(file.stem for file in FOLDER.glob("*.yaml"))
     expected = f"a YAML file, or one of {', '.join(known)}"
     raise ConfigError([Problem("suite", f"there is no {name!r}", expected, did_you_mean(path.stem, known))])
+
+
+def kind_of(file: Path) -> str | None:
+    """The kind that a suite names, without a look at the rest. Raises ConfigError for a file that cannot be read."""
+    values, _, problems = _read(file)
+    if problems:
+        raise ConfigError(problems)
+    return values.get("kind", (None, ""))[0]
 
 
 def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:

@@ -9,9 +9,9 @@ from benchmarks import kinds
 from benchmarks.federated import results
 from benchmarks.federated.settings import Layout, Settings
 from benchmarks.federated.tables import FORMATS, build
-from benchmarks.output.tables import Table
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.table import Table
 
 __all__ = ["FORMATS", "tables_of"]
 
@@ -49,7 +49,7 @@ def _layouts(folder: Path) -> dict[str, dict[str, Layout]]:
     found: dict[str, dict[str, Layout]] = {"": {}}
     own = folder / kinds.SUITE_FILE
     for name, file in {"": own, **{f.stem: f for f in sorted(kinds.FOLDER.glob("*.yaml"))}}.items():
-        if file.is_file():
+        if file.is_file() and kinds.kind_of(file) == kinds.FEDERATED:
             _, settings = kinds.load(file)
             if isinstance(settings, Settings):
                 found[name] = {layout.name: layout for layout in settings.layouts()}

@@ -1,4 +1,7 @@
-"""What runs on a model after a round: evaluators that read from one shared table of likelihoods and generations."""
+"""What runs on a model after a round: evaluators that read from one shared table of likelihoods and generations.
+
+The engine is imported when a model is read: evaluators can be listed, and their results shown, without it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,15 @@ import time
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
-from torch import nn
 
-from evaluation.engine.decoding import greedy
-from evaluation.engine.likelihood import Scores, score
-from evaluation.engine.models import evaluation_mode
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import Scores
+from evaluation.engine.sequences import TokenSequence as Sequence
+
+if TYPE_CHECKING:
+    from torch import nn
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,12 @@ class EvaluationSession:
         self._prompts: dict[tuple[int, ...], int] = {}
         self._moments: set[Sequence] = set()
 
+    def fresh(self) -> EvaluationSession:
+        """A session that knows nothing yet, of the same model in another state."""
+        return EvaluationSession(
+            self.model, stop_ids=self.stop_ids, pad_id=self.pad_id, token_budget=self.token_budget, mode=self.mode
+        )
+
     def request(
         self,
         *,
@@ -100,6 +108,8 @@ class EvaluationSession:
 
     def compute(self) -> None:
         """Score and continue everything announced and not yet known."""
+        from evaluation.engine.decoding import greedy
+
         plain = self._sequences.pop(None, {})
         for kind, sequences in list(self._sequences.items()):
             assert kind is not None
@@ -132,6 +142,8 @@ class EvaluationSession:
         self, sequences: Collection[Sequence], kind: _Kind | None, wanted: Collection[Sequence]
     ) -> dict[Sequence, tuple[Scores, int]]:
         """Score the `wanted` sequences, with states, and those of the others that are not known; the wanted ones."""
+        from evaluation.engine.likelihood import score
+
         new = [s for s in sequences if s in wanted or not self._knows(s)]
         if not new:
             return {}
@@ -266,6 +278,10 @@ class Hook:
 
     def run(self, session: EvaluationSession) -> Report:
         """Evaluate the session's model with every evaluator."""
+        import torch
+
+        from evaluation.engine.models import evaluation_mode
+
         results: dict[str, Result] = {}
         seconds: dict[str, float] = {}
         failed: dict[str, str] = {}

@@ -17,6 +17,13 @@ MODELS = {
 """What readers call the model that a stage ends with."""
 SETS = {"forget": "Forget", "retain": "Retain", "real_authors": "Real authors", "world_facts": "World facts"}
 """What readers call the question sets."""
+LOG_SETS = {
+    "forget": "eval_log_forget",
+    "retain": "eval_log",
+    "real_authors": "eval_real_author_wo_options",
+    "world_facts": "eval_real_world_wo_options",
+}
+"""What the question sets are called in per-question logs (as `evaluation.metrics.tofu.SECTIONS`)."""
 
 
 def subject_key(name: str) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from omegaconf import OmegaConf
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FOLDER = Path(__file__).resolve().parents[1] / "papers"
 
@@ -23,6 +26,8 @@ def names() -> list[str]:
 @functools.cache
 def read(name: str) -> pd.DataFrame:
     """A published table in tidy form; every column but `value` holds text."""
+    import pandas as pd
+
     frame = pd.read_csv(FOLDER / f"{name}.csv", dtype=str, keep_default_na=False)
     return frame.assign(value=pd.to_numeric(frame["value"]))
 

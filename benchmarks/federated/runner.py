@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.federated import processes, results
 from benchmarks.federated.graph import Graph, Node, plan
+from benchmarks.federated.options import Options
 from benchmarks.federated.processes import Job, Slot
 from benchmarks.federated.report import NODES, write_report
 from benchmarks.federated.settings import Settings
@@ -25,14 +25,6 @@ from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.reuse import import_updates, take_over
 
 _POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a suite is run. jobs: runs at once; store: folder of the runs, which suites share."""
-
-    jobs: int
-    store: Path
 
 
 def announce(settings: Settings, options: Options) -> list[str]:

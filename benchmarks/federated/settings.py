@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.federated import papers
 from benchmarks.federated.matrix import SEED, Axis, Cell, MatrixError, axes_of, cells_of, experiments
+from oblivionis.assessment import evaluators
 from oblivionis.config.limits import about
 from oblivionis.config.problems import Problem, did_you_mean
 from oblivionis.config.schema import STAGES
@@ -62,8 +63,8 @@ class Settings:
 class Measure:
     """A column of a table: its `name` there, the `metric` of the evaluation, and how the best value is marked.
 
-    best: max, min, or None for no mark; style: how; digits: after the point, None for two significant places as the
-    papers print them.
+    best: max, min, or None for no mark (a suite that names a style alone means the metric's own direction); style: how;
+    digits: after the point, None for two significant places as the papers print them.
     """
 
     name: str
@@ -103,10 +104,18 @@ def _layout(name: str, entry: Mapping[str, Any]) -> Layout:
     measures = []
     for label, given in entry["metrics"].items():
         own: dict[str, Any] = {"metric": given} if isinstance(given, str) else dict(given)
+        if any(key in own for key in _MARKS):
+            own.setdefault("best", best_of(own["metric"]))
         measures.append(Measure(str(label), **own))
     lists = {key: tuple(_listed(entry[key])) for key in ("groups", "models", "show") if key in entry}
     rest = {key: entry[key] for key in ("rows", "columns", "mark_over", "paper", "paper_axes", "note") if key in entry}
     return Layout(name, str(entry.get("title", name)), tuple(measures), **lists, **rest)
+
+
+def best_of(metric: str) -> str | None:
+    """Which value of a metric is best: max, min, or None where that is the retrained model's, or nobody says."""
+    known = evaluators.catalogue().get(metric)
+    return {"higher": "max", "lower": "min"}.get(known.direction or "") if known else None
 
 
 def _listed(value: Any) -> list[str]:
@@ -137,6 +146,7 @@ _LAYOUT_KEYS = (
     *("title", "rows", "columns", "groups", "models", "metrics", "mark_over", "paper", "paper_axes", "show", "note"),
 )
 _MEASURE_KEYS = ("metric", "best", "style", "runner_up", "scale", "digits")
+_MARKS = ("style", "runner_up")
 
 
 def _layout_problems(name: str, entry: Any, axes: Sequence[Axis], places: Mapping[str, str]) -> Iterator[Problem]:
@@ -190,8 +200,10 @@ def _measure_problems(given: Any) -> Iterator[tuple[str, ...]]:
             yield f".{key}", "unknown key", f"one of {', '.join(_MEASURE_KEYS)}", did_you_mean(key, _MEASURE_KEYS)
         elif key == "best" and value not in ("max", "min", None):
             yield ".best", f"unknown choice {value!r}", "max, min or null"
-        elif key in ("style", "runner_up") and value not in STYLES:
+        elif key in _MARKS and value not in STYLES:
             yield f".{key}", f"unknown choice {value!r}", f"one of {', '.join(STYLES)}"
+        elif key in _MARKS and value != "none" and "best" not in given and best_of(given["metric"]) is None:
+            yield f".{key}", f"which value of {given['metric']} is best is not known", "best: max, min or null"
         elif key == "scale" and not (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0):
             yield ".scale", f"{value!r} is no positive number", "a number > 0"
         elif key == "digits" and not (value is None or (isinstance(value, int) and 0 <= value <= 12)):

@@ -13,8 +13,9 @@ import pandas as pd
 from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
-from benchmarks.output.tables import Marked, Table
 from oblivionis.config.problems import did_you_mean
+from oblivionis.reports.format import short
+from oblivionis.reports.table import Marked, Table
 
 FORMATS = {"md": Table.markdown, "latex": Table.latex, "csv": Table.csv, "html": Table.page}
 SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
@@ -189,7 +190,7 @@ def _marks(
 
 
 def _printed(value: float, measure: Measure) -> float:
-    return float(text(value, measure.digits)) if value == value else math.nan
+    return float(short(value, measure.digits)) if value == value else math.nan
 
 
 def unknown_metrics(frame: pd.DataFrame, layout: Layout) -> Iterator[str]:
@@ -202,24 +203,15 @@ def unknown_metrics(frame: pd.DataFrame, layout: Layout) -> Iterator[str]:
             yield f"{place}: no model has the metric {measure.metric!r}{f'; {hint}' if hint else ''}"
 
 
-def text(value: float, digits: int | None) -> str:
-    """A number as the papers print it: two decimals, two significant places below 0.01, unless `digits` says else."""
-    if value != value:
-        return "–"
-    if digits is not None:
-        return f"{value:.{digits}f}"
-    return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
-
-
 def _cell(whose: str, ours: Entry, paper: float, measure: Measure, style: str | None) -> str:
     if whose == PAPER:
-        return text(paper, measure.digits)
+        return short(paper, measure.digits)
     if whose == DIFFERENCE:
         difference = ours.mean - paper
         return "–" if difference != difference else f"{difference:+.{2 if measure.digits is None else measure.digits}f}"
-    shown = text(ours.mean, measure.digits)
+    shown = short(ours.mean, measure.digits)
     if ours.count > 1:
-        shown += f" ± {text(ours.std, measure.digits)}"
+        shown += f" ± {short(ours.std, measure.digits)}"
     return Marked(shown, style) if style else shown
 
 

@@ -8,39 +8,25 @@ from typing import Any
 import htpy as h
 import pandas as pd
 
-from oblivionis.naming import SETS
-from oblivionis.reports import summary as report
+from oblivionis.assessment import evaluators
 from oblivionis.reports.markup import captioned, explained
 
-NAMES = {
-    **{f"{key}_{m}": f"{group} {name}" for key, group in SETS.items() for m, name in report.MEASURES.items()},
-    **{f"forget_{key}": name for key, name in report.FORGET_ONLY.items()},
-    **report.LEAKAGE,
-    **report.RULER,
-    "model_utility": "Model utility",
-    "seconds": "Seconds",
-}
-"""Metrics as readers know them."""
-DRAWN = (
-    "forget_rouge",
-    "forget_prob",
-    "forget_truth_ratio",
-    "forget_quality",
-    "retain_rouge",
-    "retain_prob",
-    "model_utility",
-    "leakage_mean",
-    "ruler_mean_rank",
-)
-TERMS = NAMES | {f"{key}_{m}": name for key in SETS for m, name in report.MEASURES.items()}
-TERMS |= {f"forget_{key}": name for key, name in report.FORGET_ONLY.items()}
-"""The word of the glossary for a metric."""
+
+def drawn() -> list[str]:
+    """The metrics that are drawn where a suite does not name others."""
+    return [key for key, metric in evaluators.catalogue().items() if metric.drawn]
+
+
+def metric_name(metric: str) -> h.Node:
+    """What readers call a metric, linked to what the glossary says of it."""
+    known = evaluators.catalogue().get(metric)
+    return explained(known.title if known else metric, evaluators.reader_name(metric))
 
 
 def figures(
-    cells: pd.DataFrame, axes: Sequence[str], paper: pd.DataFrame | None, metrics: Sequence[str] = DRAWN
+    cells: pd.DataFrame, axes: Sequence[str], paper: pd.DataFrame | None, metrics: Sequence[str] | None = None
 ) -> list[h.Node]:
-    """A figure for each of `metrics` that a cell has: a panel per value of the first axis, methods side by side.
+    """A figure for each of `metrics` (None: of `drawn`) that a cell has, a panel per value of the first axis.
 
     Points are means over seeds, bars their sample standard deviation. `cells`, `axes` and `paper` as in `SuiteView`.
     """
@@ -50,15 +36,13 @@ def figures(
     from benchmarks.output import panels  # matplotlib: what only names metrics does without
 
     found: list[h.Node] = []
-    for metric in dict.fromkeys([*metrics, *published]):
+    for metric in dict.fromkeys([*(drawn() if metrics is None else metrics), *published]):
         mine = done[(done.metric == metric) & done.value.notna()]
         if mine[mine.stage == "unlearn"].empty:
             continue
-        name = NAMES.get(metric, metric)
-        drawing = panels.metric_figure(mine, compared, paper, metric, name)
+        drawing = panels.metric_figure(mine, compared, paper, metric, evaluators.reader_name(metric))
         lines = [label for stage, (_, _, label) in panels.LINES.items() if (mine.stage == stage).any()]
-        title = h.h3[explained(TERMS.get(metric, metric), name)]
-        found += [title, captioned(drawing, _caption(mine, lines, metric in published))]
+        found += [h.h3[metric_name(metric)], captioned(drawing, _caption(mine, lines, metric in published))]
     return found or [h.p["Nothing to draw yet."]]
 
 

@@ -13,8 +13,7 @@ from urllib.parse import quote
 import htpy as h
 import pandas as pd
 
-from benchmarks.output.figures import DRAWN, NAMES, TERMS, figures
-from benchmarks.output.tables import Table
+from benchmarks.output.figures import figures, metric_name
 from benchmarks.output.warnings import found_warnings
 from oblivionis.files import write_atomic
 from oblivionis.reports.format import number
@@ -29,6 +28,7 @@ from oblivionis.reports.markup import (
     warning_list,
     with_code,
 )
+from oblivionis.reports.table import Table
 
 FILE = "suite.html"
 SECONDS, SEED = "seconds", "seed"
@@ -43,7 +43,7 @@ class SuiteView:
     `error`, `run` (of the stage: rows of a stage that cells share name the same run), `metric`, `value`. axes: names of
     the matrix' axes; `seed` is averaged over. paper: the published numbers, with `metric`, `value` and any of the axes
     and `stage` (default: unlearn); an axis that it lacks matches every value. facts: label → text for what was run.
-    warnings: sentences beside those that are found in the cells. metrics: those that are drawn.
+    warnings: sentences beside those that are found in the cells. metrics: those that are drawn (None: `figures.drawn`).
     """
 
     title: str
@@ -55,7 +55,7 @@ class SuiteView:
     paper: pd.DataFrame | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
-    metrics: Sequence[str] = DRAWN
+    metrics: Sequence[str] | None = None
 
     @property
     def compared(self) -> list[str]:
@@ -190,8 +190,8 @@ def _paper(suite: SuiteView) -> h.Node:
         mean, spread = ours.mean(), ours.std(ddof=1)
         text = number(mean) + (f" ± {number(spread)}" if len(ours) > 1 else "")
         axes = [str(published[axis]) if _given(published, axis) else "all" for axis in suite.compared]
-        name = explained(TERMS.get(metric, metric), NAMES.get(metric, metric))
-        rows.append([*axes, name, text, str(len(ours)), number(published.value), f"{mean - published.value:+.3f}"])
+        less = f"{mean - published.value:+.3f}"
+        rows.append([*axes, metric_name(metric), text, str(len(ours)), number(published.value), less])
     heads = [*suite.compared, "measure", "ours", "runs", "paper", "ours − paper"]
     table = html_table(heads, [""] * (len(suite.compared) + 1) + ["n"] * 4, rows) if rows else h.p["No common cell."]
     return [section_heading("paper", "Beside the paper's numbers", "Standard deviation (±)"), table]

@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.output.tables import Table, number, p_value
 from benchmarks.tabular import data
 from benchmarks.tabular.experiment import ORACLE, ORIGINAL, PAIR, TWIN
 from benchmarks.tabular.results import Rows, label
 from benchmarks.tabular.settings import Settings
 from evaluation.ruler import statistics
 from oblivionis.files import write_atomic
+from oblivionis.reports.format import fixed, p_value
+from oblivionis.reports.table import Table
 
 TABLES_FILE = "tables.md"
 PRINTED_DATASETS = 3
@@ -57,7 +58,7 @@ class Tested:
     def cells(self) -> list[str]:
         """z, p (with a W if it is Wilcoxon's), and the rank-biserial correlation, positive above the null."""
         p = p_value(self.p) + (" W" if np.isnan(self.z) else "")
-        return [number(self.z, 2), p, f"{self.signed_rank.signed:+.2f} {self.signed_rank.label}"]
+        return [fixed(self.z, 2), p, f"{self.signed_rank.signed:+.2f} {self.signed_rank.label}"]
 
 
 def write(
@@ -121,9 +122,7 @@ def _tested(rows: Rows, title: str, column: str, null: float, digits: int, note:
     for fraction in rows.fractions:
         for method in rows.methods:
             test = _test(rows, fraction, method, column, null)
-            cells.append(
-                [_percent(fraction), label(method), number(test.mean, digits), *test.cells, number(test.icc, 2)]
-            )
+            cells.append([_percent(fraction), label(method), fixed(test.mean, digits), *test.cells, fixed(test.icc, 2)])
             if test.note:
                 notes.append(f"{_percent(fraction)}, {label(method)}: {test.note}.")
         cells.append(None)
@@ -145,7 +144,7 @@ def output_level(rows: Rows) -> Table:
             means = [rows.mean(fraction, method, column) for column in ("mia", *_ACCURACIES)]
             judged = [_judged(value, target) for value, target in zip(means, targets, strict=True)]
             if method == ORACLE:
-                judged[1:] = map(number, means[1:])
+                judged[1:] = map(fixed, means[1:])
             cells.append([_percent(fraction), label(method), *judged])
         cells.append(None)
     heads = ["forget", "model", "MIA", "forget acc.", "retain acc.", "test acc."]
@@ -157,7 +156,7 @@ def output_level(rows: Rows) -> Table:
 
 
 def _judged(value: float, target: float) -> str:
-    return f"{number(value)} {'✓' if abs(value - target) <= statistics.TOLERANCE + 1e-12 else '✗'}"
+    return f"{fixed(value)} {'✓' if abs(value - target) <= statistics.TOLERANCE + 1e-12 else '✗'}"
 
 
 def baselines(rows: Rows) -> Table:
@@ -165,13 +164,13 @@ def baselines(rows: Rows) -> Table:
     cells: list[Sequence[str] | None] = []
     for fraction in rows.fractions:
         for model in (ORIGINAL, ORACLE, TWIN, PAIR):
-            rank = number(rows.mean(fraction, model, "mean_rank"))
+            rank = fixed(rows.mean(fraction, model, "mean_rank"))
             if model == ORACLE:
                 cells.append([_percent(fraction), label(model), "–", "–", "–", "–", rank])
                 continue
             test = _test(rows, fraction, model, "s_gap", 0.0)
-            similar = number(rows.mean(fraction, model, "s_oracle"), 4)
-            cells.append([_percent(fraction), label(model), similar, number(test.mean, 4), *test.cells[1:], rank])
+            similar = fixed(rows.mean(fraction, model, "s_oracle"), 4)
+            cells.append([_percent(fraction), label(model), similar, fixed(test.mean, 4), *test.cells[1:], rank])
         cells.append(None)
     heads = ["forget", "model", "S_oracle", "S_gap", "p", "r", "mean R"]
     note = (
@@ -189,12 +188,12 @@ def single_dataset(rows: Rows) -> Table:
         for method in (ORIGINAL, ORACLE, TWIN, PAIR, *rows.methods):
             shift, *others = (rows.mean(fraction, method, column) for column in ("s_shift", "mean_rank", "mia"))
             gap = _gap_cells(rows, fraction, method)
-            cells.append([_percent(fraction), label(method), *gap, number(shift, 4), *map(number, others)])
+            cells.append([_percent(fraction), label(method), *gap, fixed(shift, 4), *map(fixed, others)])
         cells.append(None)
         retrained = rows.values(fraction, TWIN, "s_gap")
         if len(retrained) >= 3:
             band = statistics.noise_band(retrained)
-            bands.append(f"[{number(band.low, 4)}, {number(band.high, 4)}] ({_percent(fraction)})")
+            bands.append(f"[{fixed(band.low, 4)}, {fixed(band.high, 4)}] ({_percent(fraction)})")
     heads = ["forget", "model", "S_gap", "SD", "p", "r", "S_shift", "mean R", "MIA"]
     note = "S_gap: mean and standard deviation of the seeds; p, r: Wilcoxon's signed-rank test of the seeds against 0."
     if bands:
@@ -210,7 +209,7 @@ def _gap_cells(rows: Rows, fraction: float, method: str) -> list[str]:
     values = rows.values(fraction, method, "s_gap")
     test = statistics.signed_rank(values)
     spread = float(values.std(ddof=1)) if len(values) > 1 else np.nan
-    return [number(float(values.mean()), 4), number(spread, 4), p_value(test.p), f"{test.signed:+.2f}"]
+    return [fixed(float(values.mean()), 4), fixed(spread, 4), p_value(test.p), f"{test.signed:+.2f}"]
 
 
 def post_hoc(rows: Rows) -> Table:

@@ -1,4 +1,4 @@
-"""Likelihoods of (prompt, answer) sequences, each distinct sequence scored once, and the metrics that read them.
+"""Likelihoods of (prompt, answer) sequences, each distinct sequence scored once.
 
 All natural logarithms; every likelihood is over the answer tokens only (EOS included where the answer carries it),
 teacher-forced on the true prefix.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,46 +15,11 @@ from torch import Tensor, nn
 
 from evaluation.engine.forward import Scorer
 from evaluation.engine.models import evaluation_mode, keep_freed_memory, model_device, side_by_side, vocabulary_size
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import Scores
+from evaluation.engine.sequences import TokenSequence as Sequence
 
-CONVENTIONS = ("geometric", "arithmetic")
 POOLINGS = ("all", "last", "mean")
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Answer likelihoods of S sequences, in the order they were given.
-
-    sum_nll, mean_nll (S,) float64, nats, >= 0; num_tokens (S,) answer tokens; log_probs, correct: per sequence one
-    array (num_tokens,) of log-probabilities (float32) and of whether the teacher-forced argmax is the token;
-    hidden: what `score` was asked for, per sequence one float32 array (empty where no states were wanted), or None;
-    moments: per sequence mean and standard deviation (num_tokens, 2) of the log-probabilities under the distribution
-    that predicts each answer token (empty where not wanted), or None.
-    """
-
-    sum_nll: np.ndarray
-    mean_nll: np.ndarray
-    num_tokens: np.ndarray
-    log_probs: tuple[np.ndarray, ...]
-    correct: tuple[np.ndarray, ...]
-    hidden: tuple[np.ndarray, ...] | None = None
-    moments: tuple[np.ndarray, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.log_probs)
-
-    def take(self, indices: Seq[int]) -> Scores:
-        """The scores of the sequences at these indices."""
-        index = np.asarray(indices, dtype=np.int64)
-        return Scores(
-            self.sum_nll[index],
-            self.mean_nll[index],
-            self.num_tokens[index],
-            tuple(self.log_probs[i] for i in indices),
-            tuple(self.correct[i] for i in indices),
-            None if self.hidden is None else tuple(self.hidden[i] for i in indices),
-            None if self.moments is None else tuple(self.moments[i] for i in indices),
-        )
 
 
 def batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
@@ -216,45 +180,3 @@ def _pooled(state: Tensor, batch: PackedBatch, last: Seq[bool], pooling: str) ->
     if pooling == "last":
         return list(torch.stack([part[-1] for part in rows]).cpu().numpy())
     return list(torch.stack([part[1:].mean(0) for part in rows]).cpu().numpy())
-
-
-def probability(mean_nll: float | np.ndarray) -> np.ndarray:
-    """P(a|q)^{1/|a|} = exp(-mean answer-token NLL), in [0, 1] (Oblivionis eq. 10)."""
-    return np.exp(-np.asarray(mean_nll, dtype=np.float64))
-
-
-def truth_ratio(right: float | np.ndarray, wrong: Seq[float] | np.ndarray, convention: str = "geometric") -> np.ndarray:
-    """Wrong over right: how much likelier the wrong answers are, in [0, inf] (Oblivionis eq. 13).
-
-    right (...): mean NLL of the paraphrased answer; wrong (..., E): mean NLLs of E wrong answers. geometric:
-    exp(-mean of the wrong NLLs) in the numerator (the public TOFU code); arithmetic: mean of exp(-NLL) (the paper).
-    Raises ValueError for an unknown convention or no wrong answers.
-    """
-    if convention not in CONVENTIONS:
-        raise ValueError(f"unknown truth ratio convention {convention!r}, expected {' or '.join(CONVENTIONS)}")
-    right, wrong = np.asarray(right, dtype=np.float64), np.asarray(wrong, dtype=np.float64)
-    if wrong.ndim == 0 or wrong.shape[-1] == 0:
-        raise ValueError("the truth ratio needs at least one wrong answer")
-    if convention == "geometric":
-        return np.exp(right - wrong.mean(-1))
-    return np.exp(right[..., None] - wrong).mean(-1)
-
-
-def extraction_strength(correct: Seq[bool] | np.ndarray) -> float:
-    """1 - k/|y| for the smallest k from which on every teacher-forced argmax is right, in [0, 1].
-
-    Raises ValueError for an empty answer.
-    """
-    hits = np.asarray(correct, dtype=bool)
-    if hits.size == 0:
-        raise ValueError("extraction strength of an empty answer is undefined")
-    misses = np.flatnonzero(~hits)
-    return 1.0 - (int(misses[-1]) + 1 if misses.size else 0) / hits.size
-
-
-def exact_memorization(correct: Seq[bool] | np.ndarray) -> float:
-    """Share of teacher-forced argmax tokens that are right, in [0, 1]. Raises ValueError for an empty answer."""
-    hits = np.asarray(correct, dtype=bool)
-    if hits.size == 0:
-        raise ValueError("exact memorisation of an empty answer is undefined")
-    return float(hits.mean())

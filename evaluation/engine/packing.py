@@ -11,19 +11,14 @@ import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-class Sequence(NamedTuple):
-    """One (prompt, answer) pair of token ids; both non-empty, the answer ends with EOS if the record is complete."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+from evaluation.engine.sequences import TokenSequence as Sequence
 
 
 class Layout(Protocol):

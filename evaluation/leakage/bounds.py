@@ -16,7 +16,6 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 BISECTIONS = 60
 
@@ -88,7 +87,9 @@ def binary_leakage_bound(successes: ArrayLike, n: int, alpha: float) -> float | 
         raise ValueError(f"successes must be one number or (questions,), got shape {count.shape}")
     if not ((count >= 0) & (count <= n) & (count == np.round(count))).all():
         raise ValueError(f"successes must be whole numbers in 0..{n}")
-    quantile = stats.beta.isf(alpha, count + 1, np.maximum(n - count, 1))
+    from scipy.stats import beta
+
+    quantile = beta.isf(alpha, count + 1, np.maximum(n - count, 1))
     return _float_if_scalar(np.where(count == n, 1.0, quantile))
 
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, rankdata
 
-from evaluation.engine.likelihood import Scores
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import Scores
+from evaluation.engine.sequences import TokenSequence as Sequence
 from evaluation.hook import EvaluationSession, Result
 
 ATTACKS = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
@@ -85,6 +84,8 @@ def auc(members: Seq[float] | np.ndarray, others: Seq[float] | np.ndarray) -> fl
 
     Raises ValueError for an empty group or a value that is not a number.
     """
+    from scipy.stats import rankdata
+
     x, y = _groups(members, others)
     ranks = rankdata(np.concatenate([x, y]))
     return float((ranks[: len(x)].sum() - len(x) * (len(x) + 1) / 2) / (len(x) * len(y)))
@@ -157,6 +158,8 @@ def auc_difference(
     AUCs and 0 else. None with fewer than two records in a group. Raises ValueError as `auc`, and for groups of
     different sizes.
     """
+    from scipy.stats import norm
+
     (x, y), (x_oracle, y_oracle) = _groups(*model), _groups(*oracle)
     if len(x) != len(x_oracle) or len(y) != len(y_oracle):
         raise ValueError(
@@ -175,6 +178,8 @@ def auc_difference(
 
 def _components(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Share of the others below each member (n,) and of the members above each other one (m,), ties counted half."""
+    from scipy.stats import rankdata
+
     together = rankdata(np.concatenate([x, y]))
     of_x = (together[: len(x)] - rankdata(x)) / len(y)
     of_y = 1 - (together[len(x) :] - rankdata(y)) / len(x)

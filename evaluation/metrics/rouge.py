@@ -12,17 +12,16 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
-from nltk.stem.porter import PorterStemmer
 from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cpdist
 
 from evaluation.metrics.words import words
 
 _WORD = re.compile(r"[a-z0-9]+")
-_stemmer = PorterStemmer()
 
 _FIRST = 0xE000  # all code points from here on are characters; below lie the surrogates
 _KEPT_WORDS = 1 << 18
@@ -46,7 +45,14 @@ class Rouge:
 
 @lru_cache(maxsize=1 << 17)
 def _stem(word: str) -> str:
-    return _stemmer.stem(word) if len(word) > 3 else word
+    return _stemmer().stem(word) if len(word) > 3 else word
+
+
+@cache
+def _stemmer() -> Any:
+    from nltk.stem.porter import PorterStemmer  # half a second to import
+
+    return PorterStemmer()
 
 
 def tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import hmean, ks_2samp
 
-from evaluation.engine.likelihood import CONVENTIONS, exact_memorization, extraction_strength, probability, truth_ratio
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence as Sequence
 from evaluation.hook import EvaluationSession, Result
+from evaluation.metrics.answer import CONVENTIONS, exact_memorization, extraction_strength, probability, truth_ratio
 from evaluation.metrics.rouge import rouge_l
 
 Log = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -114,6 +113,8 @@ def forget_quality(ratios: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndar
 
     Returns (p-value, statistic), both in [0, 1] (Oblivionis eqs. 15-17). Raises ValueError for an empty sample.
     """
+    from scipy.stats import ks_2samp
+
     if len(ratios) == 0 or len(oracle) == 0:
         raise ValueError("forget quality needs truth ratios of the model and of the oracle")
     test: Any = ks_2samp(ratios, oracle)
@@ -136,6 +137,8 @@ def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric"
         result.update(_measures(log, name, convention))
     names = [f"{measure} {TITLES[name]}" for measure in MEASURES for name in UTILITY_SETS]
     if all(name in result for name in names):
+        from scipy.stats import hmean
+
         result["Model Utility"] = float(hmean([result[name] for name in names]))
     ratios = truth_ratios(log, "forget", convention)
     if oracle is not None and ratios is not None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import wilcoxon
 
 OVER_UNLEARNED, STILL_KNOWN, NEAR, UNDECIDED = "over-unlearned", "still known", "near", "undecided"
 
@@ -107,5 +106,7 @@ def _judge(logs: np.ndarray, oracle: np.ndarray, average: Callable[[np.ndarray],
 def _p_value(differences: np.ndarray, side: str) -> float:
     if not differences.any():
         return 1.0
+    from scipy.stats import wilcoxon
+
     test: Any = wilcoxon(differences, alternative=side)
     return float(test.pvalue)

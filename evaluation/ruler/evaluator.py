@@ -6,21 +6,18 @@ enters the language-model head (after the last norm) or where it leaves a chosen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence as Sequence
 from evaluation.hook import EvaluationSession, Result
-from evaluation.ruler.lenses import (
-    PercentileRank,
-    calibration_gap,
-    oracle_similarity,
-    percentile_rank,
-    representation_shift,
-)
+from evaluation.ruler.embedded import Embedded
+
+if TYPE_CHECKING:
+    from evaluation.ruler.lenses import PercentileRank
 
 LEAST_RETAIN = 2
 """Fewest retain records: each needs another one to be near to."""
@@ -36,40 +33,6 @@ class Answered:
 
 
 @dataclass(frozen=True, eq=False)
-class Embedded:
-    """Representations of forget and retain records under one model.
-
-    forget_ids (n), retain_ids (m): unique within each; forget (n, d), retain (m, d): float32, a row per id. Raises
-    ValueError where they do not fit together.
-    """
-
-    forget_ids: tuple[str, ...]
-    forget: np.ndarray
-    retain_ids: tuple[str, ...]
-    retain: np.ndarray
-
-    def __post_init__(self) -> None:
-        for name, ids, rows in (("forget", self.forget_ids, self.forget), ("retain", self.retain_ids, self.retain)):
-            if rows.ndim != 2 or len(rows) != len(ids) or len(set(ids)) != len(ids):
-                raise ValueError(f"{len(set(ids))} {name} records, but representations of shape {rows.shape}")
-
-    def covers(self, forget_ids: Iterable[str], retain_ids: Iterable[str]) -> bool:
-        """Whether all these records are among ours."""
-        return set(forget_ids) <= set(self.forget_ids) and set(retain_ids) <= set(self.retain_ids)
-
-    def take(self, forget_ids: Seq[str], retain_ids: Seq[str]) -> Embedded:
-        """Those of these records, in this order. Raises KeyError for one that we do not have."""
-        forget = {name: i for i, name in enumerate(self.forget_ids)}
-        retain = {name: i for i, name in enumerate(self.retain_ids)}
-        return Embedded(
-            tuple(forget_ids),
-            self.forget[[forget[name] for name in forget_ids]],
-            tuple(retain_ids),
-            self.retain[[retain[name] for name in retain_ids]],
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class References:
     """What Lens 1 compares with: the same records in the original model and in the retrain oracle (of one seed)."""
 
@@ -82,6 +45,8 @@ def lens_1(model: Embedded, references: References, retain_sample: int | None = 
 
     The references must cover the model's records. retain_sample: as `sample` of `lenses.calibration_gap`.
     """
+    from evaluation.ruler.lenses import calibration_gap, oracle_similarity, representation_shift
+
     original = references.original.take(model.forget_ids, model.retain_ids)
     oracle = references.oracle.take(model.forget_ids, model.retain_ids)
     return {
@@ -93,6 +58,8 @@ def lens_1(model: Embedded, references: References, retain_sample: int | None = 
 
 def lens_2(model: Embedded) -> PercentileRank:
     """The percentile ranks (RULER, eqs. 5 to 7) of the forget records in `model`."""
+    from evaluation.ruler.lenses import percentile_rank
+
     return percentile_rank(model.forget, model.retain)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from scipy.stats import false_discovery_control, norm, rankdata, t, wilcoxon
 
 Numbers: TypeAlias = Seq[float] | np.ndarray
 
@@ -124,6 +123,8 @@ def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
     m = len(differences)
     if not m:
         return SignedRank(0.0, 1.0, 0, 0.0, 0.0)
+    from scipy.stats import rankdata, wilcoxon
+
     test: Any = wilcoxon(differences)
     positive = float(rankdata(np.abs(differences))[differences > 0].sum())
     total = m * (m + 1) / 2
@@ -166,6 +167,8 @@ def mixed_model(values: Numbers, groups: Seq[Hashable], null: float = 0.0) -> Mi
     else:
         estimate, error, between, residual = fit.estimate, fit.standard_error, fit.between, fit.within
         z = (estimate - null) / error
+        from scipy.stats import norm
+
         p = float(2 * norm.sf(abs(z)))
         icc = between / (between + residual)
         note = f"REML fit of {len(values)} values in {len(names)} groups: z {z:.3g}, p {p:.3g}, ICC {icc:.2f}"
@@ -237,6 +240,8 @@ def post_hoc(values: Mapping[str, Mapping[str, Numbers]]) -> list[PairTest]:
             except ValueError as problem:
                 raise ValueError(f"{metric} of {first} and {second}: {problem}") from None
             tests.append((first, second, metric, test))
+    from scipy.stats import false_discovery_control
+
     adjusted = false_discovery_control([test.p for *_, test in tests], method="bh")
     return [PairTest(*test, float(p)) for test, p in zip(tests, adjusted, strict=True)]
 
@@ -255,6 +260,8 @@ def noise_band(values: Numbers, confidence: float = 0.95) -> NoiseBand:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
     n, mean = len(values), float(values.mean())
+    from scipy.stats import t
+
     half = float(t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / n))
     return NoiseBand(mean - half, mean + half, mean, n, confidence)
 

@@ -1,9 +1,10 @@
-"""From a global model to its metrics: the question sets, the evaluators and the profiles of the configuration."""
+"""From a global model to its metrics: it is loaded, and the evaluators of `oblivionis.assessment.evaluators` run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,32 +12,26 @@ from typing import Any
 import numpy as np
 
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.likelihood import probability
 from evaluation.engine.packing import Sequence as Tokens
-from evaluation.engine.sampling import Rule
 from evaluation.hook import EvaluationSession, Hook, Report
-from evaluation.leakage import functions as leakage_functions
-from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
-from evaluation.leakage.functions import Asked
-from evaluation.leakage.summary import Terms
+from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
-from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator, truth_ratios
-from evaluation.ruler.evaluator import LEAST_RETAIN, Answered, Embedded, References, RulerEvaluator
+from evaluation.metrics.tofu import SECTIONS
+from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
 from oblivionis import seeds
-from oblivionis.assessment import ruler
-from oblivionis.assessment.membership import Groups, spread
-from oblivionis.assessment.muse import Muse, recited
-from oblivionis.assessment.wikimem import People
-from oblivionis.config import compose as configuration
+from oblivionis.assessment import evaluators, ruler
+from oblivionis.assessment.context import Context
+from oblivionis.assessment.evaluators.ruler import of_both_profiles
+from oblivionis.assessment.muse import recited
+from oblivionis.assessment.questions import encode_questions, encode_records
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.tokenize import encode_all, encode_pairs, whole_text
 from oblivionis.errors import RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.corpus import corpus_of
-from oblivionis.models.fingerprint import fingerprint_source
-from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics, read_checkpoint
+from oblivionis.runs.checkpoints import find_checkpoint
+from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
 from oblivionis.runs.progress import Events
 
 
@@ -44,8 +39,8 @@ from oblivionis.runs.progress import Events
 class Measured:
     """The evaluation of one global model.
 
-    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `leakage_…`, `ruler_…`,
-    `wikimem_…`, `membership_…` and `muse_…`; `report` holds all evaluators' results.
+    `metrics` are those of the TOFU evaluator, by short name, and those of the others as `<evaluator>_<metric>`;
+    `report` holds all evaluators' results.
     """
 
     report: Report
@@ -57,18 +52,12 @@ class Measured:
 
     @property
     def log(self) -> dict[str, Any] | None:
-        """The per-question log in the shape of TOFU's own, with the question ids under `ids`.
-
-        `ruler` holds the percentile ranks of the forget records by id; `wikimem`, `membership` and `muse` the details
-        of those evaluators.
-        """
-        results = self.report.results
-        found, ranked = results.get("tofu"), results.get("ruler")
-        log = {**found.details["log"], "ids": found.details["ids"]} if found else {}
-        if ranked and found:
-            log["ruler"] = dict(zip(ranked.details["ids"], ranked.details["ranks"], strict=True))
-        whole = {n: dict(results[n].details) for n in ("wikimem", "membership", "muse") if n in results}
-        return {**log, **whole} if found or "muse" in whole else None
+        """What each evaluator keeps of its details: TOFU the log in the shape of its own, with the question ids under
+        `ids`, the others mostly something under their names. None where nothing is kept."""
+        found: dict[str, Any] = {}
+        for name, result in self.report.results.items():
+            found |= evaluators.to_log(name, result.details)
+        return found or None
 
     @property
     def embedded(self) -> Embedded | None:
@@ -99,49 +88,27 @@ class Measured:
 
 
 class Assessor:
-    """Measures adapters of one assembled model on the questions of one corpus, tokenised once."""
+    """Measures adapters of one assembled model on the questions of one corpus, tokenised once.
 
-    def __init__(self, assembled: Assembled, corpus: Corpus, config: Config) -> None:
-        ruler.check_layer(assembled.model, config)
-        self._people = People.of(
-            corpus,
-            config.evaluation.wikimem,
-            lambda r: whole_text(assembled.tokenizer, assembled.template, r.question, r.answer),
-        )
-        self._assembled, self._config, self._corpus = assembled, config, corpus
-        tokenizer = assembled.tokenizer
+    base: the vector of the untouched base model, for evaluators that ask it; without it LoRA's B is set to zero, and a
+    model that is trained in other ways goes without them.
+    """
+
+    def __init__(self, assembled: Assembled, corpus: Corpus, config: Config, base: np.ndarray | None = None) -> None:
+        self._assembled, self._config, self._corpus, self._base = assembled, config, corpus, base
         asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
-        self._questions = {name: encode_questions(records, assembled, config) for name, records in asked.items()}
-        self._groups = Groups.of(corpus, assembled, config)
-        self._muse = Muse.of(corpus, assembled, config)
-        self._reference: dict[str, float] | None = None
-        self._untouched = True
+        known_base = base is not None or config.model.mode == "lora"
+        context = Context(
+            name="",
+            assembled=assembled,
+            corpus=corpus,
+            config=config,
+            questions={name: encode_questions(records, assembled, config) for name, records in asked.items()},
+            as_base=self._as_base if known_base else None,
+        )
+        self._context = replace(context, prepared_of=_of_each("prepare", context))
+        self._loaded: np.ndarray | None = None
         self._sequences: dict[str, Tokens] = {}
-        self._decode = lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-        self._asked = [
-            Prompted(Asked(record.id, record.question, record.answer), question.prompt)
-            for record, question in zip(asked.get("forget", ()), self._questions.get("forget", ()), strict=True)
-        ]
-
-    def _leakage(self, full: bool) -> list[LeakageEvaluator]:
-        """The leakage evaluator of a profile, none where it samples nothing or there is no forget question."""
-        settings = self._config.evaluation.leakage
-        samples = settings.full_samples if full else settings.samples
-        asked = spread(self._asked, settings.full_questions if full else settings.questions)
-        if not samples or not asked:
-            return []
-        return [
-            LeakageEvaluator(
-                asked,
-                self._decode,
-                leakage_functions.get(settings.function),
-                samples,
-                Terms(alpha=settings.alpha, rho=settings.rho, leaks_from=settings.leaks_from, limit=settings.limit),
-                Rule(settings.temperature, settings.top_p, settings.top_k, settings.confidence),
-                settings.max_new_tokens,
-                seeds.derive(self._config.seed, "leakage"),
-            )
-        ]
 
     @property
     def manifest_hash(self) -> str:
@@ -156,64 +123,29 @@ class Assessor:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to ask."""
-        return not self._questions and self._muse is None and self._people is None
+        return not self._context.questions and all(v is None for v in self._context.prepared_of.values())
 
     @property
     def withheld(self) -> int:
         """Records of the holdout set."""
         return len(self._corpus.evaluation.get("holdout", ()))
 
-    def _profile(self, full: bool) -> Profile:
-        settings = self._config.evaluation.full if full else self._config.evaluation.light
-        return Profile(settings.questions_per_set, settings.max_new_tokens, tuple(settings.sets))
-
-    def _ruler_records(self, full: bool) -> tuple[list[Answered], list[Answered]]:
-        """The forget and retain records that a profile asks, with their true answers."""
-        profile = self._profile(full)
-        forget, retain = (
-            [Answered(q.id, Tokens(q.prompt, q.answer)) for q in profile.pick(self._questions.get(name, ()))]
-            if name in profile.sets
-            else []
-            for name in ("forget", "retain")
-        )
-        return forget, retain
-
-    def _ruler(self, records: tuple[list[Answered], list[Answered]], with_: References | None) -> list[RulerEvaluator]:
-        """RULER on these records, none where it is switched off or they are too few."""
-        settings = self._config.evaluation.ruler
-        forget, retain = records
-        if not settings.enabled or not forget or len(retain) < LEAST_RETAIN:
-            return []
-        return [RulerEvaluator(forget, retain, settings.pooling, settings.layer, with_, settings.retain_sample)]
-
-    def ruler_lacks(self) -> list[str]:
-        """Which profiles leave RULER out for want of records, and why; nothing where it is switched off."""
-        if not self._config.evaluation.ruler.enabled or self._corpus.is_text:
-            return []
-        lacking = []
-        for name, full in (("light", False), ("full", True)):
-            forget, retain = self._ruler_records(full)
-            if not self._ruler((forget, retain), None):
-                lacking.append(f"evaluation.{name} asks {len(forget)} forget and {len(retain)} retain questions")
-        return lacking
-
     @property
     def ruler_ids(self) -> tuple[list[str], list[str]] | None:
         """Ids of the forget and of the retain records that RULER reads in either profile; None where in neither."""
-        found = self._ruler(self._both_profiles(), None)
-        return ([r.id for r in found[0].forget], [r.id for r in found[0].retain]) if found else None
+        found = self._ruler()
+        return ([r.id for r in found.forget], [r.id for r in found.retain]) if found else None
 
-    def _both_profiles(self) -> tuple[list[Answered], list[Answered]]:
-        light, full = self._ruler_records(False), self._ruler_records(True)
-        forget, retain = (list({r.id: r for r in (*b, *a)}.values()) for a, b in zip(light, full, strict=True))
-        return forget, retain
+    def lacks(self) -> list[str]:
+        """What evaluators warn of before a run: where they are left out, and why."""
+        return [line for lines in _of_each("lacks", self._context).values() for line in lines]
 
     def embed(self, vector: np.ndarray) -> Embedded:
         """The representations of `ruler_ids` in the model with `vector`; there must be some."""
-        (evaluator,) = self._ruler(self._both_profiles(), None)
-        self._load(vector)
-        with fused_lora(self._assembled.model):
-            return evaluator.embed(self._session())
+        evaluator = self._ruler()
+        assert evaluator is not None
+        with self._session(vector) as session:
+            return evaluator.embed(session)
 
     def measure(
         self,
@@ -228,28 +160,10 @@ class Assessor:
         `oracle` is the retrained model's log; with it there is a forget quality. With `references`, RULER's Lens 1.
         """
         started = time.perf_counter()
-        evaluation = self._config.evaluation
-        self._load(vector)
-        ratios = truth_ratios(oracle, "forget", evaluation.truth_ratio) if oracle is not None else None
-        tofu = TofuEvaluator(
-            questions=self._questions,
-            decode=self._decode,
-            convention=evaluation.truth_ratio,
-            oracle=None if ratios is None else ratios.tolist(),
-            profile=self._profile(full),
-        )
-        people = self._people.evaluators(self._assembled.tokenizer, full) if self._people else []
-        evaluators = [
-            *([tofu] if self._questions else []),
-            *self._ruler(self._ruler_records(full), references),
-            *self._leakage(full),
-            *people,
-            *self._groups.evaluators(self._config, full, self._reference, oracle),
-            *([self._muse.evaluator(self._config, self._groups, full, oracle)] if self._muse else []),
-        ]
-        session = self._session()
-        with fused_lora(self._assembled.model):
-            report = Hook(evaluators, strict=self._config.strict).run(session)
+        with self._session(vector) as session:
+            context = replace(self._context, full=full, oracle=oracle, references=references)
+            built = [evaluator for found in _of_each("build", context).values() for evaluator in found]
+            report = Hook(built, strict=self._config.strict).run(session)
         return Measured(report, time.perf_counter() - started)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
@@ -258,9 +172,8 @@ class Assessor:
         They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
         text the first half is given and the rest expected (`muse.recited`).
         """
-        self._load(vector)
-        with fused_lora(self._assembled.model):
-            return dict(zip(record_ids, self._recalled(self._session(), record_ids), strict=True))
+        with self._session(vector) as session:
+            return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
 
     def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
         """How well the model with `vector` knows these training records: by measure, by id.
@@ -268,11 +181,9 @@ class Assessor:
         prob: length-normalised probability of what is trained on; with `rouge` also rouge, as `recalls`.
         """
         new = [r for r in self._records(record_ids) if r.id not in self._sequences]
-        encoded = _sequences(new, self._assembled, self._config)
+        encoded = encode_records(new, self._assembled, self._config)
         self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
-        self._load(vector)
-        session = self._session()
-        with fused_lora(self._assembled.model):
+        with self._session(vector) as session:
             found = {"prob": probability(session.scores([self._sequences[i] for i in record_ids]).mean_nll).tolist()}
             if rouge:
                 found["rouge"] = self._recalled(session, record_ids)
@@ -286,27 +197,40 @@ class Assessor:
         questions = encode_questions(bare, self._assembled, self._config)
         limit = self._config.evaluation.full.max_new_tokens
         produced = session.greedy([q.prompt for q in questions], limit)
-        return rouge_l([self._decode(tokens) for tokens in produced], [r.answer for r in records]).recall.tolist()
+        texts = [self._context.decode(tokens) for tokens in produced]
+        return rouge_l(texts, [r.answer for r in records]).recall.tolist()
 
     def _records(self, record_ids: Sequence[str]) -> list[Record]:
         known = {record.id: record for record in self._corpus.train}
         return [known[i] for i in record_ids]
 
-    def _load(self, vector: np.ndarray) -> None:
+    def _ruler(self) -> RulerEvaluator | None:
+        return of_both_profiles(self._context)
+
+    @contextmanager
+    def _session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
+        """The model with `vector`; before the first one is loaded, evaluators look at the base model."""
         adapters.check_vector(vector, self._assembled.flat.manifest)
-        if self._untouched:
-            self._look_at_base()
-            self._untouched = False
-        self._assembled.flat.load(vector)
+        with fused_lora(self._assembled.model):
+            if self._loaded is None:
+                found = _of_each("look_at_base", self._context, self._new_session())
+                self._context = replace(self._context, reference_of=found)
+            self._assembled.flat.load(vector)
+            self._loaded = vector
+            yield self._new_session()
 
-    def _look_at_base(self) -> None:
-        """What the attack `reference` compares with: the model as it is assembled, before anything is loaded."""
-        settings = self._config.evaluation.membership
-        if settings.enabled and "reference" in settings.attacks and self._groups.others:
-            with fused_lora(self._assembled.model):
-                self._reference = self._groups.reference(self._session)
+    @contextmanager
+    def _as_base(self) -> Iterator[None]:
+        """The untouched base model instead of the one that is loaded."""
+        flat, loaded = self._assembled.flat, self._loaded
+        assert loaded is not None
+        flat.load(adapters.without_b(loaded, flat.manifest) if self._base is None else self._base)
+        try:
+            yield
+        finally:
+            flat.load(loaded)
 
-    def _session(self) -> EvaluationSession:
+    def _new_session(self) -> EvaluationSession:
         return EvaluationSession(
             self._assembled.model,
             stop_ids=self._assembled.stop_ids,
@@ -315,77 +239,10 @@ class Assessor:
         )
 
 
-def _sequences(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Tokens]:
-    """Token ids of the records as clients train on them."""
-    encoded, _ = encode_all(
-        records,
-        assembled.tokenizer,
-        assembled.template,
-        max_length=config.model.max_length,
-        on_overflow=config.model.on_overflow,
-    )
-    return [Tokens(e.prompt, e.answer) for e in encoded]
-
-
-def encode_questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
-    """Tokenise questions with all their answers; answers longer than `model.max_length` follow `on_overflow`."""
-    pairs, spans = [], []
-    for record in records:
-        right = [record.paraphrased_answer] if record.paraphrased_answer is not None else []
-        start = len(pairs)
-        pairs += [(record.question, text) for text in (record.answer, *right, *record.perturbed_answers)]
-        spans.append((start, len(right)))
-    encoded = encode_pairs(
-        pairs,
-        assembled.tokenizer,
-        assembled.template,
-        max_length=config.model.max_length,
-        on_overflow=config.model.on_overflow,
-    )
-    found = []
-    for record, (start, right) in zip(records, spans, strict=True):
-        answer, *others = encoded[start : start + 1 + right + len(record.perturbed_answers)]
-        found.append(
-            Question(
-                id=record.id,
-                prompt=answer.prompt,
-                answer=answer.answer,
-                text=record.answer,
-                paraphrase=others[0].answer if right else None,
-                perturbed=tuple(e.answer for e in others[right:]),
-            )
-        )
-    return found
-
-
-def find_checkpoint(
-    target: Path, stage: str | None, overrides: Sequence[str]
-) -> tuple[RunDirectory, Checkpoint, Config, str]:
-    """A run's final model of `stage` (None: of its last finished stage), or a checkpoint file of a run.
-
-    `overrides` change the run's own configuration, which is returned with the base model's fingerprint. Raises RunError
-    when there is no such checkpoint or the base model is another one than the run's.
-    """
-    if target.is_file():
-        checkpoint = read_checkpoint(target)
-        folders = target.resolve().parents
-        if len(folders) < 3 or not (folders[2] / "config.yaml").is_file():
-            raise RunError(f"{target} does not lie in a run directory, under checkpoints/<stage>/; expected it there")
-        run = RunDirectory.open(folders[2])
-    else:
-        run = RunDirectory.open(target)
-        finished = [s for s in ("finetune", "retrain", "unlearn") if run.stage_summary(s) is not None]
-        if stage is None and not finished:
-            raise RunError(f"{target}: no stage is finished yet; name one with --stage to measure its last checkpoint")
-        checkpoint = run.load_checkpoint(stage or finished[-1])
-    config = configuration.compose(run.path / "config.yaml", list(overrides))
-    expected = run.environment().get("fingerprint")
-    actual = fingerprint_source(config.model.source, config.model.revision)
-    if expected and actual != expected:
-        raise RunError(
-            f"the base model {config.model.source!r} is not the run's: {actual[:12]}, expected {expected[:12]}"
-        )
-    return run, checkpoint, config, actual
+def _of_each(function: str, context: Context, *arguments: Any) -> dict[str, Any]:
+    """What each evaluator's `function` returns, by name in the order of evaluation; those without one are left out."""
+    parts = {name: getattr(evaluators.module(name), function, None) for name in evaluators.names()}
+    return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
 
 
 def assemble_for(run: RunDirectory, config: Config) -> Assembled:
@@ -404,7 +261,9 @@ def evaluate_checkpoint(
 ) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
     run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
-    assessor = Assessor(assemble_for(run, config), corpus_of(config), config)
+    assembled = assemble_for(run, config)
+    base = None if config.model.mode == "lora" else assembled.flat.numpy()
+    assessor = Assessor(assembled, corpus_of(config), config, base)
     known = None
     if checkpoint.stage == "unlearn":
         ruler.check_pair(run, config, fingerprint)

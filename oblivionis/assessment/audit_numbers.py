@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.leakage.summary import COLUMNS
-from evaluation.metrics.tofu import SHORT_NAMES
+from oblivionis.assessment import evaluators
 from oblivionis.files import parse_json
 
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
@@ -22,17 +21,7 @@ MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
 REQUEST_ROUGE, REQUEST_PROB = "request_rouge", "request_prob"
 COUNTS = ("forget_records", "retain_records", "failed_evaluators")
 
-_SETS = ("forget", "retain")
-_TOFU = {name for name in SHORT_NAMES.values() if name.startswith(("forget_", "retain_"))} - {
-    "forget_quality",
-    "forget_ks",
-}
-_MEMORISED = {f"{name}_{measure}" for name in _SETS for measure in ("extraction_strength", "exact_memorization")}
-_LEAKAGE = {f"leakage_{name}" for name in (*COLUMNS, "greedy_share", "m_bin_share", "samples", "questions")}
-_WIKIMEM = {
-    f"wikimem_{name}_{key}" for name in _SETS for key in ("strict", "lenient", "strength", "unmemorized", "rank")
-}
-NAMES = frozenset({REQUEST_ROUGE, REQUEST_PROB, "ruler_mean_rank", *COUNTS, *_TOFU, *_MEMORISED, *_LEAKAGE, *_WIKIMEM})
+NAMES = frozenset({REQUEST_ROUGE, REQUEST_PROB, *COUNTS, *evaluators.told_by_clients()})
 """Everything that a client may tell of its records; nothing else is sent, and nothing else is accepted."""
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evaluation.engine.packing import Sequence as Tokens
 from evaluation.hook import EvaluationSession
 from evaluation.metrics.membership import Candidate, MembershipEvaluator
 from oblivionis import seeds
+from oblivionis.assessment.questions import encode_records, spread
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.tokenize import encode_all
 from oblivionis.models.assembly import Assembled
 
 
@@ -38,10 +37,10 @@ class Groups:
         count = config.evaluation.membership.records
         return cls(*(_candidates(spread(group, count), assembled, config) for group in (members, others)))
 
-    def reference(self, session: Callable[[], EvaluationSession]) -> dict[str, float]:
+    def reference(self, session: EvaluationSession) -> dict[str, float]:
         """Mean log-probability of every candidate in the model of a session, by id."""
         candidates = (*self.members, *self.others)
-        scores = session().scores([c.sequence for c in candidates])
+        scores = session.scores([c.sequence for c in candidates])
         return {c.id: -float(v) for c, v in zip(candidates, scores.mean_nll, strict=True)}
 
     def evaluators(
@@ -69,19 +68,6 @@ class Groups:
         ]
 
 
-def spread(items: Sequence[Any], count: int | None) -> tuple[Any, ...]:
-    """`count` items evenly spread over the sequence, all where it is None or there are no more."""
-    if count is None or count >= len(items):
-        return tuple(items)
-    return tuple(items[i * len(items) // count] for i in range(count))
-
-
 def _candidates(records: Sequence[Record], assembled: Assembled, config: Config) -> tuple[Candidate, ...]:
-    encoded, _ = encode_all(
-        records,
-        assembled.tokenizer,
-        assembled.template,
-        max_length=config.model.max_length,
-        on_overflow=config.model.on_overflow,
-    )
-    return tuple(Candidate(r.id, Tokens(e.prompt, e.answer), r.answer) for r, e in zip(records, encoded, strict=True))
+    encoded = encode_records(records, assembled, config)
+    return tuple(Candidate(r.id, tokens, r.answer) for r, tokens in zip(records, encoded, strict=True))

@@ -11,14 +11,14 @@ import numpy as np
 
 from evaluation.metrics.rebound import Curve, rebound_metrics
 from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.membership import spread
+from oblivionis.assessment.evaluators.rebound import MEASURES, summary_key
+from oblivionis.assessment.questions import spread
 from oblivionis.config.schema import Rebound
 from oblivionis.requests.ledger import Request
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.directory import RunDirectory, named_metrics
 
 EVALUATOR = "rebound"
 BEFORE, AFTER, ROUND = "before_unlearn", "after_unlearn", "round"
-MEASURES = {"prob": "Prob", "rouge": "ROUGE-L recall"}
 
 
 class ReboundTracker:
@@ -92,8 +92,8 @@ def rebound_summary(rows: Sequence[Mapping[str, Any]], stage: str) -> tuple[dict
     facts: dict[str, Any] = {}
     for measure in MEASURES:
         curves = rebound_curves(rows, stage, measure)
-        head = "rebound" if measure == "prob" else f"rebound_{measure}"
-        metrics |= {f"{head}_{name}": value for name, value in rebound_metrics(curves).items()}
+        found = {summary_key(measure, name): value for name, value in rebound_metrics(curves).items()}
+        metrics |= named_metrics(EVALUATOR, found)
         if curves:
             facts[measure] = {c.request: _facts(c) for c in curves}
     return metrics, facts

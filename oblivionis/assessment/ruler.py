@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from torch import nn
 
-from evaluation.engine.models import layer_index
 from evaluation.ruler.evaluator import Embedded, References, lens_1, lens_2
 from evaluation.ruler.rank_significance import RankTest, rank_test
 from evaluation.ruler.statistics import signed_rank
@@ -17,6 +15,9 @@ from oblivionis.errors import RunError
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.runs.states import read_states, states_path, write_states
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Embeds(Protocol):
@@ -45,6 +46,8 @@ def check_layer(model: nn.Module, config: Config) -> None:
     """RunError when the model lacks the decoder layer that `evaluation.ruler.layer` names."""
     settings = config.evaluation.ruler
     if settings.enabled and settings.layer is not None:
+        from evaluation.engine.models import layer_index
+
         try:
             layer_index(model, settings.layer)
         except ValueError as error:

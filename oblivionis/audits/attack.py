@@ -20,7 +20,7 @@ import numpy as np
 from evaluation.hook import EvaluationError
 from evaluation.metrics.membership import auc, auc_interval, compared
 from evaluation.metrics.verdict import judge_probability, judge_recall
-from oblivionis.assessment.assessor import assemble_for, find_checkpoint
+from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits import attacks as kinds
 from oblivionis.audits.attacks import NONE
 from oblivionis.audits.battery import Attack, Battery, Row
@@ -30,6 +30,7 @@ from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.files import read_lines, write_atomic, write_json
 from oblivionis.models.corpus import corpus_of
 from oblivionis.requests.ledger import REJECTED, Ledger
+from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 
 ORACLE = "retrain"

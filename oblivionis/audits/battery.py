@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.likelihood import probability, truth_ratio
 from evaluation.hook import EvaluationSession, Evaluator, Hook, Result
+from evaluation.metrics.answer import probability, truth_ratio
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator
-from oblivionis.assessment.assessor import encode_questions
+from oblivionis.assessment.questions import encode_questions
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.models.assembly import Assembled

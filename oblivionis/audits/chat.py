@@ -19,7 +19,7 @@ from evaluation.engine.models import text_config
 from evaluation.engine.sampling import Rule, sample
 from evaluation.metrics.rouge import rouge_l
 from oblivionis import seeds
-from oblivionis.assessment.assessor import assemble_for, find_checkpoint
+from oblivionis.assessment.assessor import assemble_for
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_prompts
@@ -27,6 +27,7 @@ from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import MODELS
+from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory
 
 STAGES = ("finetune", "unlearn", "retrain")

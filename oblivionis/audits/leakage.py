@@ -25,21 +25,20 @@ from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.models import model_device, text_config
 from evaluation.engine.sampling import Rule, sample
 from evaluation.leakage import functions
+from evaluation.leakage.classifier import Classifier
 from evaluation.leakage.diversity import diversity
 from evaluation.leakage.functions import Asked, LeakageFunction
 from evaluation.leakage.sequential import Decision, SequentialTest
 from evaluation.leakage.summary import Summary, Terms, summarise
 from oblivionis import seeds
-from oblivionis.assessment.assessor import assemble_for, find_checkpoint
-from oblivionis.config import compose as configuration
+from oblivionis.assessment.assessor import assemble_for
+from oblivionis.audits.target import AuditError, Target, find_target
 from oblivionis.config.schema import Config
 from oblivionis.data.tokenize import PromptTemplate, encode_prompts, stop_ids
-from oblivionis.errors import OblivionisError
 from oblivionis.files import write_atomic, write_json
 from oblivionis.models import adapters
 from oblivionis.models.assembly import load_base, prompt_template
 from oblivionis.models.corpus import corpus_of
-from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 ROWS_AT_ONCE = 4096
@@ -47,10 +46,6 @@ LOOK_EVERY = 32
 
 Progress = Callable[[int, int], None]
 """Called with how many answers there are and how many there will be at most."""
-
-
-class AuditError(OblivionisError):
-    """An audit that cannot be made as asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,45 +111,42 @@ class Audit:
 
 
 def find_subject(target: str, stage: str | None, overrides: Sequence[str], kind: str = "leakage") -> Subject:
-    """A run directory (its last finished stage, or `stage`), a checkpoint file, a name in `conf/model`, a model folder
-    or a name on the hub. `kind` begins its folder's name. Raises OblivionisError when `target` is none of these."""
-    path = Path(target).expanduser()
-    if path.is_file() or (path / "config.yaml").is_file():
-        run, checkpoint, config, fingerprint = find_checkpoint(path, stage, overrides)
-        assembled = assemble_for(run, config)
+    """What `find_target` finds, loaded. `kind` begins its folder's name. Raises OblivionisError."""
+    return load_subject(find_target(target, stage, overrides), kind)
+
+
+def load_subject(target: Target, kind: str = "leakage") -> Subject:
+    """The model of `target`; see `find_subject`."""
+    config, fingerprint, checkpoint = target.config, target.fingerprint, target.checkpoint
+    if target.run is not None and checkpoint is not None:
+        assembled = assemble_for(target.run, config)
         adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
         assembled.flat.load(checkpoint.vector)
         return Subject(
-            name=f"{run.name}, {checkpoint.stage} (round {checkpoint.round})",
+            name=target.name,
             identity=identity_of(config, fingerprint, checkpoint.vector.tobytes()),
             model=assembled.model,
             tokenizer=assembled.tokenizer,
             template=assembled.template,
             stop_ids=assembled.stop_ids,
-            folder=run.path / "audits" / f"{kind}-{checkpoint.stage}-{checkpoint.round:04d}",
+            folder=target.run.path / "audits" / f"{kind}-{checkpoint.stage}-{checkpoint.round:04d}",
             config=config,
-            run=run,
+            run=target.run,
             fingerprint=fingerprint,
             adapter=vector_hash(checkpoint.vector),
             stage=checkpoint.stage,
             round=checkpoint.round,
         )
-    if stage is not None:
-        raise AuditError(f"--stage chooses a stage of a run, but {target} is no run directory")
-    known = configuration.list_choices()["model"]
-    chosen = [f"model={target}"] if target in known else [f"model.source={target}", f"model.name={path.name}"]
-    config = configuration.compose("default", [*chosen, *overrides])
-    settings = config.model
-    model, tokenizer = load_base(settings)
-    fingerprint = fingerprint_source(settings.source, settings.revision)
+    model, tokenizer = load_base(config.model)
+    parts = Path(target.name).expanduser().parts
     return Subject(
-        name=target,
+        name=target.name,
         identity=identity_of(config, fingerprint, b""),
         model=model,
         tokenizer=tokenizer,
-        template=prompt_template(settings),
+        template=prompt_template(config.model),
         stop_ids=frozenset(stop_ids(tokenizer, model)),
-        folder=Path("audits") / f"{kind}-{'--'.join(part for part in path.parts if part not in '/..')}",
+        folder=Path("audits") / f"{kind}-{'--'.join(part for part in parts if part not in '/..')}",
         config=config,
         run=None,
         fingerprint=fingerprint,
@@ -214,7 +206,7 @@ def leakage_function(
         raise AuditError("the leakage function classifier needs --classifier MODEL and --label LABEL")
     try:
         wanted = int(label) if label.isdigit() else label
-        return functions.Classifier.load(classifier, wanted, device=device, template=template)
+        return Classifier.load(classifier, wanted, device=device, template=template)
     except (ValueError, OSError) as error:
         raise AuditError(f"classifier {classifier}: {error}") from error
 

@@ -29,6 +29,10 @@ def attack(
 
     Repeated, it makes only what is missing, so it may be interrupted. The run's models stay as they are.
     """
+    from oblivionis.runs.checkpoints import find_checkpoint
+
+    find_checkpoint(run, stage, overrides or [])  # a mistake is told before anything heavy is imported
+
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from oblivionis.audits.attack import attack_run

@@ -32,13 +32,14 @@ def create(
     """
     from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate import signing as certificates
-    from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
     folder, certificate = certificates.create(directory, request_id, key, out)
     if out is None:
-        html_report.write_html(directory, configuration.from_yaml(directory.read_config()))
+        from oblivionis.reports.html import request_pages
+
+        request_pages.write_pages(directory, configuration.from_yaml(directory.read_config()))
     _say(_summary(certificate))
     signed = "" if certificate["signature"] else "; not signed: give --key"
     _say(f"{folder / certificates.JSON_FILE} and {certificates.PAGE_FILE}{signed}")

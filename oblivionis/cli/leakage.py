@@ -108,18 +108,22 @@ def audit_leakage(
     Repeated into the same folder it samples only what is missing, so it may be interrupted or repeated with another
     leakage function or significance. Choose --samples beforehand; to decide by looking, use --stop-at.
     """
+    from oblivionis.audits.target import find_target
+    from oblivionis.data.questions import read_questions
+
+    asked = None if questions is None else read_questions(questions)
+    found = find_target(target, stage, set_ or [])
+
     from evaluation.engine.sampling import Rule
     from evaluation.leakage.summary import Terms
     from oblivionis.audits import leakage as audit
-    from oblivionis.data.questions import read_questions
 
     try:
         terms = Terms(alpha=alpha, family_wise=family_wise, rho=rho, leaks_from=leaks_from, limit=limit)
         rule = Rule(temperature, top_p, top_k, confidence)
     except ValueError as error:
         raise OblivionisError(str(error)) from error
-    asked = None if questions is None else read_questions(questions)
-    subject = audit.find_subject(target, stage, set_ or [])
+    subject = audit.load_subject(found)
     asked = audit.forget_questions(subject) if asked is None else asked
     judge = audit.leakage_function(function, asked, classifier, label, classifier_input, device=subject.device)
     sampling = audit.Sampling(samples, rule, max_new_tokens, seed)

@@ -204,6 +204,10 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure a checkpoint anew with the full profile and print its metrics."""
+    from oblivionis.runs.checkpoints import find_checkpoint
+
+    find_checkpoint(target, stage, set_ or [])  # a mistake is told before anything heavy is imported
+
     from oblivionis.assessment.assessor import evaluate_checkpoint
     from oblivionis.reports import summary as report
     from oblivionis.runs.progress import LineEvents
@@ -211,7 +215,7 @@ def evaluate(
     console = Console()
     run, checkpoint, metrics = evaluate_checkpoint(target, stage, set_ or [], LineEvents(console))
     title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
-    console.print(report.metrics_table({checkpoint.stage: metrics}, title=title))
+    console.print(report.comparison({checkpoint.stage: metrics}, title=title).rich())
 
 
 @cli.command()
@@ -247,6 +251,10 @@ def chat(
 
     Questions are typed, piped in (one a line) or given with --question. `/help` lists the commands.
     """
+    from oblivionis.runs.directory import RunDirectory
+
+    configuration.compose(RunDirectory.open(run).path / "config.yaml", set_ or [])  # mistakes, before heavy imports
+
     from oblivionis.audits.chat import Chat, Decoding
     from oblivionis.cli.chat import ask, converse
 
@@ -319,19 +327,22 @@ def model_info(arguments: Arguments = None) -> None:
 
     Nothing is loaded: also a model that does not fit into this machine can be looked at.
     """
-    from oblivionis.models import loading, memory
     from oblivionis.models.fingerprint import fingerprint_source
+    from oblivionis.models.source import load_tokenizer, resolve
+
+    experiment, overrides = split_arguments(arguments)
+    config = configuration.compose(experiment, overrides)
+    folder = resolve(config.model.source, config.model.revision)
+
+    from oblivionis.models import memory
     from oblivionis.models.machine import Machine
     from oblivionis.reports import summary as report
     from oblivionis.server.preflight import memory_table, summary
 
-    experiment, overrides = split_arguments(arguments)
-    config = configuration.compose(experiment, overrides)
     machine, console = Machine.here(), Console()
     need = memory.estimate(config, machine)
-    folder = loading.resolve(config.model.source, config.model.revision)
     fingerprint = fingerprint_source(config.model.source, config.model.revision)
-    report.print_model(config, need, len(loading.load_tokenizer(folder)), fingerprint, console)
+    report.print_model(config, need, len(load_tokenizer(folder)), fingerprint, console)
     console.print(memory_table(need))
     console.print(f"a simulation here: {summary(need, machine)}", highlight=False, soft_wrap=True)
 

@@ -88,19 +88,23 @@ def audit_person(
 
     Repeated into the same folder it scores only the people that are missing, so it may be interrupted.
     """
+    from oblivionis.audits.target import find_target
+    from oblivionis.data.person_facts import read_facts
+
+    facts = None if subjects is None else read_facts(subjects)
+    found = find_target(target, stage, set_ or [])
+
     from evaluation.wikimem.engine import Asking
     from oblivionis.audits import leakage as audit
     from oblivionis.audits import people as person_audit
     from oblivionis.audits.people_outcomes import before_audit
-    from oblivionis.data.person_facts import read_facts
     from oblivionis.reports.html import run_page as html_report
 
     if phrasings not in person_audit.PHRASINGS:
         raise OblivionisError(f"--phrasings {phrasings!r}; expected one of {', '.join(person_audit.PHRASINGS)}")
-    facts = None if subjects is None else read_facts(subjects)
     values = None if counterfactuals is None else person_audit.load_values(counterfactuals)
     embed = None if embedder is None else person_audit.load_embedder(embedder)
-    subject = audit.find_subject(target, stage, set_ or [], kind="person")
+    subject = audit.load_subject(found, kind="person")
     facts = person_audit.own_facts(subject, person or ()) if facts is None else facts
     facts = person_audit.choose(facts, person) if person else facts
     settings = person_audit.Settings(

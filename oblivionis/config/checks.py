@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from oblivionis.config import methods
+from oblivionis.config import declared, methods
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import MUSE, STAGES, Config
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
@@ -114,6 +114,14 @@ def _aggregation(config: Config) -> Iterator[Problem]:
     if config.model.mode == "full" and aggregation != "factors":
         message = f"{aggregation} is about LoRA's factors, but model.mode=full trains all weights and has none"
         yield Problem("model.lora.aggregation", message, "factors", "or set model.mode=lora")
+
+
+@_reads("model.lora.aggregation", "strategy.name")
+def _own_rule(config: Config) -> Iterator[Problem]:
+    name, aggregation = config.strategy.name, config.model.lora.aggregation
+    if aggregation == "product" and not declared.code("strategy", name).literals.get("TAKES_MEAN", True):
+        message = f"{name} combines the clients' numbers by a rule of its own, not by the mean of LoRA's products"
+        yield Problem("model.lora.aggregation", message, "factors or freeze_a", "or choose another strategy")
 
 
 @_reads("model.template.kind", "model.template.answer_prefix", "model.template.question_suffix")

@@ -8,7 +8,7 @@ loss, an aggregator, an evaluator or an attack brings itself is declared in its 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from oblivionis.config import declared
 from oblivionis.config.limits import about
@@ -38,12 +38,11 @@ class Lora:
         default_factory=lambda: list(LLAMA_MODULES),
         metadata=about("Names of the linear layers that get an adapter.", at_least=1),
     )
-    aggregation: str = field(
+    aggregation: Literal["factors", "product", "freeze_a"] = field(
         default="factors",
         metadata=about(
             "What the server averages: `factors`: A and B, each by itself (the paper); `product`: B·A, cut to rank r; "
-            "`freeze_a`: B alone, A stays as the seed gives it and does not travel.",
-            choices=("factors", "product", "freeze_a"),
+            "`freeze_a`: B alone, A stays as the seed gives it and does not travel."
         ),
     )
 
@@ -52,12 +51,9 @@ class Lora:
 class Template:
     """How a question and its answer become the prompt and the continuation."""
 
-    kind: str = field(
+    kind: Literal["qa", "chat"] = field(
         default="qa",
-        metadata=about(
-            "`qa`: the prefixes below around the question; `chat`: the tokenizer's own chat template.",
-            choices=("qa", "chat"),
-        ),
+        metadata=about("`qa`: the prefixes below around the question; `chat`: the tokenizer's own chat template."),
     )
     question_prefix: str = field(default="Question: ", metadata=about("Text before the question (`qa`)."))
     question_suffix: str = field(default="\n", metadata=about("Text after the question (`qa`)."))
@@ -87,16 +83,15 @@ class Model:
         metadata=about("`embedded` (the tiny Llama), a Hugging Face name or a folder.", at_least=1),
     )
     revision: str | None = field(default=None, metadata=about("Commit, tag or branch on the hub; null: the newest."))
-    dtype: str = field(
+    dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32",
-        metadata=about("Number format of the base weights.", choices=("float32", "bfloat16", "float16")),
+        metadata=about("Number format of the base weights."),
     )
-    quantization: str = field(
+    quantization: Literal["none", "int8", "nf4"] = field(
         default="none",
         metadata=about(
             "Keep the base model's linear layers in 8 bits (`int8`) or 4 bits (`nf4`), by bitsandbytes; adapters stay "
-            "float32, and `dtype` is what the rest is stored and computed in.",
-            choices=("none", "int8", "nf4"),
+            "float32, and `dtype` is what the rest is stored and computed in."
         ),
     )
     double_quantization: bool = field(
@@ -106,24 +101,22 @@ class Model:
         default=None,
         metadata=about("Attention of Hugging Face transformers; null: padding-free packing over SDPA."),
     )
-    mode: str = field(
+    mode: Literal["lora", "full"] = field(
         default="lora",
-        metadata=about("Train adapters (`lora`) or all weights (`full`).", choices=("lora", "full")),
+        metadata=about("Train adapters (`lora`) or all weights (`full`)."),
     )
     lora: Lora = field(default_factory=Lora)
     template: Template = field(default_factory=Template)
     max_length: int = field(
         default=512, metadata=about("Longest prompt plus answer.", unit="tokens", at_least=8, at_most=131072)
     )
-    on_overflow: str = field(
+    on_overflow: Literal["error", "truncate"] = field(
         default="error",
-        metadata=about(
-            "What to do with a longer record: stop, or truncate and count it.", choices=("error", "truncate")
-        ),
+        metadata=about("What to do with a longer record: stop, or truncate and count it."),
     )
-    device: str = field(
+    device: Literal["auto", "cpu", "cuda"] = field(
         default="auto",
-        metadata=about("`auto` takes a GPU when there is one.", choices=("auto", "cpu", "cuda")),
+        metadata=about("`auto` takes a GPU when there is one."),
     )
 
 

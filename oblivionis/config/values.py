@@ -89,9 +89,11 @@ def keys_of(cls: type, defaults: Any, prefix: str = "") -> Iterator[Key]:
         hint = hints[field.name]
         members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         plain = next(member for member in members if member is not type(None))
-        kind = typing.get_origin(plain) or plain
+        kind, about = typing.get_origin(plain) or plain, field.metadata["about"]
         item = typing.get_args(plain)[0] if kind is list else None
-        yield Key(path, kind, item, type(None) in members, default, field.metadata["about"])
+        if kind is typing.Literal:
+            kind, about = str, dataclasses.replace(about, choices=typing.get_args(plain))
+        yield Key(path, kind, item, type(None) in members, default, about)
 
 
 def declared_key(path: str, default: Any, limit: Limit, where: str = "") -> Key:

@@ -98,6 +98,15 @@ def unflatten(vector: np.ndarray, manifest: Manifest) -> dict[str, np.ndarray]:
     return state
 
 
+def without_b(vector: np.ndarray, manifest: Manifest) -> np.ndarray:
+    """A copy of a LoRA vector with every B zero: with it, the model computes what its base model does."""
+    base = np.array(vector, dtype=np.float32)
+    for name, part in unflatten(base, manifest).items():
+        if ".lora_B." in name:
+            part[...] = 0.0
+    return base
+
+
 def check_vector(array: Any, manifest: Manifest) -> None:
     """Raise VectorError unless `array` is a finite float32 vector of the manifest's length.
 

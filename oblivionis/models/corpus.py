@@ -8,7 +8,7 @@ from typing import Any
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.records import Corpus
-from oblivionis.models.loading import load_tokenizer, resolve
+from oblivionis.models.source import load_tokenizer, resolve
 
 
 def corpus_of(config: Config) -> Corpus:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from oblivionis.files import write_json
 from oblivionis.models.errors import ModelError
-from oblivionis.models.loading import resolve
+from oblivionis.models.source import resolve
 
 _CHUNK = 8 * 2**20
 _VOLATILE = ("transformers_version", "_name_or_path", "_commit_hash")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +15,12 @@ import torch
 from torch import nn
 
 from oblivionis.models.errors import ModelError
+from oblivionis.models.source import load_tokenizer, resolve
 
-EMBEDDED = "embedded"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES = ("lora", "full")
 QUANTIZATIONS = ("none", "int8", "nf4")
 
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _PADDING = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
 
 
@@ -32,38 +29,6 @@ class Counts(NamedTuple):
 
     total: int
     trainable: int
-
-
-def resolve(source: str, revision: str | None = None) -> Path:
-    """The folder that holds `source`: `embedded`, a folder, or a hub name, which is downloaded unless cached.
-
-    Only safetensors weights are fetched. Raises ModelError, also without network.
-    """
-    if source == EMBEDDED:
-        from oblivionis.models import tiny
-
-        return tiny.folder()
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{folder} holds no config.json; expected a model saved with save_pretrained")
-        return folder
-    if not _HUB_NAME.fullmatch(source):
-        raise ModelError(f"no such model folder: {source}")
-    import huggingface_hub
-
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                source, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
-            )
-        )
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"{source!r} is no folder, and the Hugging Face hub does not give it (no such model, no access or no "
-            f"network): {reason}\n  without network set model.source to a folder with the model"
-        ) from error
 
 
 def load_base(
@@ -115,13 +80,6 @@ def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
     if quantized:
         _keep_portable(model)
     return (model if quantized else model.to(place)).eval()
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a model folder, as it is there."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def require_bitsandbytes(what: str) -> None:

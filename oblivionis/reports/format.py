@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+_ID_LENGTH = 24
+
 
 def number(value: float | None) -> str:
     """A cell: three decimals, powers of ten where that would hide the value, a dash where there is none."""
@@ -15,9 +17,32 @@ def number(value: float | None) -> str:
     return f"{value:.3f}"
 
 
+def fixed(value: float, digits: int = 3) -> str:
+    """A cell with so many decimals; a dash for NaN."""
+    return "–" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def short(value: float, digits: int | None) -> str:
+    """A cell as papers print it: two decimals, two significant places below 0.01, unless `digits` says else."""
+    if digits is not None or math.isnan(value):
+        return fixed(value, digits or 0)
+    return f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.2g}"
+
+
+def p_value(value: float) -> str:
+    """A cell for a p-value; a dash for NaN."""
+    return "<0.001" if value < 0.001 else fixed(value)
+
+
 def printable(text: str) -> str:
     """`text` as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def short_id(name: str) -> str:
+    """`name` as one printable line, cut in the middle: what tells ids apart often stands at the end."""
+    text, head = printable(name), _ID_LENGTH // 3
+    return text if len(text) <= _ID_LENGTH else f"{text[:head]}…{text[head + 1 - _ID_LENGTH :]}"
 
 
 def bytes_text(number: float) -> str:

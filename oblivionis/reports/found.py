@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.metrics.tofu import SECTIONS
+from oblivionis.naming import LOG_SETS
 from oblivionis.runs.directory import RunDirectory
 
 
 def forget_answers(log: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """By record id: probability and ROUGE-L recall of the answer, the prompt and the answer itself."""
-    section = (log or {}).get(SECTIONS["forget"], {})
-    ids = (log or {}).get("ids", {}).get(SECTIONS["forget"], [])
+    section = (log or {}).get(LOG_SETS["forget"], {})
+    ids = (log or {}).get("ids", {}).get(LOG_SETS["forget"], [])
     found: dict[str, dict[str, Any]] = {i: {} for i in ids}
     for name in ("avg_gt_loss", "rougeL_recall", "generated_text"):
         values = list((section.get(name) or {}).values())

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oblivionis.audits.leakage import Audit
-from oblivionis.reports.leakage_figures import short_id, write_figures
+from oblivionis.reports.format import short_id
 
 SHOWN = 40
 HEADS = {
@@ -124,6 +124,8 @@ def _print_decisions(audit: Audit, console: Console) -> None:
 
 def figures(audit: Audit, folder: Path) -> list[Path]:
     """Write the figures of an audit."""
+    from oblivionis.reports.leakage_figures import write_figures  # matplotlib: the table does without
+
     ids = [q.id for q in audit.questions]
     fixed = audit.decisions is None
     return write_figures(folder, ids, audit.leakage, audit.greedy, audit.terms, with_bounds=fixed)

@@ -20,13 +20,13 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from evaluation.leakage import bounds
 from evaluation.leakage.summary import Terms
 from oblivionis.files import write_atomic
+from oblivionis.reports.format import short_id
 
 PANELS = 6
 BINS = np.arange(26) / 25
 LEVELS = np.linspace(0, 1, 501)
 LABELLED = 40
 """Up to how many bars carry the id of their question."""
-_ID_LENGTH = 24
 
 _DRAWN, _BOUND, _GREEDY, _PALE = "tab:blue", "tab:red", "black", "0.65"
 FIGURE_STYLE: Any = {
@@ -136,13 +136,6 @@ def growth(leakage: np.ndarray, alpha: float) -> Growth:
         rows.append((n, first.mean(), lower, upper, first.std(), bounds.std_upper_bound(first, alpha)))
     n, *columns = (np.array(column) for column in zip(*rows, strict=True))
     return Growth(n, *columns)
-
-
-def short_id(name: str) -> str:
-    """`name` on one line of printable characters, cut in the middle: what tells ids apart often stands at the end."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in name).split())
-    head = _ID_LENGTH // 3
-    return text if len(text) <= _ID_LENGTH else f"{text[:head]}…{text[head + 1 - _ID_LENGTH :]}"
 
 
 def _checked(

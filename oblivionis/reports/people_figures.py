@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonAudit, by_strength
 from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS
-from oblivionis.reports.leakage_figures import FIGURE_STYLE, NO_METADATA, short_id
+from oblivionis.reports.format import short_id
+from oblivionis.reports.leakage_figures import FIGURE_STYLE, NO_METADATA
 
 SHOWN = 40
 """People with the most memorised that a figure shows."""

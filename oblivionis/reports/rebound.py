@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 from evaluation.metrics.rebound import LEAST_FORGOTTEN, Curve, rebound_metrics
-from oblivionis.assessment.rebound import MEASURES, rebound_curves
+from oblivionis.assessment import evaluators
+from oblivionis.assessment.evaluators.rebound import MEASURES
+from oblivionis.assessment.rebound import rebound_curves
 from oblivionis.reports.format import number
 from oblivionis.runs.directory import RunDirectory
 
@@ -20,7 +22,7 @@ def sentences(run: RunDirectory) -> list[str]:
 
 
 def _sentence(measure: str, curves: Sequence[Curve]) -> str:
-    found, name = rebound_metrics(curves), MEASURES[measure]
+    found, name = rebound_metrics(curves), evaluators.catalogue()[MEASURES[measure]].title
     count = int(found["requests"])
     if not count:
         return f"Rebound of {name}: no request forgot anything (at least {LEAST_FORGOTTEN:g})."

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
-from rich.table import Column, Table
+from rich.table import Column
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from evaluation.metrics.catalogue import Metric
+from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config, Template
 from oblivionis.data.partition import Partition, describe
@@ -19,9 +22,10 @@ from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.models.corpus import corpus_of
-from oblivionis.naming import MODELS, SETS
+from oblivionis.naming import LOG_SETS, MODELS, SETS
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports.format import bytes_text, number, printable
+from oblivionis.reports.table import Marked, Table, Term
 from oblivionis.requests.ledger import SERVED, VERIFIED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory, list_runs
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
@@ -29,49 +33,15 @@ from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 if TYPE_CHECKING:
     from oblivionis.models.memory import Estimate
 
-MEASURES = {"prob": "Prob", "rouge": "ROUGE-L recall", "truth_ratio": "Truth ratio"}
-FORGET_ONLY = {"truth_ratio": "Forget truth ratio", "quality": "Forget quality (KS p)"}
-LEAKAGE = {
-    "leakage_mean": "Mean leakage",
-    "leakage_ed": "ED score",
-    "leakage_m_mu": "Bound on mean leakage (M_μ)",
-    "leakage_m_bin_share": "Questions that may leak (M_bin)",
-}
-RULER = {
-    "ruler_mean_rank": "Mean rank (null 0.5)",
-    "ruler_gap": "S_gap (null 0)",
-    "ruler_oracle_similarity": "S_oracle",
-    "ruler_shift": "S_shift",
-}
-WIKIMEM = {
-    "strict": "Facts that rank first (strict)",
-    "lenient": "Facts that rank first (any phrasing)",
-    "strength": "Memorisation strength z*",
-    "unmemorized": "People with nothing memorised",
-    "rank": "Values that score higher (null 0.5)",
-}
 LEGEND = (
     "How to read it: forget rows, the nearer the retrained model the better; other rows, the higher the better. "
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
 )
-RULER_LEGEND = (
-    "RULER: where the forget records lie among the model's representations. Mean rank above 0.5: residual "
-    "memorisation, below: pushed away. S_gap below 0: they lie less as in the retrained model than retained records "
-    "do, still memorised or, with S_shift below 0, pushed elsewhere."
-)
-WIKIMEM_LEGEND = (
-    "WikiMem: does the true value of a fact about a person rank first among those of others? By chance about 1 in 100 "
-    "does in a phrasing, and half of the others' values score higher; more than half: the model avoids the true one."
-)
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
+EXPLAINED = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retrain": "Retrained model"}
+"""What the glossary calls the model that a stage ends with."""
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
-LOG_SETS = {
-    "forget": "eval_log_forget",
-    "retain": "eval_log",
-    "real_authors": "eval_real_author_wo_options",
-    "world_facts": "eval_real_world_wo_options",
-}
 
 
 def stage_metrics(
@@ -125,57 +95,49 @@ def method(config: Config) -> str:
 
 def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, list[float | None]]]:
     """(question set, measure, one value per model) of the comparison; rows that no model has are left out."""
-    table = []
-    for key, label in SETS.items():
-        for measure, name in {**MEASURES, **(FORGET_ONLY if key == "forget" else {})}.items():
-            table.append((label, name, [m.get(f"{key}_{measure}") for m in metrics.values()]))
-    for key, name in LEAKAGE.items():
-        table.append(("Forget, sampled", name, [m.get(key) for m in metrics.values()]))
-    for key, name in RULER.items():
-        table.append(("Forget, RULER", name, [m.get(key) for m in metrics.values()]))
-    for group in ("forget", "retain"):
-        for key, name in WIKIMEM.items():
-            table.append((f"{SETS[group]}, WikiMem", name, [m.get(f"wikimem_{group}_{key}") for m in metrics.values()]))
-    table += membership_report.rows(metrics)
-    table.append(("All but forget", "Model utility", [m.get("model_utility") for m in metrics.values()]))
-    return [row for row in table if any(v is not None for v in row[2])]
+    return [
+        (metric.group.title, metric.title, [m.get(key) for m in metrics.values()])
+        for key, metric in _shown(metrics).items()
+        if metric.group is not None
+    ]
 
 
-def has_ruler(metrics: Mapping[str, Mapping[str, float]]) -> bool:
-    """Whether any model has a metric of RULER."""
-    return any(key in m for m in metrics.values() for key in RULER)
+def _shown(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Metric]:
+    """The metrics of the comparison that a model has, by their keys, in the order of the rows."""
+    return {
+        key: metric
+        for key, metric in evaluators.catalogue().items()
+        if metric.group is not None and any(m.get(key) is not None for m in metrics.values())
+    }
 
 
-def has_wikimem(metrics: Mapping[str, Mapping[str, float]]) -> bool:
-    """Whether any model has a metric of WikiMem."""
-    return any(key.startswith("wikimem_") for m in metrics.values() for key in m)
+def legends(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """How to read the rows of the comparison that single evaluators add."""
+    return evaluators.legends(_shown(metrics))
 
 
-def metrics_table(
-    metrics: Mapping[str, Mapping[str, float]], title: str, marks: Mapping[tuple[str, str], str] | None = None
-) -> Group:
-    """The comparison under its title: a row per question set and measure, a column per model.
+def comparison(
+    metrics: Mapping[str, Mapping[str, float]], title: str = "", marks: Mapping[str, str] | None = None
+) -> Table:
+    """A row per question set and measure, a column per model.
 
-    `marks`: (question set, measure) of a row -> what stands before the unlearned model's value.
+    marks: metric -> what stands before the unlearned model's value.
     """
-    table = Table()
-    table.add_column("questions")
-    table.add_column("measure")
-    for stage in metrics:
-        table.add_column(MODELS.get(stage, stage), justify="right")
+    lines: list[Sequence[str] | None] = []
     previous = ""
-    for label, measure, values in rows(metrics):
-        if previous and label != previous:
-            table.add_section()
-        mark = (marks or {}).get((label, measure), "")
+    for (key, _), (group, measure, values) in zip(_shown(metrics).items(), rows(metrics), strict=True):
+        if previous and group != previous:
+            lines.append(None)
+        mark = (marks or {}).get(key, "")
         texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
-        table.add_row(label if label != previous else "", measure, *texts)
-        previous = label
-    return Group(Text(title, style="bold"), table)
+        lines.append([group, measure, *texts])
+        previous = group
+    models = [Term(MODELS.get(stage, stage), EXPLAINED.get(stage, "")) for stage in metrics]
+    return Table(title, ["questions", "measure", *models], lines, framed=True)
 
 
-def _cell(value: float | None, mark: str) -> Text:
-    return Text(f"{mark} {number(value)}", style="bold red") if mark else Text(number(value))
+def _cell(value: float | None, mark: str) -> str:
+    return Marked(f"{mark} {number(value)}", "alarm") if mark else number(value)
 
 
 def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[dict[str, Any]]:
@@ -252,7 +214,7 @@ def _chat_questions(logs: Mapping[str, Any], config: Config) -> dict[str, str]:
 
 def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
     """Sample answers in the manner of the paper's Figure 20; long ones are cut (`report.html` has them whole)."""
-    table = Table(show_header=False)
+    table = RichTable(show_header=False)
     table.add_column("questions", no_wrap=True)
     table.add_column("who", no_wrap=True)
     table.add_column("text", overflow="fold")
@@ -328,7 +290,7 @@ def summary(run: RunDirectory, config: Config) -> Group:
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     measured = any(metrics.values())  # by the server: not where only the clients have records
-    parts: list[Any] = [metrics_table(metrics, title, verdicts.marks(found)) if measured else Text(title)]
+    parts: list[Any] = [comparison(metrics, title, verdicts.marks(found)).rich() if measured else Text(title)]
     parts += [table] if (table := node_report.audit_table(run)) is not None else []
     parts += [
         Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
@@ -337,11 +299,7 @@ def summary(run: RunDirectory, config: Config) -> Group:
     parts += [Text(line) for line in membership_report.sentences(metrics)]
     if measured:
         parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
-    if has_ruler(metrics):
-        parts.append(Text(RULER_LEGEND, style="dim"))
-    if has_wikimem(metrics):
-        parts.append(Text(WIKIMEM_LEGEND, style="dim"))
-    parts += [Text(line, style="dim") for line in membership_report.legends(metrics)]
+    parts += [Text(line, style="dim") for line in legends(metrics)]
     shown = samples(run, config, list(metrics))
     if shown:
         parts += [Text(), samples_table(shown)]
@@ -366,7 +324,7 @@ def print_summary(run: RunDirectory, config: Config, console: Console) -> None:
 
 def print_runs(output: Path, console: Console) -> None:
     """A line per run of `output`; a stage shows a tick, or how far it came."""
-    table = Table("run", "model", "data", "strategy", "unlearning", "stages", box=None)
+    table = RichTable("run", "model", "data", "strategy", "unlearning", "stages", box=None)
     for run in list_runs(output):
         try:
             config = configuration.from_yaml(run.read_config())
@@ -396,7 +354,7 @@ def _progress(run: RunDirectory, config: Config, stage: str) -> str:
 def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
     """Sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread only."""
     facts = describe(corpus, partition)
-    table = Table(show_header=False)
+    table = RichTable(show_header=False)
     table.add_column("what")
     table.add_column("records", justify="right")
     table.add_row("training records", f"{facts['records']:,}")
@@ -405,7 +363,7 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
     for name, questions in facts["evaluation"].items():
         table.add_row(f"questions {name.replace('_', ' ')}", f"{questions:,}")
     console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
-    shares = Table()
+    shares = RichTable()
     columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}
     if facts["clients"] > SHOWN_CLIENTS:
         shares.add_column("per client")
@@ -425,7 +383,7 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
 
 def print_subjects(subjects: Subjects, console: Console) -> None:
     """A line per subject: how many records are about it, and which clients hold them."""
-    table = Table("subject", Column("records", justify="right"), Column("clients", overflow="fold"), box=None)
+    table = RichTable("subject", Column("records", justify="right"), Column("clients", overflow="fold"), box=None)
     for subject in subjects:
         table.add_row(Text(_line(subject.name)), str(subject.count), ", ".join(map(str, subject.records)))
     console.print(table)
@@ -436,7 +394,7 @@ def print_subject(subjects: Subjects, name: str, console: Console) -> None:
     subject = subjects.find(name)
     if subject is None:
         raise OblivionisError(f"--subject: {subjects.unknown(name)}")
-    table = Table(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
+    table = RichTable(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
     for client, record_ids in subject.records.items():
         table.add_row(str(client), Text(", ".join(record_ids)))
     title = f"{_line(subject.name)}: {_count(subject.count, 'record')} on {_count(len(subject.records), 'client')}"
@@ -447,7 +405,7 @@ def print_model(config: Config, need: Estimate, tokens: int, fingerprint: str, c
     """Sizes and identity of the configured model, whose tokenizer has so many tokens."""
     trainable, vector = need.trainable, 4 * need.trainable
     total = need.parameters + (trainable + need.frozen if config.model.mode == "lora" else 0)
-    table = Table(show_header=False)
+    table = RichTable(show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_row("source", Text(config.model.source))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.engine.likelihood import truth_ratio
+from evaluation.metrics.answer import truth_ratio
 from evaluation.metrics.tofu import SECTIONS
 from evaluation.metrics.verdict import (
     FACTOR,
@@ -27,8 +27,8 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.format import number
 from oblivionis.runs.directory import RunDirectory
 
-ROWS = {"prob": ("Forget", "Prob"), "truth_ratio": ("Forget", "Forget truth ratio")}
-"""The row of the comparison table that a verdict belongs to."""
+ROWS = {"prob": "forget_prob", "truth_ratio": "forget_truth_ratio"}
+"""The metric, a row of the comparison table, that a verdict belongs to."""
 MARKS = {OVER_UNLEARNED: "↓", STILL_KNOWN: "↑"}
 MEANING = {
     OVER_UNLEARNED: "The model does not merely not know the answers, it avoids them: that is itself a sign of the "
@@ -72,8 +72,8 @@ def _common(mine: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[lis
     return [mine[i] for i in both], [theirs[i] for i in both]
 
 
-def marks(verdicts: Mapping[str, Verdict]) -> dict[tuple[str, str], str]:
-    """Row of the comparison table -> the mark in the unlearned model's cell, where there is one."""
+def marks(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """Metric of the comparison table -> the mark in the unlearned model's cell, where there is one."""
     return {ROWS[m]: MARKS[v.verdict] for m, v in verdicts.items() if v.verdict in MARKS}
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.leakage import bounds
-from evaluation.metrics.tofu import SECTIONS
 from evaluation.metrics.verdict import OVER_UNLEARNED, STILL_KNOWN
 from oblivionis.config.schema import Config
+from oblivionis.naming import LOG_SETS
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import verdicts
@@ -139,7 +138,7 @@ def _requests(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
 
 def _not_asked(run: RunDirectory, requests: Sequence[Request]) -> Iterator[RunWarning]:
     """Forget questions about records that nobody served: they pull the forget rows towards the finetuned model."""
-    ids = (run.evaluation_log("unlearn") or {}).get("ids", {}).get(SECTIONS["forget"], [])
+    ids = (run.evaluation_log("unlearn") or {}).get("ids", {}).get(LOG_SETS["forget"], [])
     gone = {i for r in requests if r.state not in (PENDING, REJECTED, COVERED) for i in r.record_ids}
     named = {i for r in requests for i in r.record_ids}
     left = [i for i in ids if i not in gone]
@@ -208,7 +207,7 @@ def ks_p_value(questions: int, steps: int) -> float:
 
 
 def _truth_ratios(log: Mapping[str, Any] | None) -> int:
-    return len((log or {}).get(SECTIONS["forget"], {}).get("avg_paraphrased_loss") or ())
+    return len((log or {}).get(LOG_SETS["forget"], {}).get("avg_paraphrased_loss") or ())
 
 
 def _samples(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
@@ -216,6 +215,8 @@ def _samples(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iter
     samples = int(values.get("leakage_samples") or 0)
     if not samples:
         return
+    from evaluation.leakage import bounds  # scipy: a run without sampled answers does without
+
     least = float(bounds.binary_leakage_bound(0, samples, settings.alpha))
     if least > settings.limit:
         yield RunWarning(

@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -44,6 +44,7 @@ from oblivionis.files import append_lines, parse_json, read_lines, write_atomic,
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
 _PACKAGES = ("flwr", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy", "scipy", "omegaconf")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ class RunDirectory:
         return _read_json(self.path / "evaluations" / f"{stage}.json")
 
 
-def named_metrics(evaluator: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def named_metrics(evaluator: str, metrics: Mapping[str, T]) -> dict[str, T]:
     """Metrics by names that no two evaluators share: those of TOFU by their own, others behind the evaluator's name."""
     return dict(metrics) if evaluator == "tofu" else {f"{evaluator}_{name}": v for name, v in metrics.items()}
 

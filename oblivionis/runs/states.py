@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.ruler.evaluator import Embedded
+from evaluation.ruler.embedded import Embedded
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError

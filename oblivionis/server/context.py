@@ -65,7 +65,7 @@ class Server:
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
-        self.assessor = Assessor(self.assembled, corpus, config)
+        self.assessor = Assessor(self.assembled, corpus, config, self.start_vector)
         self.oracles: list[Oracle] = []
         self.settings = configuration.to_yaml(config)
         run.write_environment(

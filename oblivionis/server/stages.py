@@ -112,9 +112,9 @@ def _tell_of_data(server: Server) -> None:
 
 
 def _check_ruler(server: Server) -> None:
-    """Refuse, before anything runs, what RULER could not compare later; tell which profiles go without it."""
-    for lacking in () if server.remote else server.assessor.ruler_lacks():
-        server.events.warning(f"RULER is left out where {lacking}: it takes 1 and 2 at least")
+    """Refuse, before anything runs, what RULER could not compare later; tell what will be left out."""
+    for lacking in () if server.remote else server.assessor.lacks():
+        server.events.warning(lacking)
     if "unlearn" in server.config.stages and server.run.stage_summary("unlearn") is None:
         ruler.check_pair(server.run, server.config, server.fingerprint)
         server.oracles = find_oracles(server.run, server.config, server.fingerprint)

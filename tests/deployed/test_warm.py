@@ -1,43 +1,11 @@
-"""ClientApps that are forked: what is loaded beforehand, and what a forked process has of the program (nothing)."""
+"""ClientApps that are forked: what such a process has of the libraries (all), and of the program (nothing)."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
-from flwr.supercore.superexec.executor.types import ExecutionSpec
 from support.processes import environment
-
-from oblivionis.deploy import warm
-
-
-@pytest.mark.parametrize(("version", "peft"), [("2.13.0+cpu", True), ("2.13.0+cu126", False), ("2.13.0", False)])
-def test_beside_cuda_nothing_is_loaded_that_may_ask_for_the_device(version, peft):
-    found = warm.libraries(version)
-    assert "torch" in found and ("peft" in found) == ("transformers" in found) == peft
-
-
-class Broken:
-    """A fork server that does not answer."""
-
-    def Process(self, **_):
-        return self
-
-    def start(self):
-        raise EOFError
-
-
-@pytest.mark.parametrize("kind", [TaskType.CLIENT_APP, TaskType.SERVER_APP])
-def test_what_cannot_be_forked_starts_as_flower_starts_it(monkeypatch, kind):
-    started = []
-    monkeypatch.setattr(subprocess, "Popen", started.append)
-    executor = object.__new__(warm.WarmExecutor)
-    executor._context = Broken()
-    spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, False, 1)
-    assert executor.launch(spec).status == "accepted"
-    assert [command[0] for command in started] == [TASK_TYPE_TO_COMMAND[kind]]
-
 
 STAND_IN = """
 import os, sys
@@ -82,6 +50,7 @@ def test_each_message_is_forked_with_the_libraries_and_without_the_program(tmp_p
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     tokens = [tmp_path / name for name in ("first", "fails", "last", "killed")]
     settings = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    settings.pop("OBLIVIONIS_TEST_FORKS", None)  # the program's own forks, not those of the tests
     settings.pop("OMP_NUM_THREADS", None)  # several threads in the parent's BLAS, and in the children
     done = subprocess.run(
         [sys.executable, "-c", MAIN, *map(str, tokens)], env=settings, capture_output=True, text=True, timeout=120

@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 
 from evaluation.engine.sampling import Rule
 from evaluation.leakage import bounds, functions
+from evaluation.leakage.classifier import Classifier
 from evaluation.leakage.sequential import SequentialTest
 from evaluation.leakage.summary import Terms
 from oblivionis.audits import leakage as audit
@@ -223,7 +224,7 @@ def test_prompts_without_answers_and_a_classifier(classifier, tmp_path) -> None:
     assert result.code == 0, result.err
     facts = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert facts["function"].startswith("classifier") and [q["id"] for q in facts["questions"]] == ["0", "1"]
-    judge = functions.Classifier.load(str(classifier), "toxic")
+    judge = Classifier.load(str(classifier), "toxic")
     asked = read_questions(table)
     for row, q in zip(facts["questions"], asked, strict=True):
         assert row["mean"] == pytest.approx(judge(kept_texts(tmp_path / "out")[q.id], q).mean(), abs=1e-5)

@@ -14,6 +14,7 @@ from support.inprocess import InProcessGrid
 from evaluation.metrics.membership import auc
 from evaluation.metrics.rouge import rouge_l
 from oblivionis.assessment.assessor import Assessor
+from oblivionis.assessment.evaluators import membership
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.data import fictitious, tofu
@@ -118,7 +119,7 @@ def test_the_report_of_a_run_on_texts(texts) -> None:
     assert {s["set"] for s in shown} == {"Forget", "Retain"} and len(shown[0]["answers"]) == 3
     write_html(directory, config)
     page = (directory.path / "report.html").read_text()
-    assert all(words in page for words in ("PrivLeak", "VerbMem (NVM)", membership_report.LEGEND.split(":")[0]))
+    assert all(words in page for words in ("PrivLeak", "VerbMem (NVM)", membership.LEGEND.split(":")[0]))
 
 
 @pytest.mark.slow

@@ -1,77 +1,15 @@
 """The real command with Flower's real processes: kills, Ctrl-C, resume, users' mistakes, and Flower's own command."""
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
-import uuid
 
 import pytest
-from support.processes import MARK, PROJECT, environment, free_ports, marked, until
+from support.processes import MARK, PROJECT, WITHOUT_RAY, environment, free_ports, marked, until
+from support.simulations import RUN, RUN_S, SMALL, START_S, STOP_S, Command, completed, numbers, reach
 
 pytestmark = pytest.mark.slow
-
-SMALL = [
-    "federation.client_cpus=2",  # one client process on two cores
-    "federation.clients=3",
-    "federation.fraction_train=0.67",
-    "federation.rounds.finetune=3",
-    "federation.rounds.unlearn=4",
-    "federation.local_epochs=2",
-    "data.authors=9",
-    "data.questions_per_author=2",
-    "data.forget_authors=3",
-    "evaluation.every=0",
-    "evaluation.at_start=false",
-    "evaluation.full.questions_per_set=2",
-    "evaluation.full.max_new_tokens=4",
-]
-RUN = ["smoke", "stages=[finetune, unlearn]", "strategy=fedadam", *SMALL]
-TIMING = {"seconds", "time", "train-seconds", "unlearn-seconds"}
-START_S, STOP_S, RUN_S = 300, 120, 600
-
-
-class Command:
-    """A started `oblivionis` command; its descendants are known by a mark in their environment."""
-
-    def __init__(self, cwd, *arguments):
-        self.log = cwd / f"{uuid.uuid4().hex}.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "oblivionis.cli.main", *map(str, arguments)],
-                cwd=cwd,
-                env=environment(**{MARK: self.log}),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def output(self):
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def finish(self, timeout=RUN_S):
-        """The exit code."""
-        return self.process.wait(timeout)
-
-    def descendants(self, name=""):
-        return marked(self.log, name)
-
-    def leaves_nothing(self):
-        """Whether no descendant lives on `STOP_S` seconds after the end of the command."""
-        return until(lambda: not self.descendants(), STOP_S)
-
-    def interrupt(self):
-        """What a terminal does on Ctrl-C: SIGINT to the whole process group."""
-        os.killpg(self.process.pid, signal.SIGINT)
-
-    def end(self):
-        self.process.kill()
-        for process in self.descendants():
-            process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -93,54 +31,13 @@ def simulation(command, tmp_path, name, *more):
     return running, tmp_path / name
 
 
-def rows(run):
-    """The complete lines of metrics.jsonl."""
-    path = run / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    return [json.loads(line) for line in lines]
-
-
-def completed(run, stage, round):
-    return any(r["evaluator"] == "federation" and (r["stage"], r["round"]) == (stage, round) for r in rows(run))
-
-
-def reach(running, run, stage, round):
-    """Wait until `round` of `stage` is complete, so that the next one has begun."""
-    assert until(lambda: running.process.poll() is not None or completed(run, stage, round), START_S, every=0.005)
-    assert running.process.poll() is None, running.output
-
-
-def numbers(run):
-    """Everything that a run computed: all metrics but the times, after each round and at the end of each stage."""
-    metrics = [
-        [row[k] for k in ("stage", "round", "moment", "evaluator")]
-        + [{k: v for k, v in row["metrics"].items() if k not in TIMING}]
-        for row in rows(run)
-    ]
-    final = {p.stem: json.loads(p.read_text())["metrics"] for p in sorted((run / "stages").iterdir())}
-    return metrics, final
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """An uninterrupted run, and whether its processes were gone after it."""
+    """What an uninterrupted run computes: those of `test_whole_run` say that Ray computes the same."""
     folder = tmp_path_factory.mktemp("reference")
-    running = Command(folder, "simulate", *RUN, f"output={folder}", "name=reference")
-    try:
-        assert running.finish() == 0, running.output
-        clean = running.leaves_nothing()
-        yield numbers(folder / "reference"), clean, running.output
-    finally:
-        running.end()
-
-
-def test_a_run_ends_with_its_results_and_leaves_no_process(reference):
-    (metrics, final), clean, output = reference
-    assert clean
-    assert set(final) == {"finetune", "unlearn"}
-    rounds = [(stage, round) for stage, round, _, evaluator, _ in metrics if evaluator == "federation"]
-    assert rounds == [("finetune", r) for r in (1, 2, 3)] + [("unlearn", r) for r in (1, 2, 3, 4)]
-    assert "Traceback" not in output
+    running = Command(folder, "simulate", *RUN, f"output={folder}", "name=whole", OBLIVIONIS_TEST_PATCH=WITHOUT_RAY)
+    assert running.finish() == 0, running.output
+    return numbers(folder / "whole")
 
 
 def a_client_dies(running, run):
@@ -179,7 +76,7 @@ def test_a_run_that_breaks_off_thrice_ends_with_the_same_numbers(command, tmp_pa
         running = command("simulate", "--resume", run)
     assert running.finish() == 0, running.output
     assert (run / "metrics.jsonl").read_text().startswith(before), "finished rounds were repeated"
-    assert numbers(run) == reference[0]
+    assert numbers(run) == reference
 
 
 def test_ctrl_c_while_ray_starts(command, tmp_path):

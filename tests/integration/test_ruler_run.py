@@ -11,7 +11,7 @@ from scipy.stats import t
 from support.reports import summary
 from support.stages import Recorded, execute, final_metrics, new_run
 
-from evaluation import hook
+from evaluation.engine import likelihood
 from evaluation.ruler import lenses
 from oblivionis import seeds
 from oblivionis.array_files import read_arrays, write_arrays
@@ -154,13 +154,13 @@ def test_no_sequence_is_scored_twice(tmp_path, monkeypatch):
     Only the membership inference by reference has another: of the base model.
     """
     calls = []
-    score = hook.score
+    score = likelihood.score
 
     def watched(model, sequences, **options):
         calls.append((list(sequences), options["only"]))
         return score(model, sequences, **options)
 
-    monkeypatch.setattr(hook, "score", watched)
+    monkeypatch.setattr(likelihood, "score", watched)
     _, run, _, _ = start(tmp_path, "counted", "stages=[finetune]", "evaluation.membership.attacks=[loss, min_k_40]")
     assert len(calls) == len(rows(run, "finetune")) == 2
     for sequences, wanted in calls:

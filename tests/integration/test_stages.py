@@ -1,15 +1,13 @@
 """Whole runs in one process: real server and clients on an in-memory grid, tiny data."""
 
 import shutil
-import threading
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
-from support.stages import Recorded, execute, final_metrics, new_run, tombstones
+from support.stages import execute, final_metrics, new_run, tombstones
 
-from oblivionis.config import compose as configuration
-from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.errors import RunError
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from strategies import protocol
@@ -73,23 +71,6 @@ def test_forget_quality_needs_and_uses_the_oracle(finished):
     metrics = final_metrics(run)
     assert "forget_quality" not in metrics["finetune"], "the oracle does not exist yet when finetune ends"
     assert 0 <= metrics["unlearn"]["forget_quality"] <= 1
-
-
-@pytest.mark.parametrize("stop_in", [("finetune", 2), ("retrain", 1), ("unlearn", 3)])
-def test_resume_equals_not_stopping(finished, tmp_path, stop_in):
-    _, whole, _, _ = finished
-    config, run = new_run(tmp_path, "stopped", "federation.rounds.unlearn=4")
-    stop = threading.Event()
-    with pytest.raises(RunInterrupted):
-        execute(config, run, events=Recorded(stop, stop_in))
-    assert run.stage_summary(stop_in[0]) is None
-    again = configuration.from_yaml(run.read_config())
-    execute(again, RunDirectory.open(run.path))
-    assert final_metrics(run) == final_metrics(whole)
-    for stage in ("finetune", "retrain", "unlearn"):
-        np.testing.assert_array_equal(run.load_checkpoint(stage).vector, whole.load_checkpoint(stage).vector)
-    keys = [(r["stage"], r["round"], r["moment"], r["evaluator"]) for r in run.metrics()]
-    assert len(keys) == len(set(keys)), "no round is written twice"
 
 
 def test_resume_after_losing_the_newest_checkpoint_repeats_the_round(finished, tmp_path):

@@ -17,6 +17,7 @@ from evaluation.hook import EvaluationSession, Hook
 from evaluation.wikimem.engine import Asking, score_facts
 from evaluation.wikimem.evaluator import WikimemEvaluator
 from evaluation.wikimem.facts import Fact
+from oblivionis.assessment.evaluators import wikimem
 from oblivionis.assessment.wikimem import People
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
@@ -185,4 +186,4 @@ def test_a_run_measures_it_at_every_evaluation(tmp_path: Path) -> None:
     } <= labels
     write_html(run, config)
     page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert "Retain, WikiMem" in page and report.WIKIMEM_LEGEND.split(":")[0] in page
+    assert "Retain, WikiMem" in page and wikimem.LEGEND.split(":")[0] in page

@@ -10,7 +10,7 @@ import time
 import types
 
 INTERVAL_S, IDLE_S = 10, 0.5
-_PROGRAM = os.path.basename((sys.orig_argv + ["", ""])[1])
+_PROGRAM = os.path.basename([*sys.orig_argv, "", ""][1])
 
 
 def shorten() -> None:

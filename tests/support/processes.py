@@ -10,6 +10,8 @@ import psutil
 
 PROJECT = Path(__file__).resolve().parents[2]
 MARK = "OBLIVIONIS_TEST_MARK"
+WITHOUT_RAY = PROJECT / "tests" / "support" / "without_ray.py"
+"""Runs first in commands (`OBLIVIONIS_TEST_PATCH`), so that their simulations begin no Ray."""
 
 
 def environment(**more):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.output.page import SuiteView
-from benchmarks.output.tables import Table
+from oblivionis.reports.table import Table
 
 STRATEGIES, METHODS, SEEDS = ("fedavg", "fedadam"), ("npo", "rmu"), (0, 1)
 SECONDS = {"finetune": 60.0, "retrain": 50.0, "unlearn": 20.0}

@@ -22,7 +22,7 @@ def make(battery: Battery) -> list[Attack]:
     def run(vector: np.ndarray) -> list[Row]:
         assembled = battery.load(battery.base)
         with fused_lora(assembled.model):
-            reference = groups.reference(lambda: battery.session(assembled))
+            reference = groups.reference(battery.session(assembled))
         battery.load(vector)
         evaluator = MembershipEvaluator(groups.members, groups.others, reference=reference, resamples=1, seed=seed)
         details = battery.evaluate(assembled, evaluator).details

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import beta
-
 from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
 from oblivionis.config.schema import Certificate
@@ -95,6 +93,8 @@ def leak_bounds(m_bin: float, mu_lower: float, samples: int, alpha: float, leaks
     lower bound is theirs, too. Where M_bin is a mean over questions and tells no number, the lower bound follows from
     that on the mean leakage, mu <= P + (1 - P) leaks_from; it holds with confidence 1 - alpha, as the upper one does.
     """
+    from scipy.stats import beta
+
     by_mean = max(0.0, (mu_lower - leaks_from) / (1 - leaks_from)) if leaks_from < 1 else 0.0
     for leaked in range(samples + 1):
         bound = 1.0 if leaked == samples else float(beta.ppf(1 - alpha, leaked + 1, samples - leaked))

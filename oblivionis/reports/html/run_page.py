@@ -9,7 +9,6 @@ import htpy as h
 
 from oblivionis.config.schema import Config
 from oblivionis.files import write_atomic
-from oblivionis.naming import MODELS
 from oblivionis.reports import attacks as attack_report
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import overview as run_overview
@@ -17,7 +16,6 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import verdicts
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.format import number
 from oblivionis.reports.html import person_pages, request_pages
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html.curves import curves
@@ -33,8 +31,6 @@ from oblivionis.reports.markup import (
 )
 from oblivionis.requests.ledger import PENDING, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
-
-_MODELS = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retrain": "Retrained model"}
 
 
 def write_html(run: RunDirectory, config: Config) -> None:
@@ -95,30 +91,15 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     """The table of the metrics, what it says in words, and how to read it."""
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
-    legends += [report.RULER_LEGEND] if report.has_ruler(metrics) else []
-    legends += [report.WIKIMEM_LEGEND] if report.has_wikimem(metrics) else []
+    table = report.comparison(metrics, marks=verdicts.marks(found)).html_table()
     return [
         section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
-        _metrics(metrics, verdicts.marks(found)) if metrics else h.p["No stage is finished."],
+        table if metrics else h.p["No stage is finished."],
         paragraphs(verdicts.sentences(found), "verdict"),
         paragraphs(ruler_report.sentences(run)),
-        paragraphs(legends, "legend"),
         paragraphs(membership_report.sentences(metrics)),
-        paragraphs(membership_report.legends(metrics), "legend"),
+        paragraphs([*legends, *report.legends(metrics)], "legend"),
     ]
-
-
-def _metrics(metrics: Mapping[str, Mapping[str, float]], marks: Mapping[tuple[str, str], str]) -> h.Element:
-    rows, previous = [], ""
-    for group, measure, values in report.rows(metrics):
-        cells: list[h.Node] = [number(value) for value in values]
-        if (mark := marks.get((group, measure))) is not None:
-            place = list(metrics).index("unlearn")
-            cells[place] = h.b(".mark")[mark, " ", cells[place]]
-        rows.append([group if group != previous else "", explained(measure), *cells])
-        previous = group
-    models = [explained(_MODELS.get(s, ""), MODELS[s]) for s in metrics]
-    return html_table(["questions", "measure", *models], ["", "", *["n"] * len(models)], rows)
 
 
 def _requests(run: RunDirectory, config: Config) -> h.Node:

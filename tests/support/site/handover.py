@@ -87,6 +87,7 @@ def _start(address):
 def _stand_for(connection, arguments):
     """Pass signals on until the forked process has ended, and end in the same way."""
     import array
+    import contextlib
     import json
     import signal
     import socket
@@ -95,10 +96,8 @@ def _stand_for(connection, arguments):
 
     def passed_on(number, frame):
         if child:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(child[0], number)
-            except ProcessLookupError:
-                pass
         else:
             early.append(number)
 

@@ -253,18 +253,6 @@ def test_trajectory_equals_the_slow_loop(method: str, retain: list[Sequence]) ->
     assert report.retain_used == bool(retain) and report.steps == 4
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_weights_of_zero_change_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "answer_rows", None)
-    _, plain, vector = run(method, None)
-    for entropy, retain in ((Entropy(), RETAIN), (Entropy(0, -0.0), RETAIN)):
-        _, report, same = run(method, entropy, retain)
-        np.testing.assert_array_equal(same, vector)
-        assert (report.first_loss, report.last_loss) == (plain.first_loss, plain.last_loss)
-        assert report.retain_used == plain.retain_used
-        assert math.isnan(report.first_forget_entropy) and math.isnan(report.last_forget_entropy)
-
-
 def test_a_retain_weight_without_retain_records_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "answer_rows", None)
     _, report, vector = run("npo", Entropy(retain=-1.0), [])

@@ -15,7 +15,7 @@ from transformers import get_scheduler
 
 from clients.flat import FlatParameters
 from clients.optimisation import Updater, learning_rate_factor
-from clients.training import NonFiniteError, Prox, TrainSettings, train
+from clients.training import NonFiniteError, TrainSettings, train
 
 RECORDS = tiny_llama.sequences(14)
 
@@ -111,14 +111,6 @@ def test_fedprox_equals_the_added_term() -> None:
     result = fast(model, prox=(5.0, start))
     check(result, slow(tiny_llama.lora(), mu=5.0))
     assert np.linalg.norm(result[1] - start) < np.linalg.norm(fast(tiny_llama.lora())[1] - start)
-
-
-def test_fedprox_without_mu_is_plain_training() -> None:
-    model = tiny_llama.lora()
-    reference = FlatParameters(model).numpy() + 1.0
-    with_term, plain = fast(model, prox=Prox(0.0, reference)), fast(tiny_llama.lora())
-    assert with_term[0] == plain[0]
-    np.testing.assert_array_equal(with_term[1], plain[1])
 
 
 def test_bad_prox() -> None:

@@ -21,7 +21,7 @@ from support.fedtu_clients import (
 )
 
 from strategies import protocol
-from strategies.factory import build, names
+from strategies.factory import build
 from strategies.fedtu import (
     FedTU,
     Listeners,
@@ -167,60 +167,11 @@ def test_events_come_in_order():
     assert second.events == recorder.events
 
 
-@pytest.mark.parametrize("inner", [*names(), "flower"])
-def test_without_requests_it_is_the_inner_strategy(inner):
-    """Bit for bit Flower's own loop, client-side evaluation and metrics included."""
-
-    def make():
-        if inner == "flower":
-            return flower.FedAvgM(server_momentum=0.9)
-        return build(inner, fraction_evaluate=1.0)
-
-    start, seen = adapter(noise("start")), {"bare": [], "fedtu": []}
-    by_node = {"order": lambda replies: sorted(replies, key=lambda r: r.metadata.src_node_id)}
-    bare = make().start(
-        federation(3, **by_node), start, num_rounds=3, evaluate_fn=lambda r, a: seen["bare"].append(flat(a))
-    )
-    ours = FedTU(make()).start(
-        federation(3, **by_node), start, num_rounds=3, evaluate_fn=lambda r, a: seen["fedtu"].append(flat(a))
-    )
-    assert all(np.array_equal(a, b) for a, b in zip(seen["bare"], seen["fedtu"], strict=True))
-    assert np.array_equal(flat(bare.arrays), flat(ours.arrays))
-    assert bare.train_metrics_clientapp == ours.train_metrics_clientapp
-    assert bare.evaluate_metrics_clientapp == ours.evaluate_metrics_clientapp
-
-
 def test_partition_ids_in_replies_are_no_metric():
     """They are checked, and left out of the averages."""
     grid = MemoryGrid({p: lambda m, p=p: content([1.0], loss=0.5, **{"partition-id": p}) for p in range(3)})
     result = FedTU(build("fedavg")).start(grid, adapter([0.0]), num_rounds=1)
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 0.5}
-
-
-@pytest.mark.parametrize("inner", names())
-@pytest.mark.parametrize("stop", [(2, "round"), (2, "after_unlearn"), (3, "round")])
-def test_resume_equals_not_stopping(inner, stop):
-    def make(requests, listener=None):
-        return FedTU(build(inner, fraction_train=0.5), requests=requests, listener=listener, options=Options(seed=3))
-
-    due = [(2, request(1)), (4, request(3)), (4, request(5))]
-    whole = Recorder()
-    full = make(RequestList(due), whole).start(federation(6), adapter(noise("start")), num_rounds=5)
-    round_, moment = stop
-    arrays, state = whole.checkpoints[stop]
-    requests = RequestList([(r, q) for r, q in due if r > round_])
-    resumed, rest = make(requests, again := Recorder()), round_ if moment == "after_unlearn" else round_ + 1
-    resumed.load_state_dict(state)
-    seen = []
-    result = resumed.start(
-        federation(6), adapter(arrays), num_rounds=5, start_round=rest, evaluate_fn=lambda r, a: seen.append(r)
-    )
-    assert np.array_equal(flat(result.arrays), flat(full.arrays))
-    assert seen == list(range(rest, 6)), "the initial model is not evaluated again"
-    for key, (a, s) in again.checkpoints.items():
-        assert np.array_equal(a, whole.checkpoints[key][0])
-        assert s.keys() == whole.checkpoints[key][1].keys()
-        assert all(np.array_equal(s[k], whole.checkpoints[key][1][k]) for k in s)
 
 
 def test_server_state_is_kept_or_reset_after_unlearning():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import random
 import threading
 import time
@@ -52,28 +51,6 @@ def some_sequences(count: int = 30) -> list[Sequence]:
     prompts = [ids(1, 9) for _ in range(6)]
     made = [Sequence(rng.choice(prompts), ids(1, 12)) for _ in range(count)]
     return [*made, made[-1], made[0]]
-
-
-@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
-@pytest.mark.parametrize("budget", [None, 40, 1])
-def test_a_set_scores_like_its_members(model: LlamaForCausalLM, budget: int | None, mode: str) -> None:
-    sequences = some_sequences()
-    # Asking for hidden states leaves hooks in a model.
-    watched = copy.deepcopy(model)
-    scores = likelihood.score(model, sequences, token_budget=budget, mode=mode, hidden="all")
-    assert len(scores) == len(sequences)
-    for i, (prompt, answer) in enumerate(sequences):
-        with torch.no_grad():
-            output = watched(input_ids=torch.tensor([prompt + answer]), output_hidden_states=True)
-        rows = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
-        logp = rows[torch.arange(len(answer)), torch.tensor(answer)].numpy()
-        np.testing.assert_allclose(scores.log_probs[i], logp, atol=1e-5)
-        np.testing.assert_array_equal(scores.correct[i], rows.argmax(-1).numpy() == np.array(answer))
-        np.testing.assert_allclose(scores.sum_nll[i], -logp.sum(), atol=1e-5)
-        np.testing.assert_allclose(scores.mean_nll[i], -logp.mean(), atol=1e-5)
-        assert scores.num_tokens[i] == len(answer)
-        assert scores.hidden is not None
-        np.testing.assert_allclose(scores.hidden[i], output.hidden_states[-1][0, len(prompt) - 1 :], atol=1e-5)
 
 
 def test_pooled_states_are_those_of_the_answer_tokens(model: LlamaForCausalLM) -> None:
@@ -279,38 +256,3 @@ def test_flags_are_restored_and_no_gradient_is_kept(model: LlamaForCausalLM) -> 
 def test_bad_arguments(model: LlamaForCausalLM, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         likelihood.score(model, **{"sequences": some_sequences(2), **arguments})
-
-
-def test_probability() -> None:
-    np.testing.assert_allclose(likelihood.probability([0.0, math.log(4)]), [1.0, 0.25])
-
-
-def test_truth_ratio_by_hand() -> None:
-    # P(right) = 1/2; P(wrong) = 1/4 and 1/16: geometric mean 1/8, arithmetic mean 5/32.
-    right, wrong = math.log(2), [math.log(4), math.log(16)]
-    assert likelihood.truth_ratio(right, wrong) == pytest.approx(1 / 4)
-    assert likelihood.truth_ratio(right, wrong, "arithmetic") == pytest.approx(5 / 16)
-    both = likelihood.truth_ratio(np.array([right, right]), np.array([wrong, [right, right]]), "arithmetic")
-    np.testing.assert_allclose(both, [5 / 16, 1.0])
-
-
-def test_truth_ratio_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="unknown truth ratio convention 'harmonic'"):
-        likelihood.truth_ratio(1.0, [1.0], "harmonic")
-    with pytest.raises(ValueError, match="at least one wrong answer"):
-        likelihood.truth_ratio(1.0, [])
-
-
-def test_extraction_strength_and_exact_memorisation_by_definition() -> None:
-    for hits in (bits for length in range(1, 7) for bits in itertools.product([False, True], repeat=length)):
-        length = len(hits)
-        smallest = min(k for k in range(length + 1) if all(hits[k:]))
-        assert likelihood.extraction_strength(hits) == pytest.approx(1 - smallest / length)
-        assert likelihood.exact_memorization(hits) == pytest.approx(sum(hits) / length)
-
-
-def test_metrics_of_an_empty_answer_are_undefined() -> None:
-    with pytest.raises(ValueError, match="empty answer"):
-        likelihood.extraction_strength([])
-    with pytest.raises(ValueError, match="empty answer"):
-        likelihood.exact_memorization([])

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 from scipy.stats import binom, rankdata
 from support.reports import Page, log_of, make_run, summary
-from support.stages import execute, new_run
 
 from evaluation.metrics.tofu import truth_ratios
 from evaluation.metrics.verdict import (
@@ -301,19 +300,3 @@ def test_a_log_whose_stage_is_unfinished_is_not_judged(tmp_path):
     run, config = run_with(tmp_path, 0.1)
     (run.path / "stages" / "unlearn.json").unlink()
     assert verdicts.find_verdicts(run) == {} and 'class="mark"' not in Page(run, config).source
-
-
-def test_a_run_stores_its_verdicts_though_retrain_comes_last(tmp_path):
-    config, run = new_run(tmp_path, "late", "stages=[finetune, unlearn]")
-    execute(config, run)
-    assert not (run.path / "verdicts.json").exists()
-    config.stages = ["finetune", "retrain", "unlearn"]
-    execute(config, run)
-    stored = json.loads((run.path / "verdicts.json").read_text())
-    assert (stored["model"], stored["oracle"]) == ("unlearn", "retrain")
-    for measure, key in (("value", "unlearn"), ("oracle", "retrain")):
-        assert stored["measures"]["prob"][measure] == pytest.approx(run.stage_summary(key)["metrics"]["forget_prob"])
-    assert stored["measures"]["prob"]["questions"] == stored["measures"]["truth_ratio"]["questions"] == 3
-    (run.path / "verdicts.json").unlink()
-    execute(config, run)
-    assert json.loads((run.path / "verdicts.json").read_text()) == stored, "an older run gets them when it is resumed"

@@ -315,14 +315,3 @@ def test_a_folder_that_is_no_model_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
     with pytest.raises(ModelError, match="cannot read the model's shape"):
         need(f"model.source={tmp_path}", "model.name=x")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read as Linux tells it")
-@pytest.mark.parametrize("case", ["train lora", "train lora checkpointing", "train full", "evaluate lora"])
-def test_the_estimate_is_near_what_a_process_takes(case: str, tmp_path: Path) -> None:
-    from benchmarks.speed import memory_estimate
-
-    memory_estimate.build(tmp_path)
-    ratio = memory_estimate.estimated(tmp_path, case) / memory_estimate.measured(tmp_path, case)
-    assert 0.7 < ratio < 1.4

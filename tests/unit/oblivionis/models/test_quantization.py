@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support import tiny_llama
-from support.inprocess import InProcessGrid
 from torch import nn
 
 from clients.flat import FlatParameters
@@ -24,15 +21,10 @@ from evaluation.engine.likelihood import score
 from evaluation.engine.models import is_quantized
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sampling import Rule, sample
-from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits import leakage as audit
-from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.models import loading
 from oblivionis.models.errors import ModelError
-from oblivionis.runs.directory import RunDirectory
-from oblivionis.runs.progress import Events
-from oblivionis.server.app import serve
 
 pytest.importorskip("bitsandbytes")
 
@@ -230,29 +222,6 @@ def test_without_bitsandbytes_the_message_names_the_install_command(monkeypatch:
 def test_a_full_model_cannot_be_quantised() -> None:
     with pytest.raises(configuration.ConfigError, match=r"model\.quantization: nf4 weights cannot be trained"):
         configuration.compose("smoke", ["model.quantization=nf4", "model.mode=full"])
-
-
-@pytest.fixture(scope="module", params=["nf4", "int8"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    folder = tmp_path_factory.mktemp("runs")
-    overrides = [f"model.quantization={request.param}", f"output={folder}", "name=quantised", "evaluation.every=0"]
-    config = configuration.compose("smoke", [*overrides, "stages=[finetune, unlearn]", "strict=true"])
-    run = RunDirectory.create(Path(config.output), config.name)
-    run.write_config(configuration.to_yaml(config))
-    serve(config, InProcessGrid(app, config.federation.clients), run, Events(), threading.Event())
-    return run
-
-
-def test_a_whole_run_can_be_evaluated_and_audited(run: RunDirectory) -> None:
-    kind = configuration.from_yaml(run.read_config()).model.quantization
-    stored: Any = run.stage_summary("unlearn")
-    assert stored["requests"] and np.isfinite(stored["metrics"]["forget_prob"])
-    again = evaluate_checkpoint(run.path, "unlearn", [])[2]
-    measured = {k: v for k, v in stored["metrics"].items() if k.startswith(("forget_prob", "forget_rouge", "leakage"))}
-    assert {k: again[k] for k in measured} == pytest.approx(measured, abs=1e-6)
-    subject = audit.find_subject(str(run.path), None, [])
-    assert is_quantized(subject.model) and subject.identity.endswith(f"/{'nf4-double' if kind == 'nf4' else kind}")
-    assert len(audit.forget_questions(subject)) == 2
 
 
 def test_a_model_under_audit_is_quantised_as_asked() -> None:

@@ -6,14 +6,12 @@ W&B and trackio are no requirement of the tests: a module with the functions of 
 import importlib.machinery
 import importlib.util
 import sys
-import threading
 import types
 
 import pytest
-from support.stages import Recorded, execute, new_run
 
 from oblivionis.config import compose as configuration
-from oblivionis.errors import OblivionisError, RunInterrupted
+from oblivionis.errors import OblivionisError
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.tracking import check_tracking, follow
 
@@ -156,13 +154,3 @@ def test_a_tracker_that_fails_does_not_end_the_run(monkeypatch, run):
         run.append_metrics([row(i, x=float(i))])
     assert len(warned) == 1 and "no network" in warned[0]
     assert scalars(run) == {"unlearn/tofu/x": [(1, 1.0), (2, 2.0), (3, 3.0)]}
-
-
-def test_a_stopped_and_resumed_run_has_every_step_once(tmp_path):
-    config, run = new_run(tmp_path, "stopped", "tracking=[tensorboard]", "evaluation.after_unlearn=true")
-    with pytest.raises(RunInterrupted):
-        execute(config, run, events=Recorded(threading.Event(), ("unlearn", 2)))
-    execute(config, RunDirectory.open(run.path))
-    check(run)
-    assert any(tag.endswith("/after_unlearn") for tag in scalars(run))
-    assert {tag.split("/")[0] for tag in scalars(run)} == {"finetune", "retrain", "unlearn"}

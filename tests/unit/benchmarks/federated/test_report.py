@@ -10,7 +10,7 @@ from support.reports import make_run, metrics_of
 from support.suite_view import cells, value, view
 
 from benchmarks.output.page import write_suite_html
-from benchmarks.output.tables import Table
+from oblivionis.reports.table import Table
 
 
 def written(folder, **changes):

@@ -92,12 +92,6 @@ def test_fedprox_tells_the_clients_mu():
     assert grid.log[-1][2]["config"]["proximal-mu"] == 0.25
 
 
-def test_one_client_fedavg_is_that_client_bit_for_bit():
-    local = np.random.default_rng(0).normal(size=BLOCK + 17).astype(np.float32)
-    (got,) = run(build("fedavg"), adapter(np.zeros_like(local)), [[adapter(local)]], [3], 1)
-    assert np.array_equal(flat(got), local)
-
-
 def test_fedavg_agrees_with_flower():
     rng = np.random.default_rng(5)
     models = [[adapter(rng.normal(size=100)) for _ in range(3)]]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.federated import identity
 
-PROJECT = Path(__file__).resolve().parents[3]
+PROJECT = Path(__file__).resolve().parents[4]
 PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
 
 COUNTS = {

@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 from scipy.stats import false_discovery_control, wilcoxon
 
-from benchmarks.output.tables import Table, number, p_value
 from benchmarks.tabular import report
 from benchmarks.tabular.experiment import COLUMNS, ORACLE, models
 from benchmarks.tabular.settings import Settings
 from evaluation.ruler import statistics
+from oblivionis.reports.format import fixed, p_value
+from oblivionis.reports.table import Table
 
 DATASETS = ("breast_cancer", "wine", "digits")
 SEEDS = range(6)
@@ -53,8 +54,8 @@ def test_many_datasets_are_tested_by_the_mixed_model():
         means = frame[frame["method"] == "scrub"].groupby("dataset")[name].mean()
         effect = statistics.signed_rank(means.to_numpy(), null)
         assert not fit.singular
-        expected = [number(values.mean(), digits), number(fit.z, 2), p_value(fit.p)]
-        expected += [f"{effect.signed:+.2f} {effect.label}", number(fit.icc, 2)]
+        expected = [fixed(values.mean(), digits), fixed(fit.z, 2), p_value(fit.p)]
+        expected += [f"{effect.signed:+.2f} {effect.label}", fixed(fit.icc, 2)]
         assert row(table, "SCRUB")[2:] == expected
 
 
@@ -71,9 +72,9 @@ def test_one_dataset_is_tested_by_wilcoxons_test_of_its_seeds():
     values = column(frame, "neg_grad", "s_gap")
     p = wilcoxon(values).pvalue
     rows = report.planned(settings(["breast_cancer"]), frame)
-    assert row(report.gaps(rows), "NegGrad")[2:5] == [number(values.mean(), 4), "–", f"{p_value(p)} W"]
+    assert row(report.gaps(rows), "NegGrad")[2:5] == [fixed(values.mean(), 4), "–", f"{p_value(p)} W"]
     single = row(report.single_dataset(rows), "NegGrad")
-    assert single[2:5] == [number(values.mean(), 4), number(values.std(ddof=1), 4), p_value(p)]
+    assert single[2:5] == [fixed(values.mean(), 4), fixed(values.std(ddof=1), 4), p_value(p)]
     band = statistics.noise_band(column(frame, "oracle_twin", "s_gap"))
     assert f"[{band.low:.4f}, {band.high:.4f}] (5 %)" in report.single_dataset(rows).note
 
@@ -140,5 +141,5 @@ def test_a_table_leaves_repetitions_out_on_the_terminal_only():
 
 
 def test_numbers_are_written_for_readers():
-    assert [number(0.12345), number(float("nan")), number(-1.0, 1)] == ["0.123", "–", "-1.0"]
+    assert [fixed(0.12345), fixed(float("nan")), fixed(-1.0, 1)] == ["0.123", "–", "-1.0"]
     assert [p_value(0.0004), p_value(0.0312), p_value(float("nan"))] == ["<0.001", "0.031", "–"]

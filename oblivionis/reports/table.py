@@ -1,9 +1,13 @@
-"""Tables of results: for the terminal, and as Markdown, LaTeX, CSV and HTML."""
+"""Tables of results, of a run as of a suite: for the terminal, and as Markdown, LaTeX, CSV and HTML.
+
+Cells are plain texts; whatever a format gives a meaning to is escaped, and a line break within a cell becomes a space.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +25,7 @@ GAP = 2
 
 
 class Marked(str):
-    """A cell that stands out: `style` is `bold` or `underline`."""
+    """A cell that stands out: `style` is `bold`, `underline` or `alarm` (bold, and red where there are colours)."""
 
     style: str
 
@@ -31,11 +35,23 @@ class Marked(str):
         return marked
 
 
+class Term(str):
+    """A heading or a word that the glossary explains under another name, `term`."""
+
+    term: str
+
+    def __new__(cls, text: str, term: str) -> Term:
+        made = super().__new__(cls, text)
+        made.term = term
+        return made
+
+
 @dataclass(frozen=True)
 class Table:
     """`texts` columns of words, then numbers. A row that is None ends a group of rows; `note` says what is what.
 
-    A heading `above\\nbelow` belongs to the columns beside it with the same `above`. A cell may be `Marked`.
+    A heading `above\\nbelow` belongs to the columns beside it with the same `above`. A cell may be `Marked`, a heading
+    or a word a `Term`. framed: on a terminal with lines around the cells, and in one piece whatever its width.
     """
 
     title: str
@@ -43,37 +59,46 @@ class Table:
     rows: Sequence[Sequence[str] | None] = field(default_factory=list)
     note: str = ""
     texts: int = 2
+    framed: bool = False
 
     def rich(self) -> RenderableType:
-        """For a terminal: a first cell that repeats the one above is blank, columns that do not fit come below."""
+        """For a terminal: a first cell that repeats the one above is blank, columns that do not fit come below (but in
+        a framed table)."""
         return _Fitting(self)
 
     def part(self, numbers: Sequence[int]) -> RichTable:
         """The columns of words and these columns of numbers, for a terminal."""
-        table = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        plain = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        table = RichTable() if self.framed else plain
         chosen = [*range(self.texts), *numbers]
         for place in chosen:
-            table.add_column(Text(self.columns[place]), justify="left" if place < self.texts else "right", no_wrap=True)
+            side = "left" if place < self.texts else "right"
+            table.add_column(Text(self.columns[place]), justify=side, no_wrap=not self.framed)
         above = None
         for row in self.rows:
             if row is None:
-                table.add_row()
+                if self.framed:
+                    table.add_section()
+                else:
+                    table.add_row()
                 above = None
             else:
                 cells = ["" if row[0] == above else row[0], *row[1:]]
-                table.add_row(*(Text(cells[n], style=getattr(cells[n], "style", "")) for n in chosen))
+                table.add_row(*(_text(cells[n]) for n in chosen))
                 above = row[0]
         return table
 
     def parts(self, width: int) -> list[list[int]]:
         """The columns of numbers in parts that fit into `width` beside those of words; columns of a heading together.
 
-        A heading whose columns do not fit by themselves is divided.
+        A heading whose columns do not fit by themselves is divided. A framed table is one part.
         """
         widths = [
             max(map(len, [*column.split("\n"), *(row[n] for row in self._filled())])) + GAP
             for n, column in enumerate(self.columns)
         ]
+        if self.framed:
+            return [list(range(self.texts, len(self.columns)))]
         room = width - sum(widths[: self.texts])
         groups: list[list[int]] = []
         for n in range(self.texts, len(self.columns)):
@@ -94,10 +119,11 @@ class Table:
     def markdown(self) -> str:
         """A section of a document."""
         marks = ["---" if number < self.texts else "---:" for number in range(len(self.columns))]
-        heads = [column.replace("\n", " ") for column in self.columns]
-        lines = [heads, marks, *([_styled(c, "**{}**", "<u>{}</u>") for c in row] for row in self._filled())]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return "\n\n".join(part for part in (f"## {self.title}", table, self.note) if part) + "\n"
+        heads = [_markdown(column) for column in self.columns]
+        rows = ([_styled(_markdown(c), "**{}**", "<u>{}</u>", c) for c in row] for row in self._filled())
+        table = "\n".join(f"| {' | '.join(line)} |" for line in [heads, marks, *rows])
+        title, note = f"## {_markdown(self.title)}", _markdown(self.note)
+        return "\n\n".join(part for part in (title, table, note) if part) + "\n"
 
     def latex(self) -> str:
         """A `tabular` in a `table`, for booktabs; headings that several columns share span them."""
@@ -119,25 +145,30 @@ class Table:
         """Comma-separated values with one line of headings, no marks and no note."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(column.replace("\n", " ") for column in self.columns)
-        writer.writerows(self._filled())
+        for row in (self.columns, *self._filled()):
+            writer.writerow(map(_one_line, row))
         return buffer.getvalue()
 
     def html(self) -> h.Renderable:
         """A section of a page: the title, the table, the note. Words that the glossary explains are linked to it."""
-        parts: list[h.Node] = [h.h3[self.title]]
-        if self.rows:
-            classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
-            rows: list[list[h.Node]] = []
-            above = None
-            for row in self.rows:
-                if row is None:
-                    above = None
-                    continue
-                rows.append(["" if row[0] == above else _html(row[0]), *map(_html, row[1:])])
-                above = row[0]
-            parts.append(html_table([explained(column.replace("\n", " ")) for column in self.columns], classes, rows))
-        return h.fragment[parts, h.p(".legend")[self.note] if self.note else None]
+        parts = [h.h3[self.title], self.html_table(), h.p(".legend")[self.note] if self.note else None]
+        return h.fragment[parts]
+
+    def html_table(self) -> h.Node:
+        """The table alone; nothing without rows."""
+        if not self.rows:
+            return None
+        classes = ["" if number < self.texts else "n" for number in range(len(self.columns))]
+        rows: list[list[h.Node]] = []
+        above = None
+        for row in self.rows:
+            if row is None:
+                above = None
+                continue
+            first = "" if row[0] == above else row[0]
+            rows.append([_html(cell, linked=n < self.texts) for n, cell in enumerate((first, *row[1:]))])
+            above = row[0]
+        return html_table([_html(column, linked=True) for column in self.columns], classes, rows)
 
     def page(self) -> str:
         """A page of its own, with the glossary of its words."""
@@ -172,41 +203,49 @@ class _Fitting:
             for number, columns in enumerate(self.table.parts(options.max_width)):
                 yield from [""] * (number > 0)
                 yield self.table.part(columns)
-        yield Padding(Text(self.table.note, style="dim"), (1, 0))
+        if self.table.note or not self.table.framed:
+            yield Padding(Text(self.table.note, style="dim"), (1, 0))
 
 
-def _styled(text: str, bold: str, underline: str, cell: str | None = None) -> str:
-    style = getattr(text if cell is None else cell, "style", "")
-    return {"bold": bold, "underline": underline}.get(style, "{}").format(text)
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*[\r\n]+\s*", " ", text)
 
 
-def _html(cell: str) -> h.Node:
-    element = {"bold": h.b, "underline": h.u}.get(getattr(cell, "style", ""))
-    return element[cell] if element else cell
+def _text(cell: str) -> Text:
+    style = getattr(cell, "style", "")
+    return Text(_one_line(cell), style="bold red" if style == "alarm" else style)
+
+
+def _styled(text: str, bold: str, underline: str, cell: str) -> str:
+    return {"bold": bold, "alarm": bold, "underline": underline}.get(getattr(cell, "style", ""), "{}").format(text)
+
+
+_MARKDOWN = re.compile(r"[\\`*\[\]|~]|<(?=[\w/!?])|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
+"""What would begin or end something in CommonMark or in a table of GitHub's; an underscore within a word does not."""
+
+
+def _markdown(text: str) -> str:
+    return _MARKDOWN.sub(lambda found: f"\\{found.group()}", _one_line(text))
+
+
+def _html(cell: str, *, linked: bool) -> h.Node:
+    text = _one_line(cell)
+    shown = explained(getattr(cell, "term", text), text) if linked else text
+    element = {"bold": h.b, "underline": h.u, "alarm": h.b(".mark")}.get(getattr(cell, "style", ""))
+    return shown if element is None else element[shown]
 
 
 _LATEX = str.maketrans(
     {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "–": "--", "↑": r"$\uparrow$"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
     | {"↓": r"$\downarrow$", "α": r"$\alpha$", "λ": r"$\lambda$", "μ": r"$\mu$", "×": r"$\times$"}
 )
 
 
 def _latex(text: str) -> str:
-    return text.translate(_LATEX)
+    return _one_line(text).translate(_LATEX)
 
 
 def _latex_row(cells: Iterable[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number for a cell; a dash for NaN."""
-    return "–" if value != value else f"{value:.{digits}f}"
-
-
-def p_value(value: float) -> str:
-    """A p-value for a cell."""
-    if value != value:
-        return "–"
-    return "<0.001" if value < 0.001 else f"{value:.3f}"

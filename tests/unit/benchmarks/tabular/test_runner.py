@@ -3,10 +3,6 @@
 import dataclasses
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from urllib.error import URLError
 
 import pandas as pd
@@ -282,31 +278,3 @@ def test_a_dataset_that_cannot_be_fetched_is_named_everywhere_and_left_out(tmp_p
 def test_a_run_without_any_dataset_says_so(tmp_path):
     result = call("bench", SUITE, *SMALL, "datasets=[phoneme]", "--output", tmp_path / "out")
     assert result.code == 1 and "no dataset could be had" in result.err and "left out: Phoneme" in result.out
-
-
-@pytest.mark.slow
-def test_the_real_command_survives_an_interrupt_on_breast_cancer(tmp_path):
-    def command(folder, *more):
-        suite = ["ruler_tabular", "datasets=[breast_cancer]", "seeds=[0, 1]", "--output", str(tmp_path / folder)]
-        return [sys.executable, "-m", "oblivionis.cli.main", "bench", *suite, *more]
-
-    whole = subprocess.run(command("whole"), capture_output=True, text=True, timeout=300)
-    assert whole.returncode == 0, whole.stderr
-    for title in ("Calibration gap", "Mean percentile rank", "Output level", "Breast Cancer alone"):
-        assert title in whole.stdout
-    with subprocess.Popen(command("cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        results, end = tmp_path / "cut" / "results.parquet", time.monotonic() + 200
-        while not results.exists() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=100)
-    assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
-    assert 0 < len(pd.read_parquet(results)) < 6 * 9
-    resumed = subprocess.run(command("cut", "--resume"), capture_output=True, text=True, timeout=300)
-    assert resumed.returncode == 0, resumed.stderr
-    frames = [pd.read_parquet(tmp_path / name / "results.parquet") for name in ("whole", "cut")]
-    pd.testing.assert_frame_equal(*frames, check_exact=True)
-    assert len(frames[0]) == 6 * 9
-    methods = frames[0][frames[0]["method"].isin(["grad_ascent", "neg_grad", "fine_tune", "scrub"])]
-    means = methods.groupby(["fraction", "method"])[["s_gap", "mean_rank"]].mean()
-    assert (means["s_gap"] < 0).all() and (means["mean_rank"] > 0.5).all()

@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from evaluation.leakage import functions
-from evaluation.leakage.functions import Asked, Classifier, get, thresholded
+from evaluation.leakage.classifier import Classifier
+from evaluation.leakage.functions import Asked, get, thresholded
 
 torch.set_num_threads(1)
 

@@ -13,8 +13,9 @@ from support.commands import call
 from benchmarks import kinds as suites
 from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Layout, Measure
-from benchmarks.federated.tables import build, text, unknown_metrics
-from benchmarks.output.tables import Marked, Table
+from benchmarks.federated.tables import build, unknown_metrics
+from oblivionis.reports.format import short
+from oblivionis.reports.table import Marked, Table
 
 AXES = ["strategy", "unlearning", "seed"]
 MU = Measure("MU", "model_utility", best="max", style="bold", runner_up="underline")
@@ -149,7 +150,7 @@ def test_a_papers_numbers_stand_beside_ours():
     ],
 )
 def test_numbers_are_printed_as_in_the_papers(value, digits, expected):
-    assert text(value, digits) == expected
+    assert short(value, digits) == expected
 
 
 # -- the papers' numbers -------------------------------------------------------------------------------------------

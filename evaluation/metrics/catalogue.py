@@ -1,0 +1,44 @@
+"""What a metric is called, which way is better, and what it says: told once, beside the evaluator that measures it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["higher", "lower", "oracle"]
+"""Which value is better: the higher, the lower, or the one nearer the retrained model's."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of the comparison table that belong together: what they are about, and their place from the top."""
+
+    title: str
+    place: int = 80
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number that an evaluator measures.
+
+    key: its name among the evaluator's metrics; label: for readers, without the null value; direction: None where no
+    value is better (a count, the end of an interval); null: what a model that knows nothing of the forget records has,
+    None where nobody can say; meaning: what the glossary says of it, with
+    range and source; group: its rows in the comparison table, None: not in it; drawn: among the figures of a suite;
+    needs_oracle: it compares with the retrained model. Metrics of one label (the same of several question sets) have
+    one meaning.
+    """
+
+    key: str
+    label: str
+    direction: Direction | None
+    null: float | None
+    meaning: str
+    group: Group | None = None
+    drawn: bool = False
+    needs_oracle: bool = False
+
+    @property
+    def title(self) -> str:
+        """The label with the null value, as tables and the glossary have it."""
+        return self.label if self.null is None else f"{self.label} (null {self.null:g})"

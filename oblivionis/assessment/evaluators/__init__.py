@@ -1,0 +1,108 @@
+"""The evaluators of a run, one file each; to add one is to add a file.
+
+A module of this package stands for one evaluator and bears its name. It defines
+
+- `METRICS: tuple[Metric, ...]`, what it measures: from them are made the comparison on the terminal and in
+  `report.html`, the glossary, and the names and marks of suites. Elsewhere they are named `<evaluator>_<key>`, TOFU's
+  by their keys alone (`runs.directory.named_metrics`);
+- `build(context: Context) -> list[Evaluator]`: what runs in the hook with the configured profile, nothing where it is
+  left out.
+
+It may also define
+
+- `ORDER`: its turn in the hook and in metrics.jsonl, the smaller the earlier (default: 100);
+- `LEGEND`: how to read its rows, printed below the comparison where there are any;
+- `prepare(context) -> Any`: what it needs of the corpus, made once before any model is loaded; `build` finds it as
+  `context.prepared`. None: it has nothing to ask. Raises OblivionisError for settings or data that do not fit;
+- `look_at_base(context, session) -> Any`: what it measures once of the base model before any training; `build` finds
+  it as `context.reference`;
+- `lacks(context) -> list[str]`: warnings before a run that it will be left out, and why;
+- `TOLD_BY_CLIENTS: tuple[str, ...]`: beginnings of the keys that a client may tell of its own records in an audit
+  (default: none, `("",)`: all); what needs the retrained model never is;
+- `to_log(details) -> Mapping[str, Any]`: what the per-question log of a stage keeps of its details (default: all of
+  them, under the evaluator's name).
+
+A module takes what is heavy (torch, an evaluator's class) inside these functions: commands that only print tables read
+its METRICS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any
+
+from evaluation.metrics.catalogue import Metric
+from oblivionis.runs.directory import named_metrics
+
+OF_STAGES = (
+    Metric(
+        "seconds",
+        "Seconds",
+        "lower",
+        None,
+        "Wall-clock seconds of the stage with its evaluations, on the machine named in the report; since the last "
+        "resume, where the run was interrupted.",
+    ),
+)
+"""What is known of a stage without any evaluator."""
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The evaluators in the order in which they run."""
+    found = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
+    return tuple(sorted(found, key=lambda name: (getattr(module(name), "ORDER", 100), name)))
+
+
+def module(name: str) -> Any:
+    """The module of an evaluator."""
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+@cache
+def catalogue() -> Mapping[str, Metric]:
+    """Every metric by the name that no two evaluators share, in the order of the comparison table; then the others."""
+    found: dict[str, Metric] = {}
+    for name in names():
+        found |= named_metrics(name, {metric.key: metric for metric in module(name).METRICS})
+    found |= {metric.key: metric for metric in OF_STAGES}
+    return dict(sorted(found.items(), key=lambda item: item[1].group.place if item[1].group else 1 << 30))
+
+
+def reader_name(key: str) -> str:
+    """What readers call a metric where it stands alone: its title, after its group where others bear the same.
+
+    A metric that is not in the catalogue keeps its key.
+    """
+    metric = catalogue().get(key)
+    if metric is None:
+        return key
+    alone = sum(other.label == metric.label for other in catalogue().values()) == 1
+    return metric.title if alone or metric.group is None else f"{metric.group.title} {metric.title}"
+
+
+def told_by_clients() -> frozenset[str]:
+    """The metrics that a client may tell of its own records."""
+    found: dict[str, Metric] = {}
+    for name in names():
+        starts = getattr(module(name), "TOLD_BY_CLIENTS", ())
+        mine = [m for m in module(name).METRICS if m.key.startswith(starts) and not m.needs_oracle]
+        found |= named_metrics(name, {metric.key: metric for metric in mine})
+    return frozenset(found)
+
+
+def legends(measured: Collection[str]) -> list[str]:
+    """How to read the rows of the comparison that have one of the `measured` metrics, in the order of the rows."""
+    shown = [key for key, metric in catalogue().items() if metric.group is not None and key in measured]
+    owner = {key: name for name in names() for key in named_metrics(name, {m.key: m for m in module(name).METRICS})}
+    found = dict.fromkeys(getattr(module(owner[key]), "LEGEND", "") for key in shown)
+    return [legend for legend in found if legend]
+
+
+def to_log(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the per-question log keeps of an evaluator's details."""
+    own = getattr(module(name), "to_log", None) if name in names() else None
+    return own(details) if own is not None else {name: dict(details)} if details else {}

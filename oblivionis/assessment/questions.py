@@ -1,0 +1,65 @@
+"""Records as token ids: questions with all their answers, records as clients train on them, and even samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from evaluation.engine.packing import Sequence as Tokens
+from evaluation.metrics.tofu import Question
+from oblivionis.config.schema import Config
+from oblivionis.data.records import Record
+from oblivionis.data.tokenize import encode_all, encode_pairs
+from oblivionis.models.assembly import Assembled
+
+T = TypeVar("T")
+
+
+def spread(items: Sequence[T], count: int | None) -> tuple[T, ...]:
+    """`count` items evenly spread over the sequence, all where it is None or there are no more."""
+    if count is None or count >= len(items):
+        return tuple(items)
+    return tuple(items[i * len(items) // count] for i in range(count))
+
+
+def encode_records(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Tokens]:
+    """Token ids of the records as clients train on them; longer ones follow `model.on_overflow`."""
+    encoded, _ = encode_all(
+        records,
+        assembled.tokenizer,
+        assembled.template,
+        max_length=config.model.max_length,
+        on_overflow=config.model.on_overflow,
+    )
+    return [Tokens(e.prompt, e.answer) for e in encoded]
+
+
+def encode_questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
+    """Tokenise questions with all their answers; answers longer than `model.max_length` follow `on_overflow`."""
+    pairs, spans = [], []
+    for record in records:
+        right = [record.paraphrased_answer] if record.paraphrased_answer is not None else []
+        start = len(pairs)
+        pairs += [(record.question, text) for text in (record.answer, *right, *record.perturbed_answers)]
+        spans.append((start, len(right)))
+    encoded = encode_pairs(
+        pairs,
+        assembled.tokenizer,
+        assembled.template,
+        max_length=config.model.max_length,
+        on_overflow=config.model.on_overflow,
+    )
+    found = []
+    for record, (start, right) in zip(records, spans, strict=True):
+        answer, *others = encoded[start : start + 1 + right + len(record.perturbed_answers)]
+        found.append(
+            Question(
+                id=record.id,
+                prompt=answer.prompt,
+                answer=answer.answer,
+                text=record.answer,
+                paraphrase=others[0].answer if right else None,
+                perturbed=tuple(e.answer for e in others[right:]),
+            )
+        )
+    return found

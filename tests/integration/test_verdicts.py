@@ -1,0 +1,22 @@
+"""Where a whole run says its verdicts."""
+
+import json
+
+import pytest
+from support.stages import execute, new_run
+
+
+def test_a_run_stores_its_verdicts_though_retrain_comes_last(tmp_path):
+    config, run = new_run(tmp_path, "late", "stages=[finetune, unlearn]")
+    execute(config, run)
+    assert not (run.path / "verdicts.json").exists()
+    config.stages = ["finetune", "retrain", "unlearn"]
+    execute(config, run)
+    stored = json.loads((run.path / "verdicts.json").read_text())
+    assert (stored["model"], stored["oracle"]) == ("unlearn", "retrain")
+    for measure, key in (("value", "unlearn"), ("oracle", "retrain")):
+        assert stored["measures"]["prob"][measure] == pytest.approx(run.stage_summary(key)["metrics"]["forget_prob"])
+    assert stored["measures"]["prob"]["questions"] == stored["measures"]["truth_ratio"]["questions"] == 3
+    (run.path / "verdicts.json").unlink()
+    execute(config, run)
+    assert json.loads((run.path / "verdicts.json").read_text()) == stored, "an older run gets them when it is resumed"

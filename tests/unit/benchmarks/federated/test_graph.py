@@ -1,0 +1,117 @@
+"""Which runs a suite needs, which its cells share, and what makes two stages the same."""
+
+import os
+
+from support.commands import call
+
+from benchmarks import kinds as suites
+from benchmarks.federated import graph, identity
+from benchmarks.federated.processes import slots
+from oblivionis.config.compose import compose
+
+SMALL = """
+kind: federated
+experiment: smoke
+base:
+  evaluation.at_start: false
+  evaluation.every: 0
+  evaluation.leakage.full_samples: 0
+  evaluation.ruler.enabled: false
+  evaluation.wikimem.enabled: false
+stages: [finetune, unlearn]
+matrix:
+  strategy: [fedavg]
+  unlearning: [npo, grad_diff]
+  seed: [0]
+tables:
+  small: {rows: unlearning, columns: strategy, metrics: {MU: model_utility}}
+"""
+
+
+def suite(folder, text=SMALL, name="small.yaml"):
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def cells(file, *overrides):
+    return suites.load(file, overrides)[1].cells()
+
+
+# -- identity and graph --------------------------------------------------------------------------------------------
+
+
+def test_cells_share_finetune_and_retrain_and_local(tmp_path):
+    plan = graph.plan(
+        cells(suite(tmp_path), "stages=[finetune, retrain, unlearn, local]", "matrix.strategy=[fedavg, fedadam]")
+    )
+    stages = [node.stage for node in plan.nodes]
+    assert {s: stages.count(s) for s in set(stages)} == {"finetune": 2, "retrain": 2, "unlearn": 4, "local": 2}
+    assert stages[:4] == ["finetune", "retrain"] * 2, "what others wait for comes first"
+    for node in plan.nodes:
+        assert [need.stage for need in node.needs] == (["finetune", "retrain"] if node.stage == "unlearn" else [])
+        assert all(plan.nodes.index(need) < plan.nodes.index(node) for need in node.needs)
+    assert {node.label for node in plan.nodes if node.stage == "local"} == {
+        "local npo/seed=0",
+        "local grad_diff/seed=0",
+    }
+
+
+def test_a_method_that_needs_the_clients_updates_has_a_finetune_of_its_own(tmp_path):
+    plan = graph.plan(cells(suite(tmp_path), "matrix.unlearning=[npo, grad_diff, federaser]"))
+    assert [node.label for node in plan.nodes if node.stage == "finetune"] == [
+        "finetune fedavg/seed=0",
+        "finetune fedavg/federaser/seed=0",
+    ]
+
+
+def base(*overrides, stage="finetune"):
+    return identity.identity(identity.stage_config(compose("smoke", list(overrides)), stage))
+
+
+def test_what_cannot_change_finetune_does_not_change_its_identity():
+    assert base() == base("unlearning=simnpo", "federation.rounds.unlearn=9", "name=x", "output=y")
+    assert base() == base("strategy.server_state_on_unlearn=keep") == base("federation.local_clients=1")
+    for change in ("seed=1", "federation.rounds.finetune=3", "data.authors=7", "strategy=fedprox", "model.lora.rank=4"):
+        assert base() != base(change)
+    assert base() != base("evaluation.every=0") and base() != base(stage="retrain")
+
+
+def test_a_suite_can_be_planned_without_its_model():
+    result = call("bench", "tofu_split99", "matrix.strategy=[fedavg]", "--dry-run")
+    assert result.code == 0 and "12 cells in 18 runs" in result.out
+
+
+def test_data_count_by_what_they_contain_not_by_where_they_lie(tmp_path):
+    line = '{"id": "%s", "question": "Q?", "answer": "A.", "client": 0}\n'
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "records.jsonl").write_text(line % 1 + line % 2)
+    of = lambda folder: base("data=jsonl", f"data.path={tmp_path / folder / 'records.jsonl'}")  # noqa: E731
+    assert of("a") == of("b")
+    (tmp_path / "b" / "records.jsonl").write_text(line % 1 + line % 3)
+    assert of("a") != of("b")
+    gone, lost = (base(f"evaluation.wikimem.subjects={tmp_path / name}.jsonl") for name in ("gone", "lost"))
+    assert gone != lost, "files that are not there are not alike"
+
+
+def test_the_program_counts_but_not_its_comments(tmp_path):
+    module = tmp_path / "clients" / "step.py"
+    module.parent.mkdir()
+
+    def value(text, name="clients/step.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return identity.program_of(tmp_path)
+
+    first = value('"""Doc."""\ndef f(x):\n    """Doubles."""\n    return 2 * x\n')
+    assert first == value('"""Other."""\n# a comment\ndef f(x):\n    """Twice."""\n    return 2*x\n')
+    assert first == value("print('shown')\n", "oblivionis/reports/summary.py")
+    assert first != value("def f(x):\n    return 3 * x\n")
+
+
+def test_cores_are_dealt_out():
+    cores = os.sched_getaffinity(0)
+    assert set().union(*(slot.cpus for slot in slots(2))) == cores
+    assert all(slot.cpus for slot in slots(len(cores) + 3))

@@ -1,0 +1,36 @@
+"""ClientApps that are forked: what is loaded beforehand, and what is started when nothing can be forked."""
+
+import subprocess
+
+import pytest
+from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+from flwr.supercore.superexec.executor.types import ExecutionSpec
+
+from oblivionis.deploy import warm
+
+
+@pytest.mark.parametrize(("version", "peft"), [("2.13.0+cpu", True), ("2.13.0+cu126", False), ("2.13.0", False)])
+def test_beside_cuda_nothing_is_loaded_that_may_ask_for_the_device(version, peft):
+    found = warm.libraries(version)
+    assert "torch" in found and ("peft" in found) == ("transformers" in found) == peft
+
+
+class Broken:
+    """A fork server that does not answer."""
+
+    def Process(self, **_):
+        return self
+
+    def start(self):
+        raise EOFError
+
+
+@pytest.mark.parametrize("kind", [TaskType.CLIENT_APP, TaskType.SERVER_APP])
+def test_what_cannot_be_forked_starts_as_flower_starts_it(monkeypatch, kind):
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", started.append)
+    executor = object.__new__(warm.WarmExecutor)
+    executor._context = Broken()
+    spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, False, 1)
+    assert executor.launch(spec).status == "accepted"
+    assert [command[0] for command in started] == [TASK_TYPE_TO_COMMAND[kind]]
