@@ -1,4 +1,8 @@
-"""Tests run side by side (pytest-xdist): one thread each, or they would wait for each other."""
+"""Tests run side by side (pytest-xdist): one thread each, or they would wait for each other.
+
+`pytest` alone runs units, invariants and one whole run; `pytest -m "integration or deployed"` the other tiers, and
+`pytest PATH` whatever lies there.
+"""
 
 import os
 import shutil
@@ -14,7 +18,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 PROJECT = Path(__file__).resolve().parents[1]
 SUPPORT = PROJECT / "tests" / "support"
-LONGEST = ("test_faults.py", "test_deployment_guide.py", "test_federated_suites.py", "test_processes.py")
+WHOLE_RUN = PROJECT / "tests" / "integration" / "test_whole_run.py"
+LONGEST = (
+    "test_faults.py",
+    "test_processes.py",
+    "test_deployment_guide.py",
+    "test_federated_suites.py",
+    "test_churn.py",
+    "test_memory_estimate.py",
+    "test_whole_run.py",
+)
 
 
 def pytest_configure(config):
@@ -24,6 +37,8 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         os.environ["OBLIVIONIS_TEST_FORKS"] = str(Path(tempfile.mkdtemp(prefix="oblivionis-")) / "forks")
         os.environ["OBLIVIONIS_TEST_OWNER"] = str(os.getpid())
+        plain = config.args_source == config.ArgsSource.TESTPATHS and not config.option.markexpr
+        os.environ["OBLIVIONIS_TEST_PLAIN"] = str(int(plain))
 
 
 def pytest_unconfigure(config):
@@ -32,12 +47,16 @@ def pytest_unconfigure(config):
         shutil.rmtree(Path(os.environ.pop("OBLIVIONIS_TEST_FORKS")).parent, ignore_errors=True)
 
 
+def pytest_ignore_collect(collection_path):
+    """Without any arguments the long tiers are left out, but for one whole run."""
+    if os.environ["OBLIVIONIS_TEST_PLAIN"] == "1" and collection_path != WHOLE_RUN and collection_path.suffix == ".py":
+        return True if {"integration", "deployed"} & set(collection_path.relative_to(PROJECT).parts) else None
+    return None
+
+
 def pytest_xdist_auto_num_workers():
     """One more than there are processors: tests of a deployment mostly wait for Flower."""
     return (os.cpu_count() or 1) + 1
-
-
-TIERS = ("unit", "invariants", "integration", "deployed")
 
 
 def pytest_collection_modifyitems(items):

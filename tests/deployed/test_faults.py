@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None
 EXAMPLE = PROJECT / "docs" / "guides" / "examples" / "three-hospitals"
 HOSPITALS = EXAMPLE / "hospitals.yaml"
 QUICK = "federation.local_epochs=1 evaluation.every=0"
-ROUND_S, DEADLINE_S, SLOW_S = 240, 60, 75
+ROUND_S, DEADLINE_S, SLOW_S = 240, 30, 40
 FAULTY = f"""\
 import os, time
 import numpy

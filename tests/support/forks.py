@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -179,10 +180,7 @@ def _become(request: dict, files: list[int]) -> None:
         os.environ.update(request["environment"])
         _tell_proc(request["arguments"], request["environment"])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in map(signal.Signals, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)):
-            signal.signal(number, signal.SIG_DFL)
         ignored = request["sigint_ignored"]
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, request["masked"])
         code = _run(request["arguments"], request["environment"])
@@ -194,24 +192,21 @@ def _become(request: dict, files: list[int]) -> None:
 
 def _take_files(wanted: dict[int, int]) -> None:
     """Give the files of whoever asked the numbers that they had there, and close all others."""
-    high = {number: os.dup(file) for number, file in wanted.items()}
-    floor = max([1024, *wanted])
-    import fcntl
-
-    for number, file in high.items():
-        high[number] = fcntl.fcntl(file, fcntl.F_DUPFD, floor + 1)
-    os.closerange(0, floor + 1)
+    floor = max([1023, *wanted]) + 1
+    high = {number: fcntl.fcntl(file, fcntl.F_DUPFD, floor) for number, file in wanted.items()}
+    os.closerange(0, floor)
     for number, file in high.items():
         os.dup2(file, number)
-    os.closerange(floor + 1, floor + 2 + len(high) + 64)
+        os.close(file)
     for number in (0, 1, 2):
         if number not in wanted:
             os.open(os.devnull, os.O_RDWR)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     for name, number in (("stdout", 1), ("stderr", 2)):
         lines = number == 2 or os.isatty(number)
-        stream = open(number, "w", encoding="utf-8", errors="backslashreplace" if number == 2 else "strict",  # noqa: SIM115
-                      buffering=1 if lines else -1, closefd=False)  # fmt: skip
+        stream = open(  # noqa: SIM115
+            number, "w", 1 if lines else -1, "utf-8", "backslashreplace" if number == 2 else "strict", closefd=False
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.__stdin__ = sys.stdin

@@ -8,7 +8,7 @@ import os
 import sys
 
 MODULES = ("oblivionis.cli.main",)
-SCRIPTS = ("flwr", "flwr-serverapp", "oblivionis")
+SCRIPTS = ("flwr", "flwr-serverapp", "flwr-simulation", "oblivionis")
 CODE = "from multiprocessing.forkserver import main"
 START_S = 120
 
