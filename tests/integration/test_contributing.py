@@ -20,6 +20,7 @@ FOLDERS = {
     "loss": ("clients/losses", "conf/unlearning", "tests/unit/clients/losses"),
     "aggregator": ("strategies", "conf/strategy", "tests/unit/strategies"),
     "evaluator": ("oblivionis/assessment/evaluators", "conf/evaluator", "tests/unit/oblivionis/assessment/evaluators"),
+    "attack": ("oblivionis/audits/attacks", "conf/attack", "tests/unit/oblivionis/audits/attacks"),
 }
 
 # `oblivionis ARGUMENTS` with the real server and client apps, without Ray.
@@ -82,17 +83,18 @@ def test_the_tests_of_the_examples_pass(tree):
 
 
 def test_a_mistake_in_their_keys_is_told(tree):
-    loss, aggregator, evaluator = (*names("loss"), *names("aggregator"), *names("evaluator"))
+    loss, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
     chosen = [f"unlearning={loss}", f"strategy={aggregator}"]
     wrong = ["unlearning.params.cap=0", "strategy.params.pace=2", f"evaluation.{evaluator}.most=0"]
+    wrong.append(f"attack.{attack}.marks=-1")
     result = oblivionis_of(tree, "config", "check", "smoke", *chosen, *wrong)
     assert result.returncode == 2
-    for key in ("unlearning.params.cap", "strategy.params.pace", f"evaluation.{evaluator}.most"):
+    for key in (item.partition("=")[0] for item in wrong):
         assert f"{key}: " in result.stderr
 
 
 def test_a_whole_run_with_all_of_them(tree):
-    loss, aggregator, evaluator = (*names("loss"), *names("aggregator"), *names("evaluator"))
+    loss, aggregator, evaluator, attack = (name for kind in FOLDERS for name in names(kind))
     chosen = [f"unlearning={loss}", f"strategy={aggregator}", f"evaluation.{evaluator}.most=7"]
     result = oblivionis_of(tree, "simulate", "smoke", *chosen, "name=all")
     assert result.returncode == 0, result.stderr
@@ -102,3 +104,6 @@ def test_a_whole_run_with_all_of_them(tree):
         assert 0 < metrics[f"{evaluator}_tokens"] <= 7
     assert "Answer length" in result.stdout
     assert "Answer length" in (folder / "report.html").read_text("utf-8")
+    attacked = oblivionis_of(tree, "attack", folder, "--only", attack, f"attack.{attack}.marks=3")
+    assert attacked.returncode == 0, attacked.stderr
+    assert "shout with 3 marks" in attacked.stdout

@@ -26,15 +26,13 @@ class Tree:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
-    def run(self, *arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Python with these arguments, in the tree; its output as text."""
-        environment = {**os.environ, "PYTHONPATH": str(self.path)}
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.path,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(self.path), **environment},
             capture_output=True,
             text=True,
-            timeout=timeout,
             check=False,
         )
