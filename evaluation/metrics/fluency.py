@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Result
 from evaluation.metrics.tofu import Question
 
@@ -93,13 +93,14 @@ def _judged(
 ) -> list[dict[str, list[float | None]]]:
     """Mean NLL of each answer in the model of `session`, None for an empty one; all in one pass."""
     sequences = [
-        [[Sequence(q.prompt, a) for q, a in zip(asked[g], each[g], strict=True)] for g in asked] for each in answers
+        [[TokenSequence(q.prompt, a) for q, a in zip(asked[g], each[g], strict=True)] for g in asked]
+        for each in answers
     ]
     session.request(sequences=[s for each in sequences for group in each for s in group if s.answer])
     return [{g: _mean_nll(session, group) for g, group in zip(asked, each, strict=True)} for each in sequences]
 
 
-def _mean_nll(session: EvaluationSession, sequences: Seq[Sequence]) -> list[float | None]:
+def _mean_nll(session: EvaluationSession, sequences: Seq[TokenSequence]) -> list[float | None]:
     spoken = [s for s in sequences if s.answer]
     found = iter(session.scores(spoken).mean_nll.tolist() if spoken else [])
     return [next(found) if s.answer else None for s in sequences]

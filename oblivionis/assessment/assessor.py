@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.engine.fused_lora import fused_lora
-from evaluation.engine.packing import Sequence as Tokens
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook, Report
 from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
@@ -108,7 +108,7 @@ class Assessor:
         )
         self._context = replace(context, prepared_of=_of_each("prepare", context))
         self._loaded: np.ndarray | None = None
-        self._sequences: dict[str, Tokens] = {}
+        self._sequences: dict[str, TokenSequence] = {}
 
     @property
     def manifest_hash(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from evaluation.engine.packing import Sequence as Tokens
+from evaluation.engine.sequences import TokenSequence
 from evaluation.metrics.tofu import Question
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
@@ -22,7 +22,7 @@ def spread(items: Sequence[T], count: int | None) -> tuple[T, ...]:
     return tuple(items[i * len(items) // count] for i in range(count))
 
 
-def encode_records(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Tokens]:
+def encode_records(records: Sequence[Record], assembled: Assembled, config: Config) -> list[TokenSequence]:
     """Token ids of the records as clients train on them; longer ones follow `model.on_overflow`."""
     encoded, _ = encode_all(
         records,
@@ -31,7 +31,7 @@ def encode_records(records: Sequence[Record], assembled: Assembled, config: Conf
         max_length=config.model.max_length,
         on_overflow=config.model.on_overflow,
     )
-    return [Tokens(e.prompt, e.answer) for e in encoded]
+    return [TokenSequence(e.prompt, e.answer) for e in encoded]
 
 
 def encode_questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:

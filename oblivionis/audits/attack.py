@@ -21,7 +21,9 @@ from evaluation.hook import EvaluationError
 from evaluation.metrics.membership import auc, auc_interval, compared
 from evaluation.metrics.verdict import judge_probability, judge_recall
 from oblivionis.assessment.assessor import assemble_for
-from oblivionis.audits.attack_kinds import NONE, Attack, Battery, Row
+from oblivionis.audits import attacks as kinds
+from oblivionis.audits.attacks import NONE
+from oblivionis.audits.battery import Attack, Battery, Row
 from oblivionis.audits.leakage import identity_of
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunInterrupted
@@ -99,7 +101,7 @@ def attack_run(
         Attacked(c.stage, c.round, c.vector, identity_of(config, fingerprint, c.vector.tobytes())) for c in checkpoints
     ]
     folder = run.path / "attacks" / f"{checkpoint.stage}-{checkpoint.round:04d}"
-    attacks = battery.attacks()
+    attacks = kinds.build(battery)
     found, failed = _run_all(attacks, models, battery, folder, only, progress)
     results = {
         "run": run.name,
@@ -109,10 +111,10 @@ def attack_run(
         "adapters": {m.stage: vector_hash(m.vector) for m in models},
         "truth_ratio": config.evaluation.truth_ratio,
         "questions": len(battery.questions),
-        "settings": dataclasses.asdict(config.attack),
+        "settings": _settings(config),
         "versions": package_versions(),
-        "rows": [row for a in attacks if a.kind != "membership" for row in _table(a, found, models)],
-        "membership": [row for a in attacks if a.kind == "membership" for row in _aucs(a, found, models, config)],
+        "rows": [row for a in attacks if not a.by_group for row in _table(a, found, models)],
+        "membership": [row for a in attacks if a.by_group for row in _aucs(a, found, models, config)],
         "left_out": {a.name: a.lacking for a in attacks if a.lacking},
         "failed": failed,
         "seconds": {f"{name}.{model}": done.seconds for (name, model), done in found.items()},
@@ -120,6 +122,11 @@ def attack_run(
     }
     write_json(folder / "results.json", results)
     return run, folder, results
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    tree = dataclasses.asdict(config.attack)
+    return tree | tree.pop("more")
 
 
 def _run_all(

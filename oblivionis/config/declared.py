@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,11 @@ def names(kind: str) -> list[str]:
     """The names of a kind's code files, sorted."""
     files = [file for folder in CODE[kind] for file in (_ROOT / folder).glob("*.py")]
     return sorted({file.stem for file in files if not file.stem.startswith("_")})
+
+
+def attacks() -> list[str]:
+    """The kinds of attack in the order of tables: by the literal `ORDER` of each file, then by name."""
+    return sorted(names("attack"), key=lambda name: (code("attack", name).literals.get("ORDER", math.inf), name))
 
 
 def code(kind: str, name: str) -> CodeFile:

@@ -16,7 +16,7 @@ from oblivionis.config.limits import about
 STAGES = ("finetune", "retrain", "unlearn", "local")
 MUSE = ("muse_news", "muse_books", "muse_tiny")
 MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
-ATTACKS = ("quantise", "relearn", "sampling", "rephrase", "jailbreak", "prefix", "membership")
+ATTACKS = tuple(declared.attacks())
 CERTIFIED = ("rouge", "leakage", "mean_rank", "oracle", "attacks")
 QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -13,21 +13,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from oblivionis.config import declared
 from oblivionis.reports.markup import html_table, paragraphs, section_heading
 from oblivionis.runs.directory import RunDirectory
 
 MODELS = {"unlearn": "unlearned", "finetune": "finetuned", "retrain": "retrained"}
 MEASURES = {"prob": "Prob", "rouge": "ROUGE", "truth_ratio": "Truth r."}
-NAMES = {
-    "none": "no attack",
-    "quantise": "quantise",
-    "relearn": "relearn",
-    "sampling": "sample",
-    "rephrase": "rephrase",
-    "jailbreak": "jailbreak",
-    "prefix": "prefix",
-}
-WORDED = ("quantise", "rephrase", "jailbreak")
 MEMBERSHIP = {
     "loss": "loss",
     "zlib": "zlib",
@@ -129,8 +120,10 @@ def _known(results: Mapping[str, Any]) -> bool:
 
 
 def _label(row: Mapping[str, Any], width: int = 1000) -> str:
-    kind, variant = NAMES[row["attack"]], row["variant"]
-    text = f"{kind}{': ' if row['attack'] in WORDED else ' '}{variant}".strip()
+    kind, variant = row["attack"], row["variant"]
+    said = declared.code("attack", kind).literals
+    name = "no attack" if kind == "none" else said.get("LABEL", kind)
+    text = f"{name}{': ' if said.get('WORDED') else ' '}{variant}".strip()
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 

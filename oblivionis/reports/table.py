@@ -220,7 +220,7 @@ def _styled(text: str, bold: str, underline: str, cell: str) -> str:
     return {"bold": bold, "alarm": bold, "underline": underline}.get(getattr(cell, "style", ""), "{}").format(text)
 
 
-_MARKDOWN = re.compile(r"[\\`*\[\]|~]|<(?=[\w/!?])|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
+_MARKDOWN = re.compile(r"[\\`*\[\]|~]|<(?=[\w/!?])|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
 """What would begin or end something in CommonMark or in a table of GitHub's; an underscore within a word does not."""
 
 

@@ -17,8 +17,8 @@ from support.stages import execute, new_run
 
 from evaluation.metrics.rouge import rouge_l
 from oblivionis.assessment.assessor import assemble_for
-from oblivionis.audits import attack
-from oblivionis.audits.attack_kinds import Battery, reword
+from oblivionis.audits import attack, attacks
+from oblivionis.audits.battery import Battery, reword
 from oblivionis.config import compose as configuration
 from oblivionis.data.fictitious import corpus as made_up
 from oblivionis.errors import RunInterrupted
@@ -171,7 +171,7 @@ def test_relearning_asks_only_what_it_did_not_train_on(run, attacked):
     config = configuration.from_yaml(run.read_config())
     corpus = corpus_of(config)
     battery = Battery(assemble_for(run, config), corpus, config)
-    by_name = {a.name: a for a in battery.attacks()}
+    by_name = {a.name: a for a in attacks.build(battery)}
     forget, retain = (set(by_name[f"relearn-{n}"].settings["records"]) for n in ("forget", "retain"))
     asked = {r["id"] for r in rows["relearn-forget", "unlearn"]}
     assert len(forget) == 4 and forget | asked == corpus.forget_ids and not forget & asked
@@ -179,7 +179,7 @@ def test_relearning_asks_only_what_it_did_not_train_on(run, attacked):
     assert len(retain) == 3 and not retain & corpus.forget_ids
     assert not subjects & {r.subject for r in corpus.train if r.id in retain}
     named = Battery(assemble_for(run, config), corpus, config, [next(iter(retain))])
-    again = {a.name: a for a in named.attacks()}["relearn-retain"].settings["records"]
+    again = {a.name: a for a in attacks.build(named)}["relearn-retain"].settings["records"]
     assert next(iter(retain)) not in again, "what somebody else asked to forget is no retain record"
 
 
@@ -260,7 +260,7 @@ def test_membership_needs_records_that_nobody_trained_on(run, tmp_path, monkeypa
     corpus = corpus_of(config)
     others = tuple(dataclasses.replace(r, id=f"holdout-{r.id}") for r in made_up(3, 2, 0, seed=77).train)
     held = dataclasses.replace(corpus, evaluation={**corpus.evaluation, "holdout": others})
-    monkeypatch.setattr(attack, "load_corpus", lambda data, model: held)
+    monkeypatch.setattr(attack, "corpus_of", lambda config: held)
     _, folder, results = attack.attack_run(target.path, "unlearn", only=["membership"])
     assert [r["variant"] for r in results["membership"]] == list(attack_report.MEMBERSHIP)
     for line in results["membership"]:
@@ -325,6 +325,12 @@ def test_verdicts_in_words():
     assert attack_report._words(base | {"rows": [below]})[0].startswith("None of 0 attacks")
     known = attack_report._words(base | {"rows": [back | {"attack": "none"}]})
     assert known[0].startswith("Without any attack the answers are still known.")
+
+
+def test_an_attack_that_is_not_here_is_called_by_its_kind():
+    line = {"attack": "whisper", "variant": "softly"}
+    assert attack_report._label(line) == "whisper softly"
+    assert attack_report._label(line | {"attack": "quantise"}) == "quantise: softly"
 
 
 def test_words_around_a_question():

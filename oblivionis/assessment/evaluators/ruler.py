@@ -107,12 +107,12 @@ def of_both_profiles(context: Context) -> RulerEvaluator | None:
 
 def _records(context: Context) -> tuple[list[Answered], list[Answered]]:
     """The forget and retain records that a profile asks, with their true answers."""
-    from evaluation.engine.packing import Sequence as Tokens
+    from evaluation.engine.sequences import TokenSequence
     from evaluation.ruler.evaluator import Answered
 
     profile = context.profile()
     forget, retain = (
-        [Answered(q.id, Tokens(q.prompt, q.answer)) for q in profile.pick(context.questions.get(name, ()))]
+        [Answered(q.id, TokenSequence(q.prompt, q.answer)) for q in profile.pick(context.questions.get(name, ()))]
         if name in profile.sets
         else []
         for name in ("forget", "retain")

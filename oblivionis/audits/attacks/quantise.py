@@ -1,0 +1,33 @@
+"""Fewer bits: small differences between the weights before and after unlearning may be rounded away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from evaluation.engine.quantise import QUANTISERS, quantise_merged
+from oblivionis import seeds
+from oblivionis.audits.battery import Attack, Battery, Row
+from oblivionis.models.assembly import assemble
+
+LABEL = "quantise"
+WORDED = True
+ORDER = 1
+FORMATS = {"int8": "8 bits (int8)", "nf4": "4 bits (nf4)"}
+
+
+def make(battery: Battery) -> list[Attack]:
+    """The adapter merged into the base model, which is then quantised, once per number format."""
+    return [_quantised(battery, name) for name in battery.config.attack.quantisers]
+
+
+def _quantised(battery: Battery, name: str) -> Attack:
+    def run(vector: np.ndarray) -> list[Row]:
+        model = dataclasses.replace(battery.config.model, quantization="none")
+        fresh = assemble(model, seeds.derive(battery.config.seed, "adapter"))
+        fresh.flat.load(vector)
+        quantised = quantise_merged(fresh.model, QUANTISERS[name]).eval()
+        return battery.ask(dataclasses.replace(fresh, model=quantised), battery.questions, FORMATS[name])
+
+    return Attack("quantise", f"quantise-{name}", {"max_new_tokens": battery.max_new_tokens}, run)

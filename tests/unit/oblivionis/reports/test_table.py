@@ -1,0 +1,171 @@
+"""Tables in every format: what has a meaning there comes back as the text that it was."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from oblivionis.reports import summary as report
+from oblivionis.reports.format import fixed, number, p_value, short
+from oblivionis.reports.table import Marked, Table, Term
+
+NASTY = [
+    *(
+        "a|b",
+        "a & b",
+        "&lt;b&gt;",
+        "<script>alert(1)</script>",
+        "50 % <0.001",
+        "S_gap _x_ __y__",
+        "two\nlines",
+        "z* *em*",
+    ),
+    *("back\\slash \\| end\\", "`code` ~~gone~~", "[link](http://x)", "{brace} #1 $x^2$ ~", "[red]red[/red]", "“–” ±"),
+]
+ROWS = [["word " + text, Marked(text, "bold"), Marked(text, "alarm"), text] for text in NASTY]
+TABLE = Table("Title | <i> & _t_", ["who\nis_it", "a|b", "<b>&", "c %\nd"], ROWS, "Note: <a & b> | _n_ 5 %.", texts=1)
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+EXPECTED = [[flat(cell) for cell in row] for row in [TABLE.columns, *ROWS]]
+
+
+class Cells(HTMLParser):
+    """Tags, and the texts of the cells by row."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.rows, self.tags, self.text, self._cell = [], [], "", None
+        self.feed("".join([source, ""]))  # a plain str: slices of Markup would be escaped when they are joined
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self._cell = ""
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.rows[-1].append(flat(self._cell))
+            self._cell = None
+
+    def handle_data(self, data):
+        self.text += data
+        if self._cell is not None:
+            self._cell += data
+
+
+def test_markdown_is_read_as_it_was_meant():
+    page = Cells(MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(TABLE.markdown()))
+    assert page.rows == EXPECTED
+    assert set(page.tags) == {"h2", "table", "thead", "tbody", "tr", "th", "td", "strong", "p"}
+    assert flat(TABLE.title) in flat(page.text) and TABLE.note in page.text
+    assert page.tags.count("strong") == 2 * len(ROWS)
+
+
+def test_html_is_read_as_it_was_meant():
+    for source in (str(TABLE.html()), TABLE.page()):
+        page = Cells(source)
+        assert page.rows == EXPECTED
+        assert not {"script", "i", "u", "em"} & set(page.tags) and page.tags.count("b") == 2 * len(ROWS)
+        assert flat(TABLE.title) in flat(page.text) and TABLE.note in page.text
+
+
+def test_csv_is_read_as_it_was_meant():
+    assert [[flat(c) for c in row] for row in csv.reader(io.StringIO(TABLE.csv()))] == EXPECTED
+    assert len(TABLE.csv().splitlines()) == len(ROWS) + 1, "a line per row"
+
+
+PLAIN = {
+    **{rf"\{c}": c for c in "&%$#_{}"},
+    **{r"\textasciitilde{}": "~", r"\textbackslash{}": "\\", r"\textasciicircum{}": "^"},
+    **{r"\textless{}": "<", r"\textgreater{}": ">", r"\textbar{}": "|", "$\\pm$": "±", "--": "–"},
+}
+TOKEN = re.compile("|".join(map(re.escape, sorted(PLAIN, key=len, reverse=True))))
+
+
+def unlatex(cell):
+    cell = re.sub(r"^\\textbf{(.*)}$", r"\1", cell)
+    assert not re.search(r"[&%$#_{}~^\\<>|]", TOKEN.sub("", cell)), f"{cell} means something"
+    return TOKEN.sub(lambda found: PLAIN[found.group()], cell)
+
+
+def test_latex_is_read_as_it_was_meant():
+    lines = TABLE.latex().splitlines()
+    body = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert len(body) == len(ROWS)
+    for line, row in zip(body, EXPECTED[1:], strict=True):
+        cells = re.split(r"(?<!\\)&", line.removesuffix(r"\\"))
+        assert [unlatex(cell.strip()) for cell in cells] == row
+    caption = next(line for line in lines if line.startswith(r"\caption"))
+    assert unlatex(caption.removeprefix(r"\caption{")[:-1]) == f"{flat(TABLE.title)}. {TABLE.note}"
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_terminal_shows_texts_as_they_are(framed):
+    out = io.StringIO()
+    table = Table(TABLE.title, TABLE.columns, ROWS, TABLE.note, texts=1, framed=framed)
+    Console(file=out, width=400).print(table.rich())
+    lines = [flat(re.sub(r"[│┃]", " ", line)) for line in out.getvalue().splitlines()]
+    for row in EXPECTED[1:]:
+        assert " ".join(row) in lines
+    assert flat(TABLE.title) in lines and TABLE.note in lines
+
+
+def test_a_framed_table_is_one_piece_with_lines():
+    rows = [["g", "m", "1", "2"], ["g", "n", "3", "4"], None, ["h", "m", "5", Marked("6", "alarm")]]
+    table = Table("T", ["group", "measure", "one", "two"], rows, framed=True)
+    assert table.parts(10) == [[2, 3]]
+    console = Console(file=io.StringIO(), width=60, record=True, force_terminal=True)
+    console.print(table.rich())
+    shown = console.export_text(clear=False).splitlines()
+    assert [line.strip("│┃ ").replace("│", " ").split() for line in shown if line.startswith("│")] == [
+        *(["g", "m", "1", "2"], ["n", "3", "4"], ["h", "m", "5", "6"]),
+    ]
+    assert sum(line.startswith("├") for line in shown) == 1 and shown[-1].startswith("└")
+    assert "\x1b[1;31m  6" in console.export_text(styles=True)
+
+
+def test_words_are_explained_under_the_name_that_the_glossary_has():
+    table = Table("T", ["measure", Term("unlearned", "Unlearned model")], [["Prob", "Prob"]], texts=1)
+    page = str(table.html_table())
+    assert page.count('href="#g-prob"') == 1, "a number is no word"
+    assert 'href="#g-unlearned-model"' in page and ">unlearned<" in page
+    assert 'id="g-unlearned-model"' in table.page()
+    assert Table("T", ["a"]).html_table() is None
+
+
+def test_a_run_and_its_formats_have_the_same_numbers():
+    metrics = {"finetune": {"forget_prob": 0.5, "retain_prob": 1e-5}, "unlearn": {"forget_prob": 0.25}}
+    table = report.comparison(metrics, "A run", {"forget_prob": "↓"})
+    rows = [
+        ["questions", "measure", "finetuned", "unlearned"],
+        ["Forget", "Prob", "0.500", "↓ 0.250"],
+        ["Retain", "Prob", "1.0e-5", "–"],
+    ]
+    assert list(csv.reader(io.StringIO(table.csv()))) == rows
+    assert Cells(str(table.html_table())).rows == rows
+    assert "| Forget | Prob | 0.500 | **↓ 0.250** |" in table.markdown()
+    assert r"Forget & Prob & 0.500 & \textbf{$\downarrow$ 0.250} \\" in table.latex()
+    assert '<b class="mark">↓ 0.250</b>' in str(table.html_table())
+
+
+def test_numbers():
+    nan = float("nan")
+    assert [fixed(0.12345), fixed(-1.0, 1), fixed(nan, 2)] == ["0.123", "-1.0", "–"]
+    assert [short(0.004567, None), short(2.0, None), short(2.0, 3), short(nan, None)] == [
+        "0.0046",
+        "2.00",
+        "2.000",
+        "–",
+    ]
+    assert [p_value(0.00099), p_value(0.001), p_value(nan)] == ["<0.001", "0.001", "–"]
+    assert [number(None), number(1.2e-4), number(2.0)] == ["–", "1.2e-4", "2.000"]
