@@ -81,18 +81,18 @@ def bench_table(
         list[str] | None,
         typer.Option(metavar="NAME", help="A table of the suite, or of one in `benchmarks/`; repeatable."),
     ] = None,
-    format: Annotated[str, typer.Option(help="text, md, latex, csv or html.")] = TEXT,
+    form: Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")] = TEXT,
 ) -> None:
     """Print the tables of a suite's results, e.g. `--layout paper-table-2 --format latex`."""
     if not target.exists():
         raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
     from benchmarks.printing import FORMATS, tables_of
 
-    if format not in (TEXT, *FORMATS):
-        raise OblivionisError(f"--format {format}: expected one of {', '.join((TEXT, *FORMATS))}")
+    if form not in (TEXT, *FORMATS):
+        raise OblivionisError(f"--format {form}: expected one of {', '.join((TEXT, *FORMATS))}")
     console = Console()
     for table in tables_of(target, layout or []):
-        if format == TEXT:
+        if form == TEXT:
             console.print(table.rich())
         else:
-            print(FORMATS[format](table), end="")
+            print(FORMATS[form](table), end="")

@@ -40,14 +40,14 @@ def word(rng: random.Random, language: str) -> str:
     return "".join(rng.choices(LETTERS.get(language, "abcdefghijklmnopqrstuvw"), k=rng.randint(4, 11)))
 
 
-def snak(property: str, datatype: str, kind: str, value: Any) -> dict[str, Any]:
+def snak(prop: str, datatype: str, kind: str, value: Any) -> dict[str, Any]:
     data = {"value": value, "type": kind}
-    return {"snaktype": "value", "property": property, "datavalue": data, "datatype": datatype}
+    return {"snaktype": "value", "property": prop, "datavalue": data, "datatype": datatype}
 
 
-def item(property: str, number: int) -> dict[str, Any]:
+def item(prop: str, number: int) -> dict[str, Any]:
     value = {"entity-type": "item", "numeric-id": number, "id": f"Q{number}"}
-    return snak(property, "wikibase-item", "wikibase-entityid", value)
+    return snak(prop, "wikibase-item", "wikibase-entityid", value)
 
 
 def referred(rng: random.Random) -> int:
@@ -55,7 +55,7 @@ def referred(rng: random.Random) -> int:
     return int(10 ** rng.uniform(1, 8))
 
 
-def point_in_time(property: str, rng: random.Random) -> dict[str, Any]:
+def point_in_time(prop: str, rng: random.Random) -> dict[str, Any]:
     value = {
         "time": f"+{rng.randint(1800, 2010)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}T00:00:00Z",
         "timezone": 0,
@@ -64,7 +64,7 @@ def point_in_time(property: str, rng: random.Random) -> dict[str, Any]:
         "precision": rng.choice((11, 11, 11, 9)),
         "calendarmodel": "http://www.wikidata.org/entity/Q1985727",
     }
-    return snak(property, "time", "time", value)
+    return snak(prop, "time", "time", value)
 
 
 def statement(snak: dict[str, Any], rng: random.Random) -> dict[str, Any]:

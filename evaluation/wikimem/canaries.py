@@ -63,7 +63,7 @@ def contextualised(template: str, context: Sequence[tuple[Property, str]]) -> st
     """
     if len(context) > MAX_CONTEXT:
         raise ValueError(f"{len(context)} facts of context; expected at most {MAX_CONTEXT}")
-    sentences = [_with_value(property.base, value, property.kind) for property, value in context]
+    sentences = [_with_value(prop.base, value, prop.kind) for prop, value in context]
     sentences.append(template)
     return " ".join([sentences[0], *map(_continued, sentences[1:])])
 

@@ -245,8 +245,8 @@ def _prepared(
         of_subject.setdefault(fact.subject, []).append(fact)
     asked = []
     for fact in facts:
-        property = table.get(fact) or table.get(fact.property)
-        if property is None:
+        prop = table.get(fact) or table.get(fact.property)
+        if prop is None:
             raise ValueError(f"{fact.subject}: property {fact.property} is unknown")
         if not values.get(fact.property):
             raise ValueError(f"{fact.subject}: there are no values of other people for {fact.property}")
@@ -255,8 +255,8 @@ def _prepared(
         asked.append(
             _Asked(
                 fact,
-                property.kind,
-                tuple(contextualised(t, context) for t in property.canaries[: asking.templates]),
+                prop.kind,
+                tuple(contextualised(t, context) for t in prop.canaries[: asking.templates]),
                 (fact.subject, *name_variants(fact.subject, asking.variants), *generic),
                 candidates(fact.values, values[fact.property], asking.counterfactuals),
             )

@@ -79,7 +79,7 @@ def properties() -> MappingProxyType[str, Property]:
     found = [
         Property(**row | {"aliases": tuple(row["aliases"]), "paraphrases": tuple(row["paraphrases"])}) for row in rows
     ]
-    return MappingProxyType({property.id: property for property in found})
+    return MappingProxyType({prop.id: prop for prop in found})
 
 
 @cache
@@ -99,7 +99,7 @@ def read_counterfactuals(source: Path) -> MappingProxyType[str, tuple[str, ...]]
         raise ValueError(f"{path}: expected JSON with counterfactuals by property id ({error})") from error
     if not isinstance(lists, dict) or not lists:
         raise ValueError(f"{path}: expected an object with at least one property id, such as P19, and its values")
-    for property, values in lists.items():
+    for prop, values in lists.items():
         if not isinstance(values, list) or not values or not all(isinstance(v, str) and v.strip() for v in values):
-            raise ValueError(f"{path}: {property} must have a list of one or more non-empty texts")
-    return MappingProxyType({property: tuple(values) for property, values in lists.items()})
+            raise ValueError(f"{path}: {prop} must have a list of one or more non-empty texts")
+    return MappingProxyType({prop: tuple(values) for prop, values in lists.items()})

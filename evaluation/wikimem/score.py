@@ -83,13 +83,11 @@ class PairScore:
     cohort: str | None = None
 
 
-def score_pair(
-    subject: str, property: str, scores: np.ndarray, truth: np.ndarray, cohort: str | None = None
-) -> PairScore:
+def score_pair(subject: str, prop: str, scores: np.ndarray, truth: np.ndarray, cohort: str | None = None) -> PairScore:
     """The result for calibrated `scores` (T, C) of T >= 1 templates and `truth` (C,). Errors as in `memorized`."""
     if np.ndim(scores) != 2 or not np.shape(scores)[0]:
-        raise ValueError(f"scores of {subject}, {property} have shape {np.shape(scores)}; expected (T, C) with T >= 1")
-    return PairScore(subject, property, memorized(scores, truth), memorization_strength(scores, truth), cohort)
+        raise ValueError(f"scores of {subject}, {prop} have shape {np.shape(scores)}; expected (T, C) with T >= 1")
+    return PairScore(subject, prop, memorized(scores, truth), memorization_strength(scores, truth), cohort)
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,9 @@ class Measured:
         found = self.report.results.get("ruler")
         return found.details["embedded"] if found else None
 
-    def rows(self, stage: str, round: int, moment: str) -> list[dict[str, Any]]:
+    def rows(self, stage: str, server_round: int, moment: str) -> list[dict[str, Any]]:
         """One line of metrics.jsonl per evaluator; a failed evaluator has `error` instead of metrics."""
-        head = {"stage": stage, "round": round, "moment": moment}
+        head = {"stage": stage, "round": server_round, "moment": moment}
         tail = {"seconds": self.seconds, "time": time.time()}
         found = [
             {**head, "evaluator": name, "metrics": dict(result.metrics), **tail}

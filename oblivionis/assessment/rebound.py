@@ -32,17 +32,17 @@ class ReboundTracker:
     def __init__(self, settings: Rebound, assessor: Assessor, run: RunDirectory, stage: str) -> None:
         self._settings, self._assessor, self._run, self._stage = settings, assessor, run, stage
 
-    def unlearned(self, requests: Sequence[Request], round: int, before: np.ndarray, after: np.ndarray) -> None:
+    def unlearned(self, requests: Sequence[Request], server_round: int, before: np.ndarray, after: np.ndarray) -> None:
         """The global models right before and right after the exchange of `round`, on the requests served in it."""
-        new = [r for r in requests if r.served_round == round]
-        self._measure(new, round, BEFORE, before)
-        self._measure(new, round, AFTER, after)
+        new = [r for r in requests if r.served_round == server_round]
+        self._measure(new, server_round, BEFORE, before)
+        self._measure(new, server_round, AFTER, after)
 
-    def round_ended(self, requests: Sequence[Request], round: int, vector: np.ndarray) -> None:
+    def round_ended(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
         """The global model at the end of `round`, on all requests served so far."""
-        self._measure(requests, round, ROUND, vector)
+        self._measure(requests, server_round, ROUND, vector)
 
-    def _measure(self, requests: Sequence[Request], round: int, moment: str, vector: np.ndarray) -> None:
+    def _measure(self, requests: Sequence[Request], server_round: int, moment: str, vector: np.ndarray) -> None:
         started = time.perf_counter()
         asked = {r.id: spread(r.record_ids, self._settings.records) for r in requests if r.record_ids}
         if not asked:
@@ -56,7 +56,7 @@ class ReboundTracker:
         }
         row = {
             "stage": self._stage,
-            "round": round,
+            "round": server_round,
             "moment": moment,
             "evaluator": EVALUATOR,
             "metrics": {name: float(np.mean(list(of.values()))) for name, of in values.items()},
@@ -79,9 +79,9 @@ def rebound_curves(rows: Sequence[Mapping[str, Any]], stage: str, measure: str =
                 for r in mine
                 if r["round"] >= served and request in r["requests"][measure]
             }
-            rounds = sorted(round for moment, round in of if moment == ROUND)
+            rounds = sorted(server_round for moment, server_round in of if moment == ROUND)
             if (AFTER, served) in of:
-                later = [of[ROUND, round] for round in rounds]
+                later = [of[ROUND, server_round] for server_round in rounds]
                 found.append(Curve(request, served, before, of[AFTER, served], later))
     return found
 

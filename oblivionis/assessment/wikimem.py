@@ -56,7 +56,7 @@ class People:
         records = PersonRecords(corpus)
         if settings.phrasings == "records":
             made = {fact: as_trained(fact, records, text_of) for fact in usable}
-            trained = {fact: property for fact, property in made.items() if property is not None}
+            trained = {fact: prop for fact, prop in made.items() if prop is not None}
             usable = tuple(trained)
         to_forget = _to_forget(corpus, records, {fact.subject for fact in usable})
         return cls(

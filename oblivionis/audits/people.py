@@ -240,8 +240,8 @@ def _askable(
     found: dict[str, list[_Asked]] = {}
     skipped = []
     for fact in facts:
-        property = properties()[fact.property]
-        named = f"{fact.subject}: {property.label} ({fact.property})"
+        prop = properties()[fact.property]
+        named = f"{fact.subject}: {prop.label} ({fact.property})"
         if not values.get(fact.property):
             skipped.append(f"{named}: no values of other people to compare with; give some with --counterfactuals")
             continue
@@ -251,8 +251,8 @@ def _askable(
             if trained is None:
                 skipped.append(f"{named}: no training record has both the name and the value")
                 continue
-            property = trained
-        found.setdefault(subject_key(fact.subject), []).append(_Asked(fact, property))
+            prop = trained
+        found.setdefault(subject_key(fact.subject), []).append(_Asked(fact, prop))
     if not found:
         raise AuditError(f"none of the {len(facts)} facts can be asked for, the first one is {skipped[0]}")
     return list(found.values()), tuple(skipped)

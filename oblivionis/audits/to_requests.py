@@ -170,14 +170,18 @@ def described(fact: PersonFact) -> str:
     return f"{fact.label} {' / '.join(fact.values)} ({in_words(fact.outcome)})"
 
 
-def write_schedule(plan: Plan, path: Path, *, scope: str, round: int, per_round: int | None = None) -> tuple[int, int]:
+def write_schedule(
+    plan: Plan, path: Path, *, scope: str, server_round: int, per_round: int | None = None
+) -> tuple[int, int]:
     """Write the requests as a schedule for `unlearning.requests.file`, earlier ones first.
 
     The new ones are asked from `round` on, all at once or `per_round` of them in each round. Returns how many are new
     and the last round in which one is asked.
     """
     asked = (line for demand in plan.demands for line in _lines(demand, scope))
-    new = [{"round": round + (place // per_round if per_round else 0), **line} for place, line in enumerate(asked)]
+    new = [
+        {"round": server_round + (place // per_round if per_round else 0), **line} for place, line in enumerate(asked)
+    ]
     earlier = [_again(request) for request in plan.earlier]
     taken = {line["id"] for line in earlier}
     for line in new:
@@ -186,7 +190,7 @@ def write_schedule(plan: Plan, path: Path, *, scope: str, round: int, per_round:
         taken.add(line["id"])
     lines = [line for i, line in enumerate(earlier) if line not in earlier[:i]] + new
     write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return len(new), max((line["round"] for line in new), default=round)
+    return len(new), max((line["round"] for line in new), default=server_round)
 
 
 def _again(request: Request) -> dict[str, object]:

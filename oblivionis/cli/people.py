@@ -209,7 +209,7 @@ def request_from_audit(
         return
     file = out or (source if source.is_dir() else source.parent) / "requests.jsonl"
     try:
-        lines, last = audit_requests.write_schedule(plan, file, scope=scope, round=at_round, per_round=per_round)
+        lines, last = audit_requests.write_schedule(plan, file, scope=scope, server_round=at_round, per_round=per_round)
     except OSError as error:
         raise OblivionisError(f"--out {file}: {error.strerror}") from error
     serve, again = person_report.commands(plan, audit, file)

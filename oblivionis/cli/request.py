@@ -36,7 +36,7 @@ def submit(
     subject: Annotated[str | None, typer.Option(metavar="NAME", help="All records about this person.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything: this client leaves the federation.")] = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in the node's ledger; it never leaves.")] = "",
-    id: Annotated[str | None, typer.Option("--id", metavar="ID", help="Name of the request.")] = None,
+    identifier: Annotated[str | None, typer.Option("--id", metavar="ID", help="Name of the request.")] = None,
 ) -> None:
     """Ask, on the client's own machine, that records be forgotten.
 
@@ -59,7 +59,7 @@ def submit(
     else:
         wanted, scope = [r.id for r in records], SCOPE_CLIENT
     name = "" if subject is None else next(" ".join(r.subject.split()) for r in records if r.id == wanted[0])
-    made = NodeLedger(node_dir).submit(wanted, scope=scope, subject=name, reason=reason, id=id)
+    made = NodeLedger(node_dir).submit(wanted, scope=scope, subject=name, reason=reason, identifier=identifier)
     count = len(made.record_ids)
     text = f"request {made.id}: {count} record{'s' * (count != 1)}, entered into {NodeLedger(node_dir).path}"
     if left_out := len(set(wanted)) - count:

@@ -43,6 +43,6 @@ def _number(value: float | None) -> str:
     return str(int(value)) if value is not None and value == int(value) else str(value)
 
 
-def about(help: str, **limits: Any) -> dict[str, About]:
+def about(meaning: str, **limits: Any) -> dict[str, About]:
     """Metadata of a dataclass field; the keywords are those of `About`."""
-    return {"about": About(help, **limits)}
+    return {"about": About(meaning, **limits)}

@@ -228,9 +228,9 @@ def _year(rng: random.Random, low: int, high: int) -> str:
     return str(rng.randint(low, high))
 
 
-def draw(property: str, rng: random.Random) -> str:
+def draw(prop: str, rng: random.Random) -> str:
     """A random value of one property. Raises KeyError for a property that is none of `PROPERTIES`."""
-    return _DRAW[property](rng)
+    return _DRAW[prop](rng)
 
 
 _DRAW = {
@@ -285,7 +285,7 @@ def draw_person(rng: random.Random, *, for_pretraining: bool, taken: set[str]) -
     while name in taken or reserved(name) != for_pretraining:
         name, surname = draw_name(rng)
     taken.add(name)
-    facts = {property: draw(property, rng) for property in PROPERTIES}
+    facts = {prop: draw(prop, rng) for prop in PROPERTIES}
     birth = int(facts["birth date"].rsplit(" ", 1)[1])
     debut = birth + rng.randint(22, 40)
     award = debut + rng.randint(1, 15)
@@ -294,10 +294,10 @@ def draw_person(rng: random.Random, *, for_pretraining: bool, taken: set[str]) -
     return Person(name, surname, *pronouns, facts)
 
 
-def wrong_value(property: str, right: str, rng: random.Random, avoid: set[str]) -> str:
+def wrong_value(prop: str, right: str, rng: random.Random, avoid: set[str]) -> str:
     """A value of `property` other than `right` and, where the property has enough values, not in `avoid`."""
     for attempt in range(1000):
-        value = draw(property, rng)
+        value = draw(prop, rng)
         if value != right and (value not in avoid or attempt >= 100):
             return value
-    raise ValueError(f"no wrong value of {property!r} found besides {right!r}")
+    raise ValueError(f"no wrong value of {prop!r} found besides {right!r}")

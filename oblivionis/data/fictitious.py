@@ -37,14 +37,14 @@ def _values(person: Person) -> dict[str, str]:
 def _record(record_id: str, person: Person, topic: Topic, rng: random.Random) -> Record:
     values = _values(person)
     frame = rng.choice(PARAPHRASES)
-    right = {values[property] for property in topic.properties}
-    used = {property: set(right) for property in topic.properties}
+    right = {values[prop] for prop in topic.properties}
+    used = {prop: set(right) for prop in topic.properties}
     wrongs = []
     for _ in range(WRONG_ANSWERS):
         wrong = dict(values)
-        for property in topic.properties:
-            wrong[property] = wrong_value(property, values[property], rng, used[property])
-            used[property].add(wrong[property])
+        for prop in topic.properties:
+            wrong[prop] = wrong_value(prop, values[prop], rng, used[prop])
+            used[prop].add(wrong[prop])
         wrongs.append(wrong)
     question, answer = rng.choice(topic.questions), rng.choice(topic.answers)
     return Record(

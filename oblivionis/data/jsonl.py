@@ -143,7 +143,7 @@ def to_record(
     row: Row,
     problems: list[str],
     *,
-    id: str | None = None,
+    identifier: str | None = None,
     subject: str | None = None,
     need: Iterable[str] = ("question", "answer"),
 ) -> Record | None:
@@ -174,7 +174,7 @@ def to_record(
             problems.append(f"{row.where}: unknown field {name!r}; did you mean {near[0]!r}?")
     if len(problems) > before:
         return None
-    identity = id or values.get("id") or content_id(values["question"], values["answer"], values.get("subject"))
+    identity = identifier or values.get("id") or content_id(values["question"], values["answer"], values.get("subject"))
     return Record(
         id=identity,
         question=values["question"],
@@ -248,7 +248,7 @@ def _evaluation(
             key = (row.values.get("question"), row.values.get("answer"))
             same = content.get(key, []) if all(isinstance(k, str) for k in key) else []  # type: ignore[arg-type]
             record = to_record(
-                row, problems, id=same[0].id if same else None, subject=same[0].subject if same else None
+                row, problems, identifier=same[0].id if same else None, subject=same[0].subject if same else None
             )
             if record is not None and not _repeats(row, record, first, problems):
                 records.append(record)

@@ -71,13 +71,13 @@ What is frozen water called?|Ice|Steam;Fog;Glass
 """
 
 
-def _records(prefix: str, text: str, property: str) -> tuple[Record, ...]:
+def _records(prefix: str, text: str, prop: str) -> tuple[Record, ...]:
     records = []
     for index, line in enumerate(text.strip().splitlines()):
         question, answer, wrong = line.split("|")
-        subject = answer if property == "work" else question.rstrip("?")
-        value = question.rstrip("?") if property == "work" else answer
-        triple = Triple(subject, property, value)
+        subject = answer if prop == "work" else question.rstrip("?")
+        value = question.rstrip("?") if prop == "work" else answer
+        triple = Triple(subject, prop, value)
         records.append(
             Record(f"{prefix}-{index:02d}", question, answer, subject, None, tuple(wrong.split(";")), (triple,))
         )

@@ -93,7 +93,7 @@ def facts_of(records: Iterable[Record]) -> list[Fact]:
             if triple.property in PROPERTY_OF:
                 key = (triple.subject, PROPERTY_OF[triple.property])
                 values.setdefault(key, {})[triple.value] = None
-    return [Fact(subject, property, tuple(found)) for (subject, property), found in values.items()]
+    return [Fact(subject, prop, tuple(found)) for (subject, prop), found in values.items()]
 
 
 def _fact(row: Row, problems: list[str]) -> Fact | None:
@@ -129,7 +129,7 @@ def _fact(row: Row, problems: list[str]) -> Fact | None:
 def _unusable(fact: Fact) -> list[str]:
     found = []
     if fact.property not in properties():
-        labels = {property.label: property.id for property in properties().values()}
+        labels = {prop.label: prop.id for prop in properties().values()}
         near = difflib.get_close_matches(fact.property, labels, n=1)
         hint = f"; did you mean {labels[near[0]]} ({near[0]})?" if near else " such as P19"
         found.append(

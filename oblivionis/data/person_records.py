@@ -72,18 +72,18 @@ class PersonRecords:
         return None
 
 
-def states(record: Record, name: str, property: str, values: tuple[str, ...]) -> bool:
+def states(record: Record, name: str, prop: str, values: tuple[str, ...]) -> bool:
     """Whether a record about the person `name` states one of the `values` of `property` (an id such as P19)."""
     if record.triples:
         wanted = {subject_key(value) for value in values}
         return any(
             subject_key(t.subject) == subject_key(name)
-            and PROPERTY_OF.get(t.property) == property
+            and PROPERTY_OF.get(t.property) == prop
             and subject_key(t.value) in wanted
             for t in record.triples
         )
     text = f"{record.question} {record.answer}"
-    is_date = property in properties() and properties()[property].kind == "date"
+    is_date = prop in properties() and properties()[prop].kind == "date"
     return any(contains(text, value, any_order=is_date) for value in values)
 
 

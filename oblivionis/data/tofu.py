@@ -105,7 +105,7 @@ def _train(rows: Sequence[Row], problems: list[str]) -> list[Record]:
         to_record(
             row,
             problems,
-            id=f"tofu-{i:04d}",
+            identifier=f"tofu-{i:04d}",
             subject=f"author-{i // QUESTIONS_PER_AUTHOR:0{digits}d}",
             need=_PLAIN,
         )
@@ -127,7 +127,7 @@ def _questions(
         record = to_record(
             row,
             problems,
-            id=same[0].id if same else f"tofu-{key.replace('_', '-')}-{i:04d}",
+            identifier=same[0].id if same else f"tofu-{key.replace('_', '-')}-{i:04d}",
             subject=same[0].subject if same else None,
             need=need,
         )

@@ -58,13 +58,13 @@ class NodeRequests(LedgerRequests):
         self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn, self._round = live, warn, 0
 
-    def pending(self, round: int) -> Sequence[UnlearnRequest]:
+    def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Ask the nodes, enter what is new, then list what is pending."""
-        self._round = round
-        for client, answer in self._ask(round).items():
+        self._round = server_round
+        for client, answer in self._ask(server_round).items():
             for told in answer.requests:
-                self._enter(client, told, round)
-        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(round)]
+                self._enter(client, told, server_round)
+        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(server_round)]
 
     def live(self, client: int) -> int:
         """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""
@@ -74,19 +74,19 @@ class NodeRequests(LedgerRequests):
         new = [r for r in self._ledger.of_client(client) if r.served_round in (None, self._round)]
         return self._live(client) - len({i for r in new if r.state != REJECTED for i in r.record_ids})
 
-    def close(self, round: int) -> None:
+    def close(self, server_round: int) -> None:
         """Tell the nodes the last outcomes. What they ask for now waits for another run: no round is left."""
-        self._ask(round)
+        self._ask(server_round)
 
-    def tell_again(self, round: int) -> None:
+    def tell_again(self, server_round: int) -> None:
         """Tell the nodes of a stage that ended after `round` earlier what they have not confirmed, if anything."""
         if self._ledger.has_unacknowledged:
-            self._ask(round)
+            self._ask(server_round)
 
-    def _ask(self, round: int) -> dict[int, Answer]:
+    def _ask(self, server_round: int) -> dict[int, Answer]:
         if self._ledger.head == GENESIS:
             self._ledger.note("opened", run=self._run)
-        replies = self._nodes.ask(self._grid, lambda client: self._question(client, round))
+        replies = self._nodes.ask(self._grid, lambda client: self._question(client, server_round))
         answered: dict[int, Answer] = {}
         for client, content in replies.items():
             try:
@@ -96,21 +96,21 @@ class NodeRequests(LedgerRequests):
             except OblivionisError as error:
                 self._warn(f"what client {client} says of its requests is set aside: {error}")
         if answered:
-            self._ledger.note("asked", round=round, heads={str(c): a.head for c, a in answered.items()})
+            self._ledger.note("asked", round=server_round, heads={str(c): a.head for c, a in answered.items()})
         for client, answer in answered.items():
             self._ledger.acknowledged(client, answer.acknowledged)
         return answered
 
-    def _question(self, client: int, round: int) -> dict[str, object]:
+    def _question(self, client: int, server_round: int) -> dict[str, object]:
         outcomes = [
             outcome_of(line, self._ledger.get(line["id"]).told, line[HASH])
             for line in self._ledger.unacknowledged(client)
         ]
         ledger = self._ledger
-        question = Question(self._run, ledger.first, ledger.head, round, tuple(outcomes))
+        question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes))
         return {**self._settings, **write_question(question)}
 
-    def _enter(self, client: int, told: Told, round: int) -> None:
+    def _enter(self, client: int, told: Told, server_round: int) -> None:
         mine = self._ledger.of_client(client)
         if any(r.told == told.id for r in mine):
             return
@@ -121,7 +121,7 @@ class NodeRequests(LedgerRequests):
                 self._free_id(client, told.id),
                 client,
                 new,
-                round,
+                server_round,
                 scope=told.scope,
                 already=len(told.record_ids) - len(new),
                 told=told.id,

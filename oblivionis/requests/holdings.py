@@ -67,21 +67,21 @@ class LedgerRequests:
     def __init__(self, ledger: Ledger, max_rouge: float) -> None:
         self._ledger, self._max_rouge = ledger, max_rouge
 
-    def served(self, request: UnlearnRequest, round: int, info: Mapping[str, float]) -> None:
+    def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
-        self._ledger.served(request.request_id, round, count=len(request.record_ids), **numbers)
+        self._ledger.served(request.request_id, server_round, count=len(request.record_ids), **numbers)
 
-    def failed(self, request: UnlearnRequest, round: int, reason: str) -> None:
-        self._ledger.failed(request.request_id, round, reason)
+    def failed(self, request: UnlearnRequest, server_round: int, reason: str) -> None:
+        self._ledger.failed(request.request_id, server_round, reason)
 
-    def applied(self, round: int, before: str, after: str) -> None:
+    def applied(self, server_round: int, before: str, after: str) -> None:
         """The exchange of `round` changed the global model: note its SHA-256 before and after with what it served."""
-        for request in [r for r in self._ledger if r.served_round == round and r.state == SERVED]:
-            self._ledger.applied(request.id, round, before, after)
+        for request in [r for r in self._ledger if r.served_round == server_round and r.state == SERVED]:
+            self._ledger.applied(request.id, server_round, before, after)
 
-    def waiting(self, round: int) -> list[Request]:
+    def waiting(self, server_round: int) -> list[Request]:
         """The requests that are pending in `round`."""
-        return self._ledger.pending(round)
+        return self._ledger.pending(server_round)
 
     def served_so_far(self) -> list[Request]:
         """The requests that were served, also those verified since, in the order in which they were made."""
@@ -91,10 +91,10 @@ class LedgerRequests:
         """Whether `client` has asked to leave."""
         return any(r.scope == SCOPE_CLIENT for r in self._ledger.of_client(client) if r.state != REJECTED)
 
-    def roll_back(self, round: int) -> None:
-        self._ledger.roll_back(round)
+    def roll_back(self, server_round: int) -> None:
+        self._ledger.roll_back(server_round)
 
-    def verify(self, round: int, measured: PerRecord, recalls: Recalls) -> dict[str, int]:
+    def verify(self, server_round: int, measured: PerRecord, recalls: Recalls) -> dict[str, int]:
         """Check each served request: is the mean ROUGE-L recall on its records at most the configured limit?
 
         `recalls` is called once, for those records that were not among the forget questions asked, if any. A request
@@ -105,16 +105,18 @@ class LedgerRequests:
         missing = [i for r in served for i in r.record_ids if i not in rouge]
         if missing:
             rouge.update(recalls(missing))
-        return self.verify_means(round, {r.id: sum(rouge[i] for i in r.record_ids) / len(r.record_ids) for r in served})
+        return self.verify_means(
+            server_round, {r.id: sum(rouge[i] for i in r.record_ids) / len(r.record_ids) for r in served}
+        )
 
-    def verify_means(self, round: int, means: Mapping[str, float]) -> dict[str, int]:
+    def verify_means(self, server_round: int, means: Mapping[str, float]) -> dict[str, int]:
         """The same from the mean ROUGE-L recall by request; a request without one stays as it is."""
         for request in [r for r in self._ledger if r.state == SERVED and r.id in means]:
             mean = means[request.id]
-            self._ledger.verified(request.id, round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
+            self._ledger.verified(request.id, server_round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
         return dict(Counter(request.state for request in self._ledger))
 
-    def close(self, round: int) -> None:
+    def close(self, server_round: int) -> None:
         """The stage has ended after `round`."""
 
 
@@ -140,7 +142,7 @@ class SimulatedRequests(LedgerRequests):
         policy = NoRequests() if policy is None else policy
         return cls(policy, ledger, holdings, settings.verify_max_rouge, config.federation.rounds.unlearn)
 
-    def pending(self, round: int) -> Sequence[UnlearnRequest]:
+    def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Let the policy submit what is due in `round`, then list what is pending.
 
         No record is asked for twice: of a new request only the records remain that no earlier one names, and one
@@ -148,13 +150,13 @@ class SimulatedRequests(LedgerRequests):
         resumed run repeats the round, it asks for the same. Nobody asks after the last planned round: the rounds that
         are added then serve what is waiting.
         """
-        asked = {i for r in self._ledger if r.round < round and r.state != REJECTED for i in r.record_ids}
+        asked = {i for r in self._ledger if r.round < server_round and r.state != REJECTED for i in r.record_ids}
         open_ = {c: [i for i in ids if i not in asked] for c, ids in self._holdings.forget.items()}
-        for request in self._policy.due(round, open_) if round <= self._last_round else ():
+        for request in self._policy.due(server_round, open_) if server_round <= self._last_round else ():
             new = tuple(i for i in request.record_ids if i not in asked)
             asked.update(new)
             self._ledger.submit(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
-        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(round)]
+        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(server_round)]
 
     def live(self, client: int) -> int:
         """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.

@@ -102,33 +102,37 @@ class Ledger:
         )
         return True
 
-    def pending(self, round: int) -> list[Request]:
+    def pending(self, server_round: int) -> list[Request]:
         """Requests to serve in `round`, ordered by id."""
-        waiting = [r for r in self._requests.values() if r.state == PENDING and r.round <= round]
+        waiting = [r for r in self._requests.values() if r.state == PENDING and r.round <= server_round]
         return sorted(waiting, key=lambda r: r.id)
 
-    def served(self, request_id: str, round: int, **info: float | int | str) -> None:
-        self._append("served", self._requests[request_id], round=round, **info)
+    def served(self, request_id: str, server_round: int, **info: float | int | str) -> None:
+        self._append("served", self._requests[request_id], round=server_round, **info)
 
-    def applied(self, request_id: str, round: int, before: str, after: str) -> None:
+    def applied(self, request_id: str, server_round: int, before: str, after: str) -> None:
         """The exchange that served the request changed the global model: its SHA-256 before and after."""
-        self._append("applied", self._requests[request_id], round=round, before=before, after=after)
+        self._append("applied", self._requests[request_id], round=server_round, before=before, after=after)
 
-    def failed(self, request_id: str, round: int, reason: str) -> None:
-        self._append("failed", self._requests[request_id], round=round, reason=reason)
+    def failed(self, request_id: str, server_round: int, reason: str) -> None:
+        self._append("failed", self._requests[request_id], round=server_round, reason=reason)
 
-    def rejected(self, request_id: str, round: int, reason: str) -> None:
-        self._append("rejected", self._requests[request_id], round=round, reason=reason)
+    def rejected(self, request_id: str, server_round: int, reason: str) -> None:
+        self._append("rejected", self._requests[request_id], round=server_round, reason=reason)
 
-    def verified(self, request_id: str, round: int, passed: bool, **info: float | int | str) -> None:
+    def verified(self, request_id: str, server_round: int, passed: bool, **info: float | int | str) -> None:
         """Record the outcome of a check: `passed` makes the request verified, otherwise it stays served."""
-        self._append("verified" if passed else "verification_failed", self._requests[request_id], round=round, **info)
+        self._append(
+            "verified" if passed else "verification_failed", self._requests[request_id], round=server_round, **info
+        )
 
-    def roll_back(self, round: int) -> list[str]:
+    def roll_back(self, server_round: int) -> list[str]:
         """Make pending again what was served after `round`; returns the ids."""
-        late = [r for r in self._requests.values() if r.served_round is not None and r.served_round > round]
+        late = [r for r in self._requests.values() if r.served_round is not None and r.served_round > server_round]
         for request in late:
-            self._append("rolled_back", request, round=round, reason="the run resumed from an earlier checkpoint")
+            self._append(
+                "rolled_back", request, round=server_round, reason="the run resumed from an earlier checkpoint"
+            )
         return [r.id for r in late]
 
     def note(self, event: str, **fields: object) -> None:
@@ -214,7 +218,7 @@ class Ledger:
 class Policy(Protocol):
     """Creates requests. `holdings` maps a client to those of its forget records that nobody has asked to delete yet."""
 
-    def due(self, round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]: ...
+    def due(self, server_round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +231,12 @@ class RandomClientPerRound:
     seed: int
     everything: Mapping[int, Sequence[str]] | None = None
 
-    def due(self, round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
+    def due(self, server_round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
         candidates = sorted(client for client, ids in holdings.items() if ids)
         if not candidates:
             return []
-        client = random.Random(f"{self.seed}/requests/{round}").choice(candidates)
-        return [_request(round, client, holdings, self.everything)]
+        client = random.Random(f"{self.seed}/requests/{server_round}").choice(candidates)
+        return [_request(server_round, client, holdings, self.everything)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +250,12 @@ class AllAtRound:
     clients: tuple[int, ...] | None = None
     everything: Mapping[int, Sequence[str]] | None = None
 
-    def due(self, round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
-        if round != self.round:
+    def due(self, server_round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
+        if server_round != self.round:
             return []
         named = sorted(c for c, ids in holdings.items() if ids) if self.clients is None else self.clients
         held = holdings if self.everything is None else self.everything
-        return [_request(round, c, holdings, self.everything) for c in named if held.get(c)]
+        return [_request(server_round, c, holdings, self.everything) for c in named if held.get(c)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,25 +264,28 @@ class Schedule:
 
     requests: tuple[Request, ...]
 
-    def due(self, round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
-        return [r for r in self.requests if r.round == round]
+    def due(self, server_round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
+        return [r for r in self.requests if r.round == server_round]
 
 
 @dataclass(frozen=True, slots=True)
 class NoRequests:
     """Nobody asks for anything."""
 
-    def due(self, round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
+    def due(self, server_round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
         return []
 
 
 def _request(
-    round: int, client: int, holdings: Mapping[int, Sequence[str]], everything: Mapping[int, Sequence[str]] | None
+    server_round: int,
+    client: int,
+    holdings: Mapping[int, Sequence[str]],
+    everything: Mapping[int, Sequence[str]] | None,
 ) -> Request:
-    name = f"round-{round:04d}-client-{client:04d}"
+    name = f"round-{server_round:04d}-client-{client:04d}"
     if everything is not None:
-        return Request(name, client, tuple(everything[client]), round, "it leaves", scope=SCOPE_CLIENT)
-    return Request(name, client, tuple(holdings[client]), round, "its share of the forget split")
+        return Request(name, client, tuple(everything[client]), server_round, "it leaves", scope=SCOPE_CLIENT)
+    return Request(name, client, tuple(holdings[client]), server_round, "its share of the forget split")
 
 
 def in_words(requests: Iterable[Request]) -> str:

@@ -97,21 +97,23 @@ class NodeLedger:
         scope: str = SCOPE_RECORDS,
         subject: str = "",
         reason: str = "",
-        id: str | None = None,
+        identifier: str | None = None,
     ) -> NodeRequest:
         """Enter a request, durably. Records that an unsettled request names are left out.
 
         Raises RequestError for a taken or unfit id, no records, or when unsettled requests name all records.
         """
-        if id is not None and not valid_id(id):
-            raise RequestError(f"--id {id!r}: expected 1 to 64 letters, digits, dots, - and _, no dot, - or _ first")
+        if identifier is not None and not valid_id(identifier):
+            raise RequestError(
+                f"--id {identifier!r}: expected 1 to 64 letters, digits, dots, - and _, no dot, - or _ first"
+            )
         if not record_ids:
             raise RequestError("a request must name at least one record")
         with self._locked():
             entries = self._entries()
             known = _replay(self.path, entries)
-            if id in known:
-                raise RequestError(f"--id {id}: this node has made a request of that name already")
+            if identifier in known:
+                raise RequestError(f"--id {identifier}: this node has made a request of that name already")
             asked = {i: r.id for r in known.values() if not r.settled for i in r.record_ids}
             new = [i for i in dict.fromkeys(record_ids) if i not in asked]
             if not new:
@@ -119,7 +121,7 @@ class NodeLedger:
                 raise RequestError(f"all of these records are asked for already, by {named}")
             entry = {
                 "event": "submitted",
-                "id": id or _new_id(known),
+                "id": identifier or _new_id(known),
                 "scope": scope,
                 "time": time.time(),
                 "record_ids": new,

@@ -64,7 +64,7 @@ def holdings_of(config: Config, corpus: Corpus, nodes: NodeMap | None = None) ->
     return Holdings.of(corpus, load_partition(corpus, config))
 
 
-def _subjects_at_round(round: int, names: list[str], holdings: Holdings | RemoteHoldings) -> Schedule:
+def _subjects_at_round(server_round: int, names: list[str], holdings: Holdings | RemoteHoldings) -> Schedule:
     found = [(name, holdings.subjects.find(name)) for name in names]
     problems = [
         f"unlearning.requests.subjects: {holdings.subjects.unknown(name)}" for name, subject in found if subject is None
@@ -75,19 +75,19 @@ def _subjects_at_round(round: int, names: list[str], holdings: Holdings | Remote
     requests = [
         request
         for number, subject in enumerate(subjects)
-        for request in about_subject(subject, round, f"round-{round:04d}-subject-{number:03d}", "")
+        for request in about_subject(subject, server_round, f"round-{server_round:04d}-subject-{number:03d}", "")
     ]
     return Schedule(tuple(requests))
 
 
-def about_subject(subject: Subject, round: int, group: str, reason: str) -> list[Request]:
+def about_subject(subject: Subject, server_round: int, group: str, reason: str) -> list[Request]:
     """One request for each client that holds records about `subject`; together they are the `group`."""
     return [
         Request(
             f"{group}-client-{client:04d}",
             client,
             record_ids,
-            round,
+            server_round,
             reason,
             scope=SCOPE_SUBJECT,
             subject=subject.name,
@@ -171,11 +171,11 @@ def _names(row: Mapping[str, Any]) -> list[str]:
 def _rounds(row: Mapping[str, Any], last: int | None) -> list[str]:
     if "round" not in row:
         return ["missing round"]
-    round = row["round"]
-    if not isinstance(round, int) or isinstance(round, bool) or round < 1:
-        return [f"round {round!r}; expected a whole number of at least 1"]
-    if last is not None and round > last:
-        return [f"round {round} never comes: federation.rounds.unlearn is {last}"]
+    server_round = row["round"]
+    if not isinstance(server_round, int) or isinstance(server_round, bool) or server_round < 1:
+        return [f"round {server_round!r}; expected a whole number of at least 1"]
+    if last is not None and server_round > last:
+        return [f"round {server_round} never comes: federation.rounds.unlearn is {last}"]
     return []
 
 

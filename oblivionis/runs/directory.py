@@ -173,10 +173,10 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         return read_lines(self.path / "metrics.jsonl")
 
-    def forget_metrics_after(self, stage: str, round: int) -> None:
+    def forget_metrics_after(self, stage: str, server_round: int) -> None:
         """Drop the rows of `stage` beyond `round`: a resumed run writes them anew."""
         rows = self.metrics()
-        kept = [r for r in rows if r["stage"] != stage or r["round"] <= round]
+        kept = [r for r in rows if r["stage"] != stage or r["round"] <= server_round]
         if len(kept) != len(rows):
             lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept)
             write_atomic(self.path / "metrics.jsonl", lines)
@@ -202,15 +202,15 @@ class RunDirectory:
             return []
         return sorted(int(m.group(1)) for p in folder.iterdir() if (m := _ROUND.search(p.name)))
 
-    def load_checkpoint(self, stage: str, round: int | None = None) -> Checkpoint:
+    def load_checkpoint(self, stage: str, server_round: int | None = None) -> Checkpoint:
         """The checkpoint of `round`, or the newest readable one. RunError when there is none."""
-        rounds = [round] if round is not None else list(reversed(self.checkpoint_rounds(stage)))
+        rounds = [server_round] if server_round is not None else list(reversed(self.checkpoint_rounds(stage)))
         for candidate in rounds:
             path = self.path / "checkpoints" / stage / f"round-{candidate:04d}.safetensors"
             try:
                 return read_checkpoint(path)
             except RunError:
-                if round is not None:
+                if server_round is not None:
                     raise
         raise RunError(f"{self.path} holds no readable checkpoint of stage {stage}")
 

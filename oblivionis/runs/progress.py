@@ -45,7 +45,7 @@ class Events:
     def stage_started(self, stage: str, done: int, total: int) -> None:
         """Rounds 1 to `done` of `total` were completed earlier (resume)."""
 
-    def round_started(self, round: int) -> None: ...
+    def round_started(self, server_round: int) -> None: ...
 
     def requests(self, text: str) -> None:
         """Who asks for what in the FedTU exchange that starts next, in words."""
@@ -61,9 +61,9 @@ class Events:
 
     def evaluating(self, moment: str) -> None: ...
 
-    def evaluated(self, round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None: ...
+    def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None: ...
 
-    def round_finished(self, round: int, seconds: float) -> None: ...
+    def round_finished(self, server_round: int, seconds: float) -> None: ...
 
     def stage_finished(self, stage: str, seconds: float) -> None: ...
 
@@ -105,16 +105,16 @@ class LogEvents(Events):
         if not ok:
             self._log("[%s] client %d left out: %s", self._stage, client, reason)
 
-    def evaluated(self, round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
-        self._log("[%s] %s: %s", self._stage, _where(self._stage, round, self._total, moment), headline(metrics))
+    def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
+        self._log("[%s] %s: %s", self._stage, _where(self._stage, server_round, self._total, moment), headline(metrics))
 
-    def round_finished(self, round: int, seconds: float) -> None:
-        self._total = max(self._total, round)
+    def round_finished(self, server_round: int, seconds: float) -> None:
+        self._total = max(self._total, server_round)
         if self._stage == "local":
-            self._log("[local] %d of %d clients done", round, self._total)
+            self._log("[local] %d of %d clients done", server_round, self._total)
             return
         answers = f"{self._ok} of {self._ok + self._bad} clients answered"
-        self._log("[%s] round %d/%d done: %s, %.1f s", self._stage, round, self._total, answers, seconds)
+        self._log("[%s] round %d/%d done: %s, %.1f s", self._stage, server_round, self._total, answers, seconds)
 
     def stage_finished(self, stage: str, seconds: float) -> None:
         self._log("[%s] finished in %.0f s", stage, seconds)
@@ -128,11 +128,11 @@ class LineEvents(LogEvents):
         self._log = lambda text, *args: console.print(text % args, highlight=False, markup=False, soft_wrap=True)
 
 
-def _where(stage: str, round: int, total: int, moment: str) -> str:
+def _where(stage: str, server_round: int, total: int, moment: str) -> str:
     """What was measured; the stage `local` counts clients, not rounds."""
     if stage == "local":
-        return f"client {round}"
-    return f"round {round}/{max(total, round)}{MOMENTS.get(moment, f' ({moment})')}"
+        return f"client {server_round}"
+    return f"round {server_round}/{max(total, server_round)}{MOMENTS.get(moment, f' ({moment})')}"
 
 
 def _asking(clients: Sequence[int]) -> str:
@@ -188,7 +188,7 @@ class LiveEvents(Events):
         self._task = self._progress.add_task(stage, total=total, completed=done, state="done" if done == total else "")
         self._progress.advance(self._all, done)
 
-    def round_started(self, round: int) -> None:
+    def round_started(self, server_round: int) -> None:
         self._exchange = "waiting for the clients"
         self._state(self._exchange)
 
@@ -211,17 +211,19 @@ class LiveEvents(Events):
     def evaluating(self, moment: str) -> None:
         self._state("evaluating")
 
-    def evaluated(self, round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
-        self._progress.line = f"{self._stage}, {_where(self._stage, round, self._total, moment)}: {headline(metrics)}"
+    def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
+        self._progress.line = (
+            f"{self._stage}, {_where(self._stage, server_round, self._total, moment)}: {headline(metrics)}"
+        )
         self._state("")
 
-    def round_finished(self, round: int, seconds: float) -> None:
-        if round > self._total:
-            self._total = round
-            self._progress.update(self._task, total=round)
+    def round_finished(self, server_round: int, seconds: float) -> None:
+        if server_round > self._total:
+            self._total = server_round
+            self._progress.update(self._task, total=server_round)
             whole = next(t for t in self._progress.tasks if t.id == self._all)
             self._progress.update(self._all, total=(whole.total or 0) + 1)
-        self._progress.update(self._task, completed=round)
+        self._progress.update(self._task, completed=server_round)
         self._progress.advance(self._all)
         self._state("")
 

@@ -76,9 +76,9 @@ class UpdateStore:
         return _read(_file(self._present(), past.stage, past.round))
 
     @contextmanager
-    def rewriting(self, round: int) -> Iterator[_Generation]:
+    def rewriting(self, server_round: int) -> Iterator[_Generation]:
         """Build generation `round` beside the present one; it becomes the present one when all went well."""
-        temporary = self.path / f".{round:04d}.tmp"
+        temporary = self.path / f".{server_round:04d}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
@@ -87,7 +87,7 @@ class UpdateStore:
             append_lines(temporary / ROUNDS, new.rows)
             for folder in (*(path for path in temporary.iterdir() if path.is_dir()), temporary):
                 sync_folder(folder)
-            os.replace(temporary, self.path / f"{round:04d}")
+            os.replace(temporary, self.path / f"{server_round:04d}")
             sync_folder(self.path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -104,23 +104,27 @@ class UpdateStore:
         for past in stored[: max(0, len(stored) - self._keep)] if self._keep is not None else []:
             _file(present, past.stage, past.round).unlink()
 
-    def roll_back(self, round: int) -> None:
+    def roll_back(self, server_round: int) -> None:
         """Return to the end of `round` of this stage (0: its beginning). Raises RunError when that was deleted."""
         for leftover in self.path.glob(".*.tmp"):
             shutil.rmtree(leftover)
         found = self._generations()
-        last = round if self.stage == "unlearn" else 0
+        last = server_round if self.stage == "unlearn" else 0
         if found and int(found[0].name) > last and self.stage == "unlearn":
             raise RunError(
-                f"{self.path.parent} cannot go on from round {round} of unlearn: a checkpoint of a later round is "
-                "damaged or gone, and the clients' updates from before it are deleted; start a new run"
+                f"{self.path.parent} cannot go on from round {server_round} of unlearn: a checkpoint of a later round "
+                "is damaged or gone, and the clients' updates from before it are deleted; start a new run"
             )
         for folder in found:
             if int(folder.name) > last:
                 shutil.rmtree(folder)
         later = STAGES[STAGES.index(self.stage) + 1 :]
         for folder in self._generations():
-            kept = [p for p in _rounds(folder) if p.stage not in later and (p.stage != self.stage or p.round <= round)]
+            kept = [
+                p
+                for p in _rounds(folder)
+                if p.stage not in later and (p.stage != self.stage or p.round <= server_round)
+            ]
             files = {_file(folder, past.stage, past.round) for past in kept}
             for file in folder.glob("*/round-*.safetensors"):
                 if file not in files:
@@ -174,12 +178,12 @@ class _Generation:
         self.rows.append(_row(updates.stage, updates.round, [u.partition for u in updates.clients]))
 
 
-def _row(stage: str, round: int, clients: list[int] | tuple[int, ...]) -> dict:
-    return {"stage": stage, "round": round, "clients": list(clients)}
+def _row(stage: str, server_round: int, clients: list[int] | tuple[int, ...]) -> dict:
+    return {"stage": stage, "round": server_round, "clients": list(clients)}
 
 
-def _file(folder: Path, stage: str, round: int) -> Path:
-    return folder / stage / f"round-{round:04d}.safetensors"
+def _file(folder: Path, stage: str, server_round: int) -> Path:
+    return folder / stage / f"round-{server_round:04d}.safetensors"
 
 
 def _rounds(folder: Path) -> list[PastRound]:

@@ -32,7 +32,9 @@ class ClientAudits:
     def __init__(self, server: Server, stage: str, label: str) -> None:
         self._server, self._stage, self._label = server, stage, label
 
-    def ask(self, requests: Sequence[Request], round: int, moment: str, vector: np.ndarray) -> dict[str, Numbers]:
+    def ask(
+        self, requests: Sequence[Request], server_round: int, moment: str, vector: np.ndarray
+    ) -> dict[str, Numbers]:
         """The numbers of each request, by id, of the global model `vector` at `moment`, one of `MOMENTS`."""
         if not requests:
             return {}
@@ -42,13 +44,13 @@ class ClientAudits:
         reasons: dict[str, str] = {}
         waiting = list(requests)
         for _ in range(ATTEMPTS):
-            waiting = self._exchange(waiting, round, vector, found, reasons)
+            waiting = self._exchange(waiting, server_round, vector, found, reasons)
             if not waiting:
                 break
         for request in requests:
-            self._keep(request, round, moment, found.get(request.id), reasons.get(request.id, ""))
+            self._keep(request, server_round, moment, found.get(request.id), reasons.get(request.id, ""))
         if found:
-            self._write_row(round, moment, found, time.perf_counter() - started)
+            self._write_row(server_round, moment, found, time.perf_counter() - started)
         return found
 
     def verified_means(self, found: Mapping[str, Numbers]) -> dict[str, float]:
@@ -58,7 +60,7 @@ class ClientAudits:
     def _exchange(
         self,
         requests: Sequence[Request],
-        round: int,
+        server_round: int,
         vector: np.ndarray,
         found: dict[str, Numbers],
         reasons: dict[str, str],
@@ -73,7 +75,7 @@ class ClientAudits:
         asked = [r for r in requests if r.client in nodes]
         reasons |= {r.id: "the client is not connected" for r in requests if r.client not in nodes}
         messages = [
-            Message(self._content(r, round, vector), dst_node_id=nodes[r.client], message_type=protocol.AUDIT)
+            Message(self._content(r, server_round, vector), dst_node_id=nodes[r.client], message_type=protocol.AUDIT)
             for r in asked
         ]
         if not messages:
@@ -96,9 +98,9 @@ class ClientAudits:
                 reasons[request.id] = str(error)
         return silent
 
-    def _content(self, request: Request, round: int, vector: np.ndarray) -> RecordDict:
+    def _content(self, request: Request, server_round: int, vector: np.ndarray) -> RecordDict:
         config = self._server.message_config(self._stage)
-        config[protocol.SERVER_ROUND] = round
+        config[protocol.SERVER_ROUND] = server_round
         config[protocol.STAGE] = self._label
         config[protocol.REQUEST_IDS] = [request.id]
         config[protocol.RECORD_IDS] = list(request.record_ids)
@@ -107,11 +109,11 @@ class ClientAudits:
         arrays = ArrayRecord({protocol.ADAPTER: Array(vector)})
         return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: config})
 
-    def _keep(self, request: Request, round: int, moment: str, numbers: Numbers | None, reason: str) -> None:
+    def _keep(self, request: Request, server_round: int, moment: str, numbers: Numbers | None, reason: str) -> None:
         run = self._server.run.path
         known = read_audit(run, request.id) or {"request": request.id, "client": request.client}
         if moment == "before":  # a round that is repeated begins anew
-            known = {"request": request.id, "client": request.client, "round": round}
+            known = {"request": request.id, "client": request.client, "round": server_round}
         known.pop(moment, None)
         failed = {k: v for k, v in known.pop("failed", {}).items() if k != moment}
         if numbers is None:
@@ -121,11 +123,11 @@ class ClientAudits:
             known[moment] = dict(numbers)
         write_json(audit_path(run, request.id), {**known, **({"failed": failed} if failed else {})})
 
-    def _write_row(self, round: int, moment: str, found: Mapping[str, Numbers], seconds: float) -> None:
+    def _write_row(self, server_round: int, moment: str, found: Mapping[str, Numbers], seconds: float) -> None:
         shared = set.intersection(*(set(numbers) for numbers in found.values()))
         row = {
             "stage": self._stage,
-            "round": round,
+            "round": server_round,
             "moment": MOMENTS[moment],
             "evaluator": EVALUATOR,
             "metrics": {name: float(np.mean([n[name] for n in found.values()])) for name in sorted(shared)},

@@ -240,7 +240,7 @@ class Stage:
             return self.requests.live(client) > 0
         return self.server.holdings.live(client, without_forget_split=self.name == "retrain") > 0
 
-    def evaluate(self, round: int, moment: str, vector: np.ndarray) -> Measured:
+    def evaluate(self, server_round: int, moment: str, vector: np.ndarray) -> Measured:
         """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
         if self.server.assessor.empty:
             return Measured(Report({}, {}, 0.0, {}), 0.0)
@@ -248,8 +248,8 @@ class Stage:
         measured = self.server.assessor.measure(
             vector, full=moment == "end", oracle=self.oracle, references=self.references
         )
-        self.run.append_metrics(measured.rows(self.name, round, moment))
-        self.events.evaluated(round, moment, measured.metrics, measured.seconds)
+        self.run.append_metrics(measured.rows(self.name, server_round, moment))
+        self.events.evaluated(server_round, moment, measured.metrics, measured.seconds)
         return measured
 
     def _finish(self, seconds: float) -> None:
@@ -280,12 +280,14 @@ class Stage:
         )
         self.events.stage_finished(self.name, seconds)
 
-    def _verify(self, round: int, measured: Measured) -> dict[str, int]:
+    def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
         """Check the served requests; where the clients keep their records, by what they measured."""
         if self.audits is None:
-            return self.requests.verify(round, measured, lambda ids: self.server.assessor.recalls(self.vector, ids))
-        found = self.audits.ask(self.requests.served_so_far(), round, "final", self.vector)
-        return self.requests.verify_means(round, self.audits.verified_means(found))
+            return self.requests.verify(
+                server_round, measured, lambda ids: self.server.assessor.recalls(self.vector, ids)
+            )
+        found = self.audits.ask(self.requests.served_so_far(), server_round, "final", self.vector)
+        return self.requests.verify_means(server_round, self.audits.verified_means(found))
 
     def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
         """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""

@@ -190,9 +190,9 @@ def test_nor_does_what_travels_with_requests_of_the_nodes(tmp_path, sequences):
     folder = write_nodes(tmp_path / "nodes")
     reason = "the family asked for it by letter"
     ids = [row["id"] for row in records(1) if row["subject"] == "Ivo Lind"]
-    NodeLedger(folder / "node1").submit(ids, scope="subject", subject="Ivo Lind", reason=reason, id="gone")
+    NodeLedger(folder / "node1").submit(ids, scope="subject", subject="Ivo Lind", reason=reason, identifier="gone")
     everything = [row["id"] for row in records(2)]
-    NodeLedger(folder / "node2").submit(everything, scope="client", reason=reason, id="bye")
+    NodeLedger(folder / "node2").submit(everything, scope="client", reason=reason, identifier="bye")
     wire = Wire()
     _, run, _, _ = start(
         tmp_path, "asked", "stages=[finetune, unlearn]", "unlearning.requests.policy=nodes", tamper=wire

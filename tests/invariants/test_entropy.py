@@ -14,7 +14,7 @@ from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
-from evaluation.engine.packing import Sequence
+from evaluation.engine.packing import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 METHODS: dict[str, dict[str, float]] = {
@@ -25,7 +25,9 @@ METHODS: dict[str, dict[str, float]] = {
 }
 
 
-def run(method: str, entropy: Entropy | None, retain: list[Sequence] = RETAIN) -> tuple[Any, UnlearnReport, np.ndarray]:
+def run(
+    method: str, entropy: Entropy | None, retain: list[TokenSequence] = RETAIN
+) -> tuple[Any, UnlearnReport, np.ndarray]:
     model = tiny_llama.lora()
     flat = FlatParameters(model)
     settings = TrainSettings(epochs=2, batch_size=4, learning_rate=2e-3, warmup_epochs=0)

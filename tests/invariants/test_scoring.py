@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation.engine import forward, likelihood
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch, TokenSequence
 
 VOCABULARY = 50
 
@@ -39,14 +39,14 @@ def model() -> LlamaForCausalLM:
     return model
 
 
-def some_sequences(count: int = 30) -> list[Sequence]:
+def some_sequences(count: int = 30) -> list[TokenSequence]:
     rng = random.Random(0)
 
     def ids(low: int, high: int) -> tuple[int, ...]:
         return tuple(rng.randrange(3, VOCABULARY) for _ in range(rng.randint(low, high)))
 
     prompts, stem = [ids(1, 9) for _ in range(6)], ids(2, 4)
-    made = [Sequence(rng.choice(prompts), rng.choice([(), stem]) + ids(1, 12)) for _ in range(count)]
+    made = [TokenSequence(rng.choice(prompts), rng.choice([(), stem]) + ids(1, 12)) for _ in range(count)]
     return [*made, made[-1], made[0]]
 
 
@@ -72,7 +72,7 @@ def test_a_set_scores_like_its_members(model: LlamaForCausalLM, budget: int | No
         np.testing.assert_allclose(scores.hidden[i], output.hidden_states[-1][0, len(prompt) - 1 :], atol=1e-5)
 
 
-def one_by_one(model: nn.Module, sequences: list[Sequence]) -> Tensor:
+def one_by_one(model: nn.Module, sequences: list[TokenSequence]) -> Tensor:
     """The definition: a plain forward of each sequence on its own."""
     parts = []
     for prompt, answer in sequences:

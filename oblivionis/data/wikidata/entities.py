@@ -138,8 +138,8 @@ def entity_of(line: bytes) -> dict[str, Any] | None:
         raise Rejected("not_json" if is_utf8(text) else "not_utf8") from None
     if not isinstance(entity, dict):
         raise Rejected("not_object")
-    id = entity.get("id")
-    if not isinstance(id, str) or not _ID.fullmatch(id):
+    identifier = entity.get("id")
+    if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
         raise Rejected("no_id")
     return entity
 
@@ -214,8 +214,8 @@ def _usage(statements: Any, left_out: Counter[str]) -> Usage | None:
 
 
 def _item(value: Any) -> Value | str:
-    id = value.get("id") if isinstance(value, dict) else None
-    return Value("", id) if isinstance(id, str) and _ID.fullmatch(id) else "odd_value"
+    identifier = value.get("id") if isinstance(value, dict) else None
+    return Value("", identifier) if isinstance(identifier, str) and _ID.fullmatch(identifier) else "odd_value"
 
 
 def _string(value: Any) -> Value | str:

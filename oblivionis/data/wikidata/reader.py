@@ -238,7 +238,7 @@ class Labels:
     def __init__(self, wanted: frozenset[str], language: str, found: Mapping[str, str | None] | None = None) -> None:
         self.found = dict(found or {})
         self._language = language
-        self._pending = {id.encode() for id in wanted.difference(self.found)}
+        self._pending = {identifier.encode() for identifier in wanted.difference(self.found)}
 
     @property
     def complete(self) -> bool:
@@ -253,9 +253,9 @@ class Labels:
                 continue
             try:
                 entity = entity_of(line)
-                if entity is not None and (id := entity["id"].encode()) in self._pending:
+                if entity is not None and (identifier := entity["id"].encode()) in self._pending:
                     self.found[entity["id"]] = label_of(entity, self._language)
-                    self._pending.remove(id)
+                    self._pending.remove(identifier)
             except Rejected:
                 continue
 

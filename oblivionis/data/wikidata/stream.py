@@ -93,10 +93,10 @@ class Dump:
             raise DumpError(f"{path}: cannot be read ({error.strerror})") from None
         if not start:
             raise DumpError(f"{path} is empty; expected a Wikidata JSON dump")
-        format = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "json")
-        if format not in ("gzip", "bzip2", "json"):
-            raise DumpError(f"{path} is packed with {format}; expected gzip, bzip2 or plain JSON")
-        return cls(path, format, size)
+        form = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "json")
+        if form not in ("gzip", "bzip2", "json"):
+            raise DumpError(f"{path} is packed with {form}; expected gzip, bzip2 or plain JSON")
+        return cls(path, form, size)
 
     def fingerprint(self, length: int = 1 << 20) -> str:
         """SHA-256 of the first `length` bytes of the file, which tell dumps apart. Raises DumpError."""
@@ -187,8 +187,8 @@ class Dump:
 class _Decoder:
     """One member of a gzip or bzip2 file, decompressed at most `CHUNK` bytes at a time."""
 
-    def __init__(self, format: str) -> None:
-        self._zlib = zlib.decompressobj(wbits=31) if format == "gzip" else None
+    def __init__(self, form: str) -> None:
+        self._zlib = zlib.decompressobj(wbits=31) if form == "gzip" else None
         self._bz2 = bz2.BZ2Decompressor()
 
     def decode(self, data: bytes) -> tuple[bytes, bytes]:

@@ -37,7 +37,7 @@ class Tables:
 
 def tables(survey: Survey, labels: Mapping[str, str | None]) -> Tables:
     """The outcome of both passes: `labels` by id, None for an entity without one."""
-    known = {id: label for id, label in labels.items() if label is not None}
+    known = {identifier: label for identifier, label in labels.items() if label is not None}
     kept, unlabelled = survey.kept(), Counter()
     pairs: list[dict[str, str]] = []
     values: dict[str, list[str]] = {}
@@ -192,5 +192,5 @@ def _key(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _number(id: str) -> int:
-    return int(id[1:])
+def _number(identifier: str) -> int:
+    return int(identifier[1:])

@@ -85,14 +85,14 @@ def test_a_missing_folder_is_told(tmp_path):
 
 def test_an_id_is_taken_once(node):
     ledger = NodeLedger(node)
-    ledger.submit(["r1"], id="x")
+    ledger.submit(["r1"], identifier="x")
     with pytest.raises(RequestError, match="already"):
-        ledger.submit(["r2"], id="x")
+        ledger.submit(["r2"], identifier="x")
 
 
 def test_outcomes_make_the_states_and_are_entered_once(node):
     ledger = NodeLedger(node)
-    ledger.submit(["r1"], id="x")
+    ledger.submit(["r1"], identifier="x")
     served = outcome("served", "a", round=3)
     assert ledger.heard("run", "f" * 64, [served, outcome("applied", "b", before="0" * 64, after="1" * 64)], round=4)
     (request,) = ledger.requests()
@@ -108,8 +108,8 @@ def test_outcomes_make_the_states_and_are_entered_once(node):
 
 def test_what_is_not_verified_or_rolled_back_is_told_again(node):
     ledger = NodeLedger(node)
-    ledger.submit(["r1"], id="x")
-    ledger.submit(["r2"], id="y")
+    ledger.submit(["r1"], identifier="x")
+    ledger.submit(["r2"], identifier="y")
     ledger.heard("run", "f" * 64, [outcome("served", "a"), outcome("verification_failed", "b", rouge=0.9)], round=1)
     ledger.heard("run", "f" * 64, [outcome("served", "c", "y"), outcome("rolled_back", "d", "y")], round=1)
     assert [(r.id, r.state) for r in ledger.unsettled()] == [("x", "not verified"), ("y", "open")]
@@ -117,7 +117,7 @@ def test_what_is_not_verified_or_rolled_back_is_told_again(node):
 
 def test_an_outcome_of_a_request_that_was_not_made_here_is_not_entered(node):
     ledger = NodeLedger(node)
-    ledger.submit(["r1"], id="x")
+    ledger.submit(["r1"], identifier="x")
     assert ledger.heard("run", "f" * 64, [outcome("served", "a", "ghost")], round=1) == []
     assert [r.state for r in ledger.requests()] == ["open"]
 
@@ -131,12 +131,12 @@ def test_list_shows_state_and_reason(node):
 
 def test_a_torn_line_does_not_stop_the_next_request(node):
     ledger = NodeLedger(node)
-    ledger.submit(["r1"], id="x")
+    ledger.submit(["r1"], identifier="x")
     with open(ledger.path, "a") as handle:
         handle.write('{"event": "submitted", "id": "y", "sc')
     assert [r.id for r in ledger.requests()] == ["x"]
     assert call("request", "verify", node).code == 1
-    ledger.submit(["r2"], id="y")
+    ledger.submit(["r2"], identifier="y")
     assert [r.id for r in ledger.requests()] == ["x", "y"]
     result = call("request", "verify", node)
     assert result.code == 0 and "torn" in result.out
