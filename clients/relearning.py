@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +10,15 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, train
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 
 def relearn(
     model: nn.Module,
     flat: FlatParameters,
-    sequences: Seq[Sequence],
+    sequences: Sequence[TokenSequence],
     settings: TrainSettings,
-    steps: Seq[int],
+    steps: Sequence[int],
     *,
     seed: int,
 ) -> dict[int, np.ndarray]:

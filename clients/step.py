@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,7 +14,8 @@ from clients.losses import Method
 from clients.reference import Received
 from evaluation.engine.forward import AnswerRows, answer_rows, layer_states, token_log_probs
 from evaluation.engine.models import model_device
-from evaluation.engine.packing import PackedBatch, Sequence, sequence_nll
+from evaluation.engine.packing import PackedBatch, sequence_nll
+from evaluation.engine.sequences import TokenSequence
 
 RETAIN_LOSSES = ("nll", "kl")
 
@@ -48,8 +48,8 @@ class Step:
     def __init__(
         self,
         model: nn.Module,
-        forget: Seq[Sequence],
-        retain: Seq[Sequence],
+        forget: Sequence[TokenSequence],
+        retain: Sequence[TokenSequence],
         *,
         wanted: Collection[str] = (),
         forget_reference_log_p: Tensor | None = None,
@@ -179,7 +179,7 @@ class Step:
         values["entropy"] = sequence_nll(-torch.cat([piece.entropy for piece in pieces]), batch)[1]
         return values
 
-    def _records(self, name: str) -> list[Sequence]:
+    def _records(self, name: str) -> list[TokenSequence]:
         return self.forget if name.startswith("forget") else self.retain
 
     def _reference(self, name: str) -> AnswerRows:
@@ -203,7 +203,7 @@ class Step:
         states = self._layer_states([*self.forget, *self.retain])
         return states[: len(self.forget)], states[len(self.forget) :], received
 
-    def _layer_states(self, records: Seq[Sequence]) -> list[Tensor]:
+    def _layer_states(self, records: Sequence[TokenSequence]) -> list[Tensor]:
         batch = PackedBatch.build(records, model_device(self.model), last=True)
         return list(layer_states(self.model, batch, self._around.layer).split(batch.lengths.tolist()))
 
@@ -234,13 +234,13 @@ def _likelihoods(log_p: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
     return {"token_log_p": log_p, "nll_sum": nll_sum, "nll": nll}
 
 
-def _record_means(values: Tensor, records: Seq[Sequence]) -> Tensor:
+def _record_means(values: Tensor, records: Sequence[TokenSequence]) -> Tensor:
     """Mean over the answer tokens of each record (B,) of values (M,), one record after the other."""
     return torch.stack([part.mean() for part in values.split([len(record.answer) for record in records])])
 
 
 @torch.no_grad()
-def log_likelihoods(model: nn.Module, sequences: Seq[Sequence], batch_size: int) -> Tensor:
+def log_likelihoods(model: nn.Module, sequences: Sequence[TokenSequence], batch_size: int) -> Tensor:
     """log p(answer | prompt) of each sequence, (n,), nats, in evaluation mode and without gradients."""
     training = model.training
     model.eval()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,8 @@ from torch import nn
 from clients.flat import FlatParameters
 from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work
 from evaluation.engine.forward import token_log_probs
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import TokenSequence
 
 __all__ = ["NonFiniteError", "Prox", "TrainReport", "TrainSettings", "batches", "train"]
 
@@ -42,7 +42,7 @@ def batches(count: int, size: int, generator: torch.Generator) -> Iterator[list[
 def train(
     model: nn.Module,
     flat: FlatParameters,
-    sequences: Seq[Sequence],
+    sequences: Sequence[TokenSequence],
     settings: TrainSettings,
     *,
     prox: Prox | None = None,
@@ -76,7 +76,7 @@ def train(
 
 
 def _accumulate(
-    model: nn.Module, flat: FlatParameters, records: list[Sequence], batch_size: int, updater: Updater
+    model: nn.Module, flat: FlatParameters, records: list[TokenSequence], batch_size: int, updater: Updater
 ) -> float:
     """Gradient of the token-mean loss over all records, `batch_size` of them at a time; returns the loss."""
     tokens = sum(len(record.answer) for record in records)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,7 @@ from clients.step import (
 )
 from clients.training import batches
 from evaluation.engine.models import decoder_layers
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,8 @@ class UnlearnOptions:
 def unlearn(
     model: nn.Module,
     flat: FlatParameters,
-    forget: Seq[Sequence],
-    retain: Seq[Sequence],
+    forget: Sequence[TokenSequence],
+    retain: Sequence[TokenSequence],
     method: str,
     parameters: Mapping[str, Any],
     settings: TrainSettings,
@@ -254,8 +253,8 @@ class _Gradient:
     """Computes the gradients of updates on the records of one unlearning; `reference`: see `log_likelihoods`."""
 
     model: nn.Module
-    forget: Seq[Sequence]
-    retain: Seq[Sequence]
+    forget: Sequence[TokenSequence]
+    retain: Sequence[TokenSequence]
     plan: _Plan
     batch_size: int
     entropy: Entropy
@@ -289,8 +288,8 @@ class _Gradient:
 def _prepare(
     model: nn.Module,
     flat: FlatParameters,
-    forget: Seq[Sequence],
-    retain: Seq[Sequence],
+    forget: Sequence[TokenSequence],
+    retain: Sequence[TokenSequence],
     plan: _Plan,
     settings: TrainSettings,
     options: UnlearnOptions,
@@ -321,7 +320,7 @@ def _prepare(
     return _Gradient(model, forget, retain, plan, settings.batch_size, options.entropy, around, reference), moving
 
 
-def _ends(history: Seq[_Measured]) -> dict[str, float]:
+def _ends(history: Sequence[_Measured]) -> dict[str, float]:
     """The first and the last loss, likelihood and entropy that the updates tell, nan where none does."""
     ends = {}
     for name, key in (("loss", "loss"), ("nll", "forget_nll"), ("entropy", "forget_entropy")):

@@ -8,15 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from evaluation.engine.sequences import Scores
-from evaluation.engine.sequences import TokenSequence as Sequence
+from evaluation.engine.sequences import Scores, TokenSequence
 
 if TYPE_CHECKING:
     from torch import nn
@@ -64,12 +62,12 @@ class EvaluationSession:
         self.model = model
         self.stop_ids = frozenset(stop_ids)
         self.pad_id, self.token_budget, self.mode = pad_id, token_budget, mode
-        self._scored: dict[Sequence, tuple[Scores, int]] = {}
-        self._states: dict[_Kind, dict[Sequence, tuple[Scores, int]]] = {}
+        self._scored: dict[TokenSequence, tuple[Scores, int]] = {}
+        self._states: dict[_Kind, dict[TokenSequence, tuple[Scores, int]]] = {}
         self._continued: dict[tuple[int, ...], tuple[int, list[int]]] = {}
-        self._sequences: dict[_Kind | None, dict[Sequence, None]] = {}
+        self._sequences: dict[_Kind | None, dict[TokenSequence, None]] = {}
         self._prompts: dict[tuple[int, ...], int] = {}
-        self._moments: set[Sequence] = set()
+        self._moments: set[TokenSequence] = set()
 
     def fresh(self) -> EvaluationSession:
         """A session that knows nothing yet, of the same model in another state."""
@@ -80,11 +78,11 @@ class EvaluationSession:
     def request(
         self,
         *,
-        sequences: Seq[Sequence] = (),
+        sequences: Sequence[TokenSequence] = (),
         hidden: str | None = None,
         layer: int | None = None,
         moments: bool = False,
-        prompts: Seq[Seq[int]] = (),
+        prompts: Sequence[Sequence[int]] = (),
         max_new_tokens: int = 0,
     ) -> None:
         """Announce sequences whose `scores` and prompts whose `greedy` continuations will be read.
@@ -139,8 +137,8 @@ class EvaluationSession:
         self._prompts.clear()
 
     def _score(
-        self, sequences: Collection[Sequence], kind: _Kind | None, wanted: Collection[Sequence]
-    ) -> dict[Sequence, tuple[Scores, int]]:
+        self, sequences: Collection[TokenSequence], kind: _Kind | None, wanted: Collection[TokenSequence]
+    ) -> dict[TokenSequence, tuple[Scores, int]]:
         """Score the `wanted` sequences, with states, and those of the others that are not known; the wanted ones."""
         from evaluation.engine.likelihood import score
 
@@ -162,7 +160,7 @@ class EvaluationSession:
         self._scored.update(found)
         return {s: found[s] for s in wanted}
 
-    def _knows(self, sequence: Sequence) -> bool:
+    def _knows(self, sequence: TokenSequence) -> bool:
         """Whether the sequence is scored, with moments if it was announced so."""
         if sequence not in self._scored:
             return False
@@ -180,7 +178,12 @@ class EvaluationSession:
         return starts
 
     def scores(
-        self, sequences: Seq[Sequence], hidden: str | None = None, layer: int | None = None, *, moments: bool = False
+        self,
+        sequences: Sequence[TokenSequence],
+        hidden: str | None = None,
+        layer: int | None = None,
+        *,
+        moments: bool = False,
     ) -> Scores:
         """`likelihood.score` of the sequences, in their order; each distinct one is computed once per session.
 
@@ -194,7 +197,7 @@ class EvaluationSession:
         known = self._scored if kind is None else self._states.get(kind, {})
         return _joined([known[s] for s in sequences], hidden is not None, moments)
 
-    def greedy(self, prompts: Seq[Seq[int]], max_new_tokens: int) -> list[list[int]]:
+    def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Greedy continuations without the stop token; a longer one known already is cut."""
         self.request(prompts=prompts, max_new_tokens=max_new_tokens)
         self.compute()
@@ -205,7 +208,7 @@ def _kind(hidden: str | None, layer: int | None) -> _Kind | None:
     return None if hidden is None else (hidden, layer)
 
 
-def _joined(found: Seq[tuple[Scores, int]], hidden: bool, moments: bool) -> Scores:
+def _joined(found: Sequence[tuple[Scores, int]], hidden: bool, moments: bool) -> Scores:
     if not found:
         raise ValueError("no sequences to score")
     return Scores(
@@ -270,7 +273,7 @@ class Hook:
     evaluators of one name.
     """
 
-    def __init__(self, evaluators: Seq[Evaluator], *, strict: bool = False) -> None:
+    def __init__(self, evaluators: Sequence[Evaluator], *, strict: bool = False) -> None:
         names = [evaluator.name for evaluator in evaluators]
         if len(set(names)) < len(names):
             raise ValueError(f"evaluator names must differ, got {names}")

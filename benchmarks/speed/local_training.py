@@ -26,7 +26,7 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, batches, train
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 RANK, ALPHA, BATCH = 32, 64, 32
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -68,7 +68,7 @@ def base_model_and_tokenizer(texts: list[str]) -> tuple[nn.Module, Any]:
     return LlamaForCausalLM(config), tokenizer
 
 
-def prepare(tofu: Path, count: int) -> tuple[nn.Module, list[Sequence]]:
+def prepare(tofu: Path, count: int) -> tuple[nn.Module, list[TokenSequence]]:
     """A model with a fresh adapter and the first `count` records of TOFU as sequences."""
     from peft import LoraConfig, get_peft_model
 
@@ -79,7 +79,7 @@ def prepare(tofu: Path, count: int) -> tuple[nn.Module, list[Sequence]]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     sequences = [
-        Sequence(ids(f"Question: {row['question']}\nAnswer:"), (*ids(f" {row['answer']}"), tokenizer.eos_token_id))
+        TokenSequence(ids(f"Question: {row['question']}\nAnswer:"), (*ids(f" {row['answer']}"), tokenizer.eos_token_id))
         for row in rows[:count]
     ]
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def prepare(tofu: Path, count: int) -> tuple[nn.Module, list[Sequence]]:
     return get_peft_model(model, config), sequences  # type: ignore[arg-type]
 
 
-def right_padded(sequences: list[Sequence]) -> dict[str, torch.Tensor]:
+def right_padded(sequences: list[TokenSequence]) -> dict[str, torch.Tensor]:
     """Input ids, labels and mask of a batch, padded to its longest."""
     longest = max(len(s.prompt) + len(s.answer) for s in sequences)
     rows = {"input_ids": [], "labels": [], "attention_mask": []}
@@ -99,7 +99,7 @@ def right_padded(sequences: list[Sequence]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(values) for name, values in rows.items()}
 
 
-def run_trainer(model: nn.Module, sequences: list[Sequence], folder: str) -> list[float]:
+def run_trainer(model: nn.Module, sequences: list[TokenSequence], folder: str) -> list[float]:
     """One epoch with transformers.Trainer in the given order; the loss of every update."""
     from transformers import Trainer, TrainingArguments
 

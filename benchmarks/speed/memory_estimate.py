@@ -89,7 +89,7 @@ def work(folder: Path, case: str) -> None:
     from evaluation.engine.decoding import greedy
     from evaluation.engine.fused_lora import fused_lora
     from evaluation.engine.likelihood import score
-    from evaluation.engine.packing import Sequence
+    from evaluation.engine.sequences import TokenSequence
     from oblivionis.config import compose as configuration
     from oblivionis.models import loading
 
@@ -114,7 +114,7 @@ def work(folder: Path, case: str) -> None:
     flat = FlatParameters(model)
     count = config.evaluation.token_budget // LENGTH if case.startswith("evaluate") else BATCH
     ids = torch.randint(VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0)).tolist()
-    records = [Sequence(tuple(row[:1]), tuple(row[1:])) for row in ids]
+    records = [TokenSequence(tuple(row[:1]), tuple(row[1:])) for row in ids]
     if case.startswith("evaluate"):
         with fused_lora(model):
             score(model, records, token_budget=config.evaluation.token_budget)

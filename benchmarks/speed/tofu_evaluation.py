@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from evaluation.engine.forward import supports_packing, token_log_probs
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator, aggregate
@@ -78,7 +79,7 @@ def finetune(model: Any, tokenizer: Any, folder: Path, steps: int) -> None:
     rng, optimizer = random.Random(0), torch.optim.AdamW(model.parameters(), lr=1e-3)
     model.train()
     for _ in range(steps):
-        batch = PackedBatch.build([Sequence(prompt, answers[0]) for prompt, answers in rng.sample(rows, 16)])
+        batch = PackedBatch.build([TokenSequence(prompt, answers[0]) for prompt, answers in rng.sample(rows, 16)])
         optimizer.zero_grad()
         (-token_log_probs(model, batch).mean()).backward()
         optimizer.step()
@@ -86,7 +87,7 @@ def finetune(model: Any, tokenizer: Any, folder: Path, steps: int) -> None:
     model.set_attn_implementation("sdpa")
 
 
-def plain_losses(model: Any, sequences: list[Sequence], pad_id: int) -> list[float]:
+def plain_losses(model: Any, sequences: list[TokenSequence], pad_id: int) -> list[float]:
     """Mean answer NLL of each sequence: right-padded batches in arrival order, logits of every position."""
     losses: list[float] = []
     for start in range(0, len(sequences), BATCH):

@@ -35,7 +35,7 @@ from clients import losses, optimisation
 from clients.flat import FlatParameters
 from clients.training import TrainSettings, train
 from clients.unlearning import UnlearnOptions, unlearn
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 VOCABULARY = 8192
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -62,15 +62,15 @@ def build() -> tuple[Any, FlatParameters]:
     return model, FlatParameters(model)
 
 
-def records(count: int, seed: int) -> list[Sequence]:
+def records(count: int, seed: int) -> list[TokenSequence]:
     """Prompts of 20 to 40 tokens and answers of 30 to 70."""
     rng = random.Random(seed)
     sizes = [(rng.randint(20, 40), rng.randint(30, 70)) for _ in range(count)]
-    return [Sequence(*(tuple(rng.randrange(VOCABULARY) for _ in range(n)) for n in pair)) for pair in sizes]
+    return [TokenSequence(*(tuple(rng.randrange(VOCABULARY) for _ in range(n)) for n in pair)) for pair in sizes]
 
 
 def exchange(
-    name: str, model: Any, flat: FlatParameters, forget: list[Sequence], retain: list[Sequence]
+    name: str, model: Any, flat: FlatParameters, forget: list[TokenSequence], retain: list[TokenSequence]
 ) -> tuple[int, float]:
     """One exchange by the method `name` (`method:kl` with that retain term), or fine-tuning; (updates, seconds)."""
     if name == FINE_TUNING:

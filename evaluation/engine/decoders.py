@@ -9,7 +9,7 @@ continuations of each prompt.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ class Decoder(Protocol):
         """Whether there is memory for a row of this prompt, free rows given."""
         ...
 
-    def add(self, numbers: Seq[int]) -> Tensor:
+    def add(self, numbers: Sequence[int]) -> Tensor:
         """Append a row for each of the prompts with these numbers -> logits (rows, V) of their first new token."""
         ...
 
@@ -59,7 +59,9 @@ class Decoder(Protocol):
 class PackedDecoder:
     """Left-aligned table of keys and values per attention layer, filled by the packing attention function."""
 
-    def __init__(self, model: nn.Module, prompts: Seq[Seq[int]], rows: int, columns: int, mode: str = "packed") -> None:
+    def __init__(
+        self, model: nn.Module, prompts: Sequence[Sequence[int]], rows: int, columns: int, mode: str = "packed"
+    ) -> None:
         self.prompts, self.rows, self.columns = prompts, rows, columns
         self.forward = row_forward(model, mode)
         self.size = self.finite = 0
@@ -80,12 +82,12 @@ class PackedDecoder:
             self.tables[module] = [x.new_empty(self.rows, x.shape[1], self.columns, x.shape[-1]) for x in (key, value)]
         return self.tables[module]
 
-    def add(self, numbers: Seq[int]) -> Tensor:
+    def add(self, numbers: Sequence[int]) -> Tensor:
         return torch.cat(
             [self._prefill([self.prompts[i] for i in part]) for part in prefill_parts(numbers, self.prompts)]
         )
 
-    def _prefill(self, prompts: Seq[Seq[int]]) -> Tensor:
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         layout, ids, positions, places = row_layout(prompts, share=True, device=self.device)
         keep = torch.tensor([row[-1] for row in places], device=self.device)
         logits = self.forward(ids, positions, _Prefill(self, layout), keep)
@@ -209,7 +211,7 @@ def _attend_few(
 class PaddedDecoder:
     """Left-padded batch and the model's own cache; without a cache the whole batch is computed at every step."""
 
-    def __init__(self, model: nn.Module, prompts: Seq[Seq[int]], pad_id: int) -> None:
+    def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int]], pad_id: int) -> None:
         self.model, self.prompts, self.pad_id = model, prompts, pad_id
         self.size = 0
         self.cache: Any = None
@@ -228,7 +230,7 @@ class PaddedDecoder:
     def forget(self, number: int) -> None:
         """Nothing is kept of a prompt but its rows."""
 
-    def add(self, numbers: Seq[int]) -> Tensor:
+    def add(self, numbers: Sequence[int]) -> Tensor:
         prompts = [self.prompts[i] for i in numbers]
         longest, device = max(len(p) for p in prompts), model_device(self.model)
         self.size, self.cache = len(prompts), None
@@ -260,7 +262,7 @@ class PaddedDecoder:
         return list(rows)
 
 
-def prefill_parts(numbers: Seq[int], prompts: Seq[Seq[int]]) -> list[list[int]]:
+def prefill_parts(numbers: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The prompts to add, in groups of bounded prefill size."""
     parts: list[list[int]] = []
     used = PREFILL_TOKENS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +56,10 @@ def table_size(
 
 def decode(
     model: nn.Module,
-    prompts: Seq[Seq[int]],
+    prompts: Sequence[Sequence[int]],
     choose: Choose,
     *,
-    max_new_tokens: int | Seq[int],
+    max_new_tokens: int | Sequence[int],
     stop_ids: Collection[int],
     copies: int = 1,
     pad_id: int = 0,
@@ -104,8 +103,8 @@ def decode(
 
 def _decoder(
     model: nn.Module,
-    prompts: Seq[Seq[int]],
-    limits: Seq[int],
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
     copies: int,
     budget: int,
     max_batch: int | None,
@@ -136,8 +135,8 @@ class _Table:
         self,
         decoder: Decoder,
         rows: int,
-        prompts: Seq[Seq[int]],
-        limits: Seq[int],
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
         copies: int,
         stops: frozenset[int],
     ) -> None:
@@ -185,11 +184,11 @@ class _Table:
 
 def greedy(
     model: nn.Module,
-    prompts: Seq[Seq[int]],
+    prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     stop_ids: Collection[int],
-    starts: Mapping[tuple[int, ...], Seq[int]] | None = None,
+    starts: Mapping[tuple[int, ...], Sequence[int]] | None = None,
     pad_id: int = 0,
     token_budget: int | None = None,
     max_batch: int | None = None,

@@ -40,8 +40,9 @@ from evaluation.engine.models import (
     text_config,
     vocabulary_size,
 )
-from evaluation.engine.packing import Layout, PackedBatch, Sequence
+from evaluation.engine.packing import Layout, PackedBatch
 from evaluation.engine.reading import read_answers
+from evaluation.engine.sequences import TokenSequence
 
 ATTENTION = "oblivionis_packed"
 MODES = ("auto", "fused", "packed", "padded")
@@ -122,7 +123,7 @@ def _try_packing(model: nn.Module) -> bool:
         return False
     vocabulary = vocabulary_size(model)
     ids = [(7 * i + 3) % vocabulary for i in range(9)]
-    probe = [Sequence(tuple(ids[:2]), tuple(ids[2:5])), Sequence(tuple(ids[4:7]), tuple(ids[1:4] + ids[7:]))]
+    probe = [TokenSequence(tuple(ids[:2]), tuple(ids[2:5])), TokenSequence(tuple(ids[4:7]), tuple(ids[1:4] + ids[7:]))]
     # 8-bit layers round activations by the largest of the whole batch, padding included.
     coarse = base.dtype not in (torch.float32, torch.float64) or any(p.dtype == torch.int8 for p in base.parameters())
     tolerance = 0.2 if coarse else 1e-3

@@ -6,8 +6,7 @@ teacher-forced on the true prefix.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,13 +15,12 @@ from torch import Tensor, nn
 from evaluation.engine.forward import Scorer
 from evaluation.engine.models import evaluation_mode, keep_freed_memory, model_device, side_by_side, vocabulary_size
 from evaluation.engine.packing import PackedBatch
-from evaluation.engine.sequences import Scores
-from evaluation.engine.sequences import TokenSequence as Sequence
+from evaluation.engine.sequences import Scores, TokenSequence
 
 POOLINGS = ("all", "last", "mean")
 
 
-def batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
+def batches(sequences: Sequence[TokenSequence], token_budget: int) -> Iterator[list[int]]:
     """Indices of the sequences in batches: sequences with one prompt side by side, similar lengths together.
 
     A batch holds at most `token_budget` distinct tokens (a prompt counts once), or one sequence if that is longer.
@@ -53,7 +51,7 @@ def batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
         yield batch
 
 
-def ordered_batches(sequences: Seq[Sequence], token_budget: int) -> Iterator[list[int]]:
+def ordered_batches(sequences: Sequence[TokenSequence], token_budget: int) -> Iterator[list[int]]:
     """Indices of the sequences in batches of neighbours, in the order given; sizes as those of `batches`.
 
     A prompt counts only where the sequence before in the batch does not begin with it.
@@ -82,13 +80,13 @@ def default_token_budget(model: nn.Module) -> int:
 
 def score(
     model: nn.Module,
-    sequences: Seq[Sequence],
+    sequences: Sequence[TokenSequence],
     *,
     token_budget: int | None = None,
     hidden: str | None = None,
     layer: int | None = None,
-    only: Collection[Sequence] | None = None,
-    moments: Collection[Sequence] = (),
+    only: Collection[TokenSequence] | None = None,
+    moments: Collection[TokenSequence] = (),
     ordered: bool = False,
     mode: str = "auto",
 ) -> Scores:
@@ -109,10 +107,10 @@ def score(
     budget = default_token_budget(model) if token_budget is None else token_budget
     if budget < 1:
         raise ValueError(f"token_budget must be at least 1, got {budget}")
-    sequences = [Sequence(tuple(s[0]), tuple(s[1])) for s in sequences]
+    sequences = [TokenSequence(tuple(s[0]), tuple(s[1])) for s in sequences]
     if not sequences:
         raise ValueError("no sequences to score")
-    numbers: dict[Sequence, int] = {}
+    numbers: dict[TokenSequence, int] = {}
     which = [numbers.setdefault(s, len(numbers)) for s in sequences]
     found = _Found(list(numbers), hidden, only, moments)
     keep_freed_memory()
@@ -129,10 +127,10 @@ class _Found:
 
     def __init__(
         self,
-        sequences: Seq[Sequence],
+        sequences: Sequence[TokenSequence],
         hidden: str | None,
-        only: Collection[Sequence] | None,
-        moments: Collection[Sequence],
+        only: Collection[TokenSequence] | None,
+        moments: Collection[TokenSequence],
     ) -> None:
         self.sequences, self._hidden, self._with_moments = sequences, hidden, set(moments)
         self._wanted = [hidden is not None and (only is None or s in only) for s in sequences]
@@ -170,7 +168,7 @@ class _Found:
         return Scores(total, total / count, count, tuple(self._log_probs), tuple(self._correct), states, moments)
 
 
-def _pooled(state: Tensor, batch: PackedBatch, last: Seq[bool], pooling: str) -> list[np.ndarray]:
+def _pooled(state: Tensor, batch: PackedBatch, last: Sequence[bool], pooling: str) -> list[np.ndarray]:
     """States (K, d) -> what `score` documents for `hidden`, per sequence that was packed with its `last` token."""
     sizes = [length + whole for length, whole in zip(batch.answer_lengths.tolist(), last, strict=True)]
     places = batch.state_rows.split(sizes)

@@ -8,8 +8,7 @@ distinct prefix token then lies in the row once. `evaluation.engine.forward` run
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evaluation.engine.sequences import TokenSequence as Sequence
+from evaluation.engine.sequences import TokenSequence
 
 
 class Layout(Protocol):
@@ -104,7 +103,7 @@ def attend_causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None
     )
 
 
-def common_prefix(first: Seq[int], second: Seq[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens both sequences begin with."""
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
@@ -112,7 +111,7 @@ def common_prefix(first: Seq[int], second: Seq[int]) -> int:
     return min(len(first), len(second))
 
 
-def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
+def prefix_tree(sequences: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     """Place in the row of every token of every sequence, such that equal prefixes share their places.
 
     Places are numbered 0..N-1 without gaps, increasing along each sequence. Also returns how many tokens of each
@@ -121,7 +120,7 @@ def prefix_tree(sequences: Seq[Seq[int]]) -> tuple[list[list[int]], list[int]]:
     order = sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
     places: list[list[int]] = [[] for _ in sequences]
     owned = [0] * len(sequences)
-    previous: Seq[int] = ()
+    previous: Sequence[int] = ()
     previous_places: list[int] = []
     used = 0
     for i in order:
@@ -146,7 +145,7 @@ class PackedBatch:
     sequences.
     """
 
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[TokenSequence, ...]
     input_ids: Tensor
     position_ids: Tensor
     lengths: Tensor
@@ -162,11 +161,11 @@ class PackedBatch:
     @classmethod
     def build(
         cls,
-        sequences: Seq[Sequence],
+        sequences: Sequence[TokenSequence],
         device: torch.device | str | None = None,
         *,
         share: bool = False,
-        last: bool | Seq[bool] = False,
+        last: bool | Sequence[bool] = False,
     ) -> PackedBatch:
         """Pack the sequences; share=True computes equal prefixes (a common prompt) once.
 
@@ -174,7 +173,7 @@ class PackedBatch:
         for each, asks for its state.
         Raises ValueError for an empty list, an empty prompt or an empty answer.
         """
-        sequences = tuple(Sequence(tuple(s[0]), tuple(s[1])) for s in sequences)
+        sequences = tuple(TokenSequence(tuple(s[0]), tuple(s[1])) for s in sequences)
         if not sequences:
             raise ValueError("cannot pack an empty list of sequences")
         for i, s in enumerate(sequences):
@@ -218,7 +217,7 @@ class PackedBatch:
 
 
 def row_layout(
-    sequences: Seq[Seq[int]], *, share: bool, device: torch.device | str | None = None
+    sequences: Sequence[Sequence[int]], *, share: bool, device: torch.device | str | None = None
 ) -> tuple[CausalLayout, Tensor, Tensor, list[list[int]]]:
     """Layout, input ids (N,), position ids (N,) and the row places of every token of every sequence."""
     sizes = [len(s) for s in sequences]
@@ -259,7 +258,7 @@ def row_layout(
     return layout, ids.to(device), positions.to(device), places
 
 
-def _integers(parts: Iterable[Seq[int]]) -> Tensor:
+def _integers(parts: Iterable[Sequence[int]]) -> Tensor:
     """The parts one after the other, int64."""
     return torch.from_numpy(np.array(list(itertools.chain.from_iterable(parts)), dtype=np.int64))
 

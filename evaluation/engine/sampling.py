@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +45,14 @@ class Rule:
 
 def sample(
     model: nn.Module,
-    prompts: Seq[Seq[int]],
+    prompts: Sequence[Sequence[int]],
     samples: int,
     *,
     max_new_tokens: int,
     stop_ids: Collection[int],
     rule: Rule | None = None,
     seed: int = 0,
-    questions: Seq[int] | None = None,
+    questions: Sequence[int] | None = None,
     first: int = 0,
     pad_id: int = 0,
     token_budget: int | None = None,

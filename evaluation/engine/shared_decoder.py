@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ class SharedDecoder(PackedDecoder):
     def __init__(
         self,
         model: nn.Module,
-        prompts: Seq[Seq[int]],
+        prompts: Sequence[Sequence[int]],
         rows: int,
         columns: int,
         mode: str = "packed",
@@ -50,7 +50,7 @@ class SharedDecoder(PackedDecoder):
             self.admitted.add(number)
         return fits
 
-    def add(self, numbers: Seq[int]) -> Tensor:
+    def add(self, numbers: Sequence[int]) -> Tensor:
         self.admitted.clear()
         fresh = [i for i in dict.fromkeys(numbers) if i not in self.first_logits]
         for part in prefill_parts(fresh, self.prompts):
@@ -95,7 +95,7 @@ class _Capture:
     """Prompts attend causally; each one's keys and values (H_kv, P, D) are kept by layer."""
 
     causal: CausalLayout
-    into: Seq[tuple[dict[nn.Module, tuple[Tensor, Tensor]], Tensor]]
+    into: Sequence[tuple[dict[nn.Module, tuple[Tensor, Tensor]], Tensor]]
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, dropout: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class Classifier:
             raise ValueError(f"{source} is no trained text classifier: it lacks the weights {missing}")
         return cls(model, tokenizer, label, batch_size, device, template=template)
 
-    def __call__(self, texts: Seq[str], asked: Asked) -> np.ndarray:
+    def __call__(self, texts: Sequence[str], asked: Asked) -> np.ndarray:
         return once(texts, lambda distinct: self._probabilities(distinct, asked))
 
     def _probabilities(self, texts: list[str], asked: Asked) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ ORDERS = 4
 EPSILON = 0.1
 
 
-def bleu_against_others(texts: Seq[str]) -> np.ndarray:
+def bleu_against_others(texts: Sequence[str]) -> np.ndarray:
     """BLEU-4 of each text with all others as its references, (n,) in [0, 1].
 
     Words are what white space separates; uniform weights, the brevity penalty takes the closest reference length (the
@@ -70,7 +70,7 @@ def _brevity_penalty(lengths: np.ndarray) -> np.ndarray:
     return penalty
 
 
-def self_bleu(texts: Seq[str]) -> float:
+def self_bleu(texts: Sequence[str]) -> float:
     """Mean of `bleu_against_others`, in [0, 1]; 1 where all texts are equal and have at least four words.
 
     Raises ValueError for fewer than two texts.
@@ -78,7 +78,7 @@ def self_bleu(texts: Seq[str]) -> float:
     return float(bleu_against_others(texts).mean())
 
 
-def diversity(texts: Seq[str]) -> float:
+def diversity(texts: Sequence[str]) -> float:
     """1 - self-BLEU, in [0, 1]: the larger, the less the texts repeat each other.
 
     Raises ValueError for fewer than two texts.

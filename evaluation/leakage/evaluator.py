@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +33,8 @@ class LeakageEvaluator:
     forward passes; sampling keeps to `decoding.default_token_budget` instead.
     """
 
-    questions: Seq[Prompted]
-    decode: Callable[[Seq[int]], str]
+    questions: Sequence[Prompted]
+    decode: Callable[[Sequence[int]], str]
     function: LeakageFunction
     samples: int
     terms: Terms
@@ -76,5 +75,5 @@ class LeakageEvaluator:
         columns = {name: column.tolist() for name, column in summary.columns.items()}
         return Result(metrics, {"ids": [a.id for a in asked], "columns": columns})
 
-    def _texts(self, answers: Seq[Seq[int]]) -> list[str]:
+    def _texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
         return [self.decode(tokens) for tokens in answers]

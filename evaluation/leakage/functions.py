@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -44,10 +43,10 @@ class LeakageFunction(Protocol):
     @property
     def binary(self) -> bool: ...
 
-    def __call__(self, texts: Seq[str], asked: Asked) -> np.ndarray: ...
+    def __call__(self, texts: Sequence[str], asked: Asked) -> np.ndarray: ...
 
 
-def once(texts: Seq[str], judge: Callable[[list[str]], Seq[float] | np.ndarray]) -> np.ndarray:
+def once(texts: Sequence[str], judge: Callable[[list[str]], Sequence[float] | np.ndarray]) -> np.ndarray:
     """judge(distinct texts) spread over all texts, (n,) float64."""
     numbers: dict[str, int] = {}
     which = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
@@ -60,9 +59,9 @@ class _TextFunction:
 
     name: str
     binary: bool
-    judge: Callable[[list[str], Asked], Seq[float] | np.ndarray]
+    judge: Callable[[list[str], Asked], Sequence[float] | np.ndarray]
 
-    def __call__(self, texts: Seq[str], asked: Asked) -> np.ndarray:
+    def __call__(self, texts: Sequence[str], asked: Asked) -> np.ndarray:
         return once(texts, lambda distinct: self.judge(distinct, asked))
 
 
@@ -128,7 +127,7 @@ _FUNCTIONS = {function.name: function for function in (rouge_l_recall, rouge_l_f
 NAMES = tuple(_FUNCTIONS)
 
 
-def unknown(what: str, name: str, known: Seq[str]) -> ValueError:
+def unknown(what: str, name: str, known: Sequence[str]) -> ValueError:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of {', '.join(known)}"
     return ValueError(f"unknown {what} {name!r}, {hint}")
@@ -159,7 +158,7 @@ class _Thresholded:
     def binary(self) -> bool:
         return True
 
-    def __call__(self, texts: Seq[str], asked: Asked) -> np.ndarray:
+    def __call__(self, texts: Sequence[str], asked: Asked) -> np.ndarray:
         return (self.function(texts, asked) >= self.at).astype(np.float64)
 
 

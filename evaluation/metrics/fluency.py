@@ -7,8 +7,7 @@ the threshold that is taken from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Result
 from evaluation.metrics.tofu import Question
 
-Answers = Mapping[str, Seq[tuple[int, ...]]]
+Answers = Mapping[str, Sequence[tuple[int, ...]]]
 """Group of questions -> the tokens of an answer to each, without an end token; none for an empty answer."""
 
 
@@ -38,7 +37,7 @@ class FluencyEvaluator:
     Raises ValueError for a limit below 1 or a quantile outside [0, 1].
     """
 
-    questions: Mapping[str, Seq[Question]]
+    questions: Mapping[str, Sequence[Question]]
     as_base: Callable[[], AbstractContextManager[None]]
     max_new_tokens: int
     quantile: float = 0.95
@@ -80,7 +79,7 @@ class FluencyEvaluator:
             details[group] = {"ids": [q.id for q in questions], "nll": said[group], "endless": endless}
         return Result(metrics, details)
 
-    def _asked(self) -> dict[str, Seq[Question]]:
+    def _asked(self) -> dict[str, Sequence[Question]]:
         return {group: questions for group, questions in self.questions.items() if questions}
 
 
@@ -89,7 +88,7 @@ def _without_end(answer: tuple[int, ...], session: EvaluationSession) -> tuple[i
 
 
 def _judged(
-    session: EvaluationSession, asked: Mapping[str, Seq[Question]], *answers: Answers
+    session: EvaluationSession, asked: Mapping[str, Sequence[Question]], *answers: Answers
 ) -> list[dict[str, list[float | None]]]:
     """Mean NLL of each answer in the model of `session`, None for an empty one; all in one pass."""
     sequences = [
@@ -100,7 +99,7 @@ def _judged(
     return [{g: _mean_nll(session, group) for g, group in zip(asked, each, strict=True)} for each in sequences]
 
 
-def _mean_nll(session: EvaluationSession, sequences: Seq[TokenSequence]) -> list[float | None]:
+def _mean_nll(session: EvaluationSession, sequences: Sequence[TokenSequence]) -> list[float | None]:
     spoken = [s for s in sequences if s.answer]
     found = iter(session.scores(spoken).mean_nll.tolist() if spoken else [])
     return [next(found) if s.answer else None for s in sequences]

@@ -9,15 +9,13 @@ a model may be pushed below it. The goal is the AUC of the model that was traine
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from evaluation.engine.sequences import Scores
-from evaluation.engine.sequences import TokenSequence as Sequence
+from evaluation.engine.sequences import Scores, TokenSequence
 from evaluation.hook import EvaluationSession, Result
 
 ATTACKS = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
@@ -52,7 +50,9 @@ def normalised(log_probs: np.ndarray, moments: np.ndarray) -> np.ndarray:
     return (np.asarray(log_probs, np.float64) - mean) / np.maximum(deviation, _LEAST_DEVIATION)
 
 
-def attack_scores(scores: Scores, texts: Seq[str], reference: Seq[float] | np.ndarray | None) -> dict[str, np.ndarray]:
+def attack_scores(
+    scores: Scores, texts: Sequence[str], reference: Sequence[float] | np.ndarray | None
+) -> dict[str, np.ndarray]:
     """Score (n,) of each of n texts by every attack that the arguments allow; larger: more likely a member.
 
     - loss: mean log-probability per token (Yeom et al. 2018);
@@ -79,7 +79,7 @@ def attack_scores(scores: Scores, texts: Seq[str], reference: Seq[float] | np.nd
     return found
 
 
-def auc(members: Seq[float] | np.ndarray, others: Seq[float] | np.ndarray) -> float:
+def auc(members: Sequence[float] | np.ndarray, others: Sequence[float] | np.ndarray) -> float:
     """P(member > other) + P(member = other)/2 over all pairs (Mann–Whitney), in [0, 1].
 
     Raises ValueError for an empty group or a value that is not a number.
@@ -92,8 +92,8 @@ def auc(members: Seq[float] | np.ndarray, others: Seq[float] | np.ndarray) -> fl
 
 
 def auc_interval(
-    members: Seq[float] | np.ndarray,
-    others: Seq[float] | np.ndarray,
+    members: Sequence[float] | np.ndarray,
+    others: Sequence[float] | np.ndarray,
     *,
     resamples: int = 1000,
     confidence: float = 0.95,
@@ -149,7 +149,10 @@ class Difference:
 
 
 def auc_difference(
-    model: tuple[Seq[float], Seq[float]], oracle: tuple[Seq[float], Seq[float]], *, confidence: float = 0.95
+    model: tuple[Sequence[float], Sequence[float]],
+    oracle: tuple[Sequence[float], Sequence[float]],
+    *,
+    confidence: float = 0.95,
 ) -> Difference | None:
     """Two correlated AUCs by DeLong, DeLong & Clarke-Pearson (1988); each argument holds members' and others' scores.
 
@@ -191,7 +194,7 @@ class Candidate:
     """A record whose membership is asked: the tokens that are scored (its answer part), and the text they stand for."""
 
     id: str
-    sequence: Sequence
+    sequence: TokenSequence
     text: str
 
 
@@ -206,9 +209,9 @@ class MembershipEvaluator:
     where a group is empty. Raises ValueError for an unknown attack.
     """
 
-    members: Seq[Candidate]
-    others: Seq[Candidate]
-    attacks: Seq[str] = ATTACKS
+    members: Sequence[Candidate]
+    others: Sequence[Candidate]
+    attacks: Sequence[str] = ATTACKS
     reference: Mapping[str, float] | None = None
     oracle: Mapping[str, Any] | None = None
     resamples: int = 1000
@@ -240,7 +243,7 @@ class MembershipEvaluator:
                 metrics |= compared(name, groups, self.oracle.get(name), self.confidence)
         return Result(metrics, found)
 
-    def _sequences(self) -> list[Sequence]:
+    def _sequences(self) -> list[TokenSequence]:
         return [c.sequence for c in (*self.members, *self.others)]
 
     def _scored(self, session: EvaluationSession) -> dict[str, dict[str, dict[str, float]]]:

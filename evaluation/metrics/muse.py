@@ -12,8 +12,7 @@ ROUGE takes words as they are, without stemming, as in the published evaluation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +35,7 @@ class Item:
     truth: str
 
 
-def few_shot(examples: Seq[tuple[str, str]], question: str) -> str:
+def few_shot(examples: Sequence[tuple[str, str]], question: str) -> str:
     """The prompt of KnowMem: answered questions, blank lines between them, then the question.
 
     It ends with "Answer:" and no space, which belongs to the answer's first token.
@@ -72,11 +71,11 @@ class MuseEvaluator:
     `details["auc"]`. The details hold per set id -> {shown, generated, truth, score}.
     """
 
-    passages: Seq[Item]
-    knowledge: Mapping[str, Seq[Item]]
-    decode: Callable[[Seq[int]], str]
-    members: Seq[Candidate] = ()
-    others: Seq[Candidate] = ()
+    passages: Sequence[Item]
+    knowledge: Mapping[str, Sequence[Item]]
+    decode: Callable[[Sequence[int]], str]
+    members: Sequence[Candidate] = ()
+    others: Sequence[Candidate] = ()
     oracle_auc: float | None = None
     continuation: int = 128
     answer: int = 32
@@ -116,7 +115,7 @@ class MuseEvaluator:
             metrics |= {} if leak is None else {"privleak": leak}
         return Result(metrics, details)
 
-    def _continued(self, session: EvaluationSession, items: Seq[Item], limit: int) -> list[str]:
+    def _continued(self, session: EvaluationSession, items: Sequence[Item], limit: int) -> list[str]:
         return [self.decode(tokens) for tokens in session.greedy([x.prompt for x in items], limit)]
 
     def _auc(self, session: EvaluationSession) -> float:
@@ -125,7 +124,7 @@ class MuseEvaluator:
         return auc(values[: len(self.members)], values[len(self.members) :])
 
 
-def _rows(items: Seq[Item], said: Seq[str], scores: Any) -> dict[str, dict[str, Any]]:
+def _rows(items: Sequence[Item], said: Sequence[str], scores: Any) -> dict[str, dict[str, Any]]:
     return {
         x.id: {"shown": x.shown, "generated": text, "truth": x.truth, "score": float(score)}
         for x, text, score in zip(items, said, scores, strict=True)

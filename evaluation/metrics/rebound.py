@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ class Curve:
     round: int
     before: float
     after: float
-    later: Seq[float]
+    later: Sequence[float]
 
     @property
     def forgotten(self) -> float:
@@ -52,7 +52,7 @@ class Curve:
         return float(back[0]) if back.size else math.inf
 
 
-def rebound_metrics(curves: Seq[Curve]) -> dict[str, float]:
+def rebound_metrics(curves: Sequence[Curve]) -> dict[str, float]:
     """Metrics over the requests that forgot something; those that are not finite or have no request are left out.
 
     requests: how many forgot something; forgotten: mean of before − after; share_back_at_end: mean recovered share
@@ -73,7 +73,7 @@ def rebound_metrics(curves: Seq[Curve]) -> dict[str, float]:
     return found | ({"half_life_median": median} if math.isfinite(median) else {})
 
 
-def mean_shares(curves: Seq[Curve]) -> np.ndarray:
+def mean_shares(curves: Sequence[Curve]) -> np.ndarray:
     """Mean recovered share by rounds since the serving one, over the requests that were measured for so long.
 
     (R,), R being the length of the longest curve; fewer requests reach the later positions.

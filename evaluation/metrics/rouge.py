@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -122,7 +121,7 @@ def _encoded(texts: list[str], characters: _Characters) -> list[str]:
     return "".join(map(characters.__getitem__, apart)).split("\n")
 
 
-def _lengths(items: Seq[str]) -> np.ndarray:
+def _lengths(items: Sequence[str]) -> np.ndarray:
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
@@ -141,7 +140,9 @@ def _sorted(text: str) -> str:
     return "".join(sorted(text))
 
 
-def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool, stemmed: bool, any_script: bool) -> np.ndarray:
+def _overlap(
+    predictions: Sequence[str], references: Sequence[str], ordered: bool, stemmed: bool, any_script: bool
+) -> np.ndarray:
     """Common words, words of the prediction and words of the reference of the pairs of one chunk, (3, n)."""
     if len(predictions) == 1 and len(predictions[0]) + len(references[0]) > _CHUNK:
         numbers: dict[str, int] = {}
@@ -159,7 +160,9 @@ def _overlap(predictions: Seq[str], references: Seq[str], ordered: bool, stemmed
     return np.stack([common, *map(_lengths, pairs)])
 
 
-def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool, stemmed: bool, any_script: bool) -> Rouge:
+def _rouge(
+    predictions: Sequence[str], references: Sequence[str] | str, ordered: bool, stemmed: bool, any_script: bool
+) -> Rouge:
     references = [references] * len(predictions) if isinstance(references, str) else references
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
@@ -173,7 +176,7 @@ def _rouge(predictions: Seq[str], references: Seq[str] | str, ordered: bool, ste
 
 
 def rouge_1(
-    predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True, any_script: bool = False
+    predictions: Sequence[str], references: Sequence[str] | str, *, stemmed: bool = True, any_script: bool = False
 ) -> Rouge:
     """Overlap of (stemmed) words, each counted as often as in both; 0 where either text has no word.
 
@@ -183,7 +186,7 @@ def rouge_1(
 
 
 def rouge_l(
-    predictions: Seq[str], references: Seq[str] | str, *, stemmed: bool = True, any_script: bool = False
+    predictions: Sequence[str], references: Sequence[str] | str, *, stemmed: bool = True, any_script: bool = False
 ) -> Rouge:
     """Longest common subsequence of (stemmed) words (whole text, not per sentence); 0 where either has no word.
 

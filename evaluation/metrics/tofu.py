@@ -7,14 +7,13 @@ model. Every number has this one implementation.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from evaluation.engine.sequences import TokenSequence as Sequence
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Result
 from evaluation.metrics.answer import CONVENTIONS, exact_memorization, extraction_strength, probability, truth_ratio
 from evaluation.metrics.rouge import rouge_l
@@ -108,7 +107,7 @@ def _measures(log: Log, name: str, convention: str) -> Iterator[tuple[str, float
         yield f"Truth Ratio {TITLES[name]}", _truth_ratio_score(ratios, name)
 
 
-def forget_quality(ratios: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> tuple[float, float]:
+def forget_quality(ratios: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Two-sample Kolmogorov-Smirnov test of forget-set truth ratios, model against retrain oracle.
 
     Returns (p-value, statistic), both in [0, 1] (Oblivionis eqs. 15-17). Raises ValueError for an empty sample.
@@ -161,10 +160,10 @@ class Question:
     paraphrase: tuple[int, ...] | None = None
     perturbed: tuple[tuple[int, ...], ...] = ()
 
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> list[TokenSequence]:
         """The answer, the right answer of the truth ratio (the paraphrase, if any), then every perturbed one."""
         right = self.answer if self.paraphrase is None else self.paraphrase
-        return [Sequence(self.prompt, answer) for answer in (self.answer, right, *self.perturbed)]
+        return [TokenSequence(self.prompt, answer) for answer in (self.answer, right, *self.perturbed)]
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class Profile:
         if unknown := set(self.sets) - set(SECTIONS):
             raise ValueError(f"unknown question sets {sorted(unknown)}, expected some of {list(SECTIONS)}")
 
-    def pick(self, questions: Seq[Question]) -> tuple[Question, ...]:
+    def pick(self, questions: Sequence[Question]) -> tuple[Question, ...]:
         """The questions this profile asks."""
         if self.questions is None or self.questions >= len(questions):
             return tuple(questions)
@@ -202,10 +201,10 @@ class TofuEvaluator:
     forget_quality and forget_ks. Beyond `aggregate`: extraction strength and exact memorisation of each set.
     """
 
-    questions: Mapping[str, Seq[Question]]
-    decode: Callable[[Seq[int]], str]
+    questions: Mapping[str, Sequence[Question]]
+    decode: Callable[[Sequence[int]], str]
     convention: str = "geometric"
-    oracle: Seq[float] | None = None
+    oracle: Sequence[float] | None = None
     profile: Profile = FULL
     name: str = field(default="tofu", init=False)
 
@@ -250,7 +249,7 @@ class TofuEvaluator:
         return Result(metrics, details)
 
     def _section(
-        self, session: EvaluationSession, questions: Seq[Question]
+        self, session: EvaluationSession, questions: Sequence[Question]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         per_question = [q.sequences() for q in questions]
         scores = session.scores([s for sequences in per_question for s in sequences])

@@ -6,8 +6,7 @@ record (the Streisand effect).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +58,7 @@ class Verdict:
         return OVER_UNLEARNED if self.value < self.oracle and self.p_below <= LEVEL else UNDECIDED
 
 
-def judge_probability(losses: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> Verdict | None:
+def judge_probability(losses: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> Verdict | None:
     """The verdict on the mean probability exp(-loss) of the true answers (Oblivionis eq. 10).
 
     losses, oracle (n,): mean answer-token NLL of each question, of the model and of the retrained one. Questions with a
@@ -68,7 +67,7 @@ def judge_probability(losses: Seq[float] | np.ndarray, oracle: Seq[float] | np.n
     return _judge(-np.asarray(losses, np.float64), -np.asarray(oracle, np.float64), np.mean)
 
 
-def judge_truth_ratio(ratios: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> Verdict | None:
+def judge_truth_ratio(ratios: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> Verdict | None:
     """The verdict on the median of 1/R, right over wrong: how many times as likely as the wrong answers the right is.
 
     ratios, oracle (n,): truth ratios R = wrong/right (Oblivionis eq. 13). Not the mean of min(R, 1/R) that tables show:
@@ -78,7 +77,7 @@ def judge_truth_ratio(ratios: Seq[float] | np.ndarray, oracle: Seq[float] | np.n
         return _judge(-np.log(np.asarray(ratios, np.float64)), -np.log(np.asarray(oracle, np.float64)), np.median)
 
 
-def judge_recall(recalls: Seq[float] | np.ndarray, oracle: Seq[float] | np.ndarray) -> Verdict | None:
+def judge_recall(recalls: Sequence[float] | np.ndarray, oracle: Sequence[float] | np.ndarray) -> Verdict | None:
     """The verdict on the mean recall (ROUGE-L, leakage), (n,) in [0, 1]; NaN as in `judge_probability`."""
     with np.errstate(divide="ignore"):
         return _judge(np.log(np.asarray(recalls, np.float64)), np.log(np.asarray(oracle, np.float64)), np.mean)

@@ -6,13 +6,13 @@ enters the language-model head (after the last norm) or where it leaves a chosen
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluation.engine.sequences import TokenSequence as Sequence
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Result
 from evaluation.ruler.embedded import Embedded
 
@@ -29,7 +29,7 @@ class Answered:
     """A record: its prompt and true answer as token ids."""
 
     id: str
-    sequence: Sequence
+    sequence: TokenSequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +72,8 @@ class RulerEvaluator:
     `ranks` of the forget records, and `embedded`, an `Embedded` of all records.
     """
 
-    forget: Seq[Answered]
-    retain: Seq[Answered]
+    forget: Sequence[Answered]
+    retain: Sequence[Answered]
     pooling: str = "last"
     layer: int | None = None
     references: References | None = None
@@ -115,5 +115,5 @@ class RulerEvaluator:
             np.stack(states[count:]),
         )
 
-    def _sequences(self) -> list[Sequence]:
+    def _sequences(self) -> list[TokenSequence]:
         return [record.sequence for record in (*self.forget, *self.retain)]

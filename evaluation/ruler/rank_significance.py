@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ class RankTest:
         return ABOVE if self.mean > NULL else BELOW
 
 
-def rank_test(ranks: Seq[float] | np.ndarray) -> RankTest:
+def rank_test(ranks: Sequence[float] | np.ndarray) -> RankTest:
     """The test of percentile ranks (n,) in [0, 1]. Raises ValueError for none, or one out of range."""
     values = np.asarray(ranks, np.float64)
     if not values.size or not ((values >= 0) & (values <= 1)).all():

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Hashable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-Numbers: TypeAlias = Seq[float] | np.ndarray
+Numbers: TypeAlias = Sequence[float] | np.ndarray
 
 LABELS = {"large": 0.5, "medium": 0.3, "small": 0.1, "negligible": 0.0}
 """Least size of a rank-biserial correlation of each name."""
@@ -132,7 +131,7 @@ def signed_rank(values: Numbers, null: float | Numbers = 0.0) -> SignedRank:
     return SignedRank(w, float(test.pvalue), m, 1 - 2 * w / total, 2 * positive / total - 1)
 
 
-def mixed_model(values: Numbers, groups: Seq[Hashable], null: float = 0.0) -> MixedModel:
+def mixed_model(values: Numbers, groups: Sequence[Hashable], null: float = 0.0) -> MixedModel:
     """Random-intercept model of values (n,) in groups (n,), n >= 2: one dataset (or the like) is one group.
 
     A fit is singular where REML puts the variance between groups at 0, where nothing varies within the groups, where

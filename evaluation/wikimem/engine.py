@@ -10,8 +10,7 @@ tokens of all sentences form a tree, of which every token is read once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ from torch import nn
 
 from evaluation.engine.likelihood import default_token_budget, score
 from evaluation.engine.models import text_config
-from evaluation.engine.packing import Sequence, common_prefix
+from evaluation.engine.packing import common_prefix
+from evaluation.engine.sequences import TokenSequence
 from evaluation.wikimem import properties as built_in
 from evaluation.wikimem.canaries import GENERIC_SUBJECT, context_of, contextualised, fill
 from evaluation.wikimem.facts import COUNTERFACTUALS, SAME_MEANING, Embed, Fact, candidates, true_values
@@ -108,12 +108,12 @@ class _Asked:
 def score_facts(
     model: nn.Module,
     tokenizer: Any,
-    facts: Seq[Fact],
+    facts: Sequence[Fact],
     asking: Asking = Asking(),
     *,
-    counterfactuals: Mapping[str, Seq[str]] | None = None,
+    counterfactuals: Mapping[str, Sequence[str]] | None = None,
     properties: Mapping[str, Property] | Mapping[Fact, Property] | None = None,
-    known: Seq[Fact] | None = None,
+    known: Sequence[Fact] | None = None,
     embed: Embed | None = None,
     threshold: float = SAME_MEANING,
     token_budget: int | None = None,
@@ -156,7 +156,7 @@ def score_facts(
 def sentence_nlls(
     model: nn.Module,
     tokenizer: Any,
-    sentences: Seq[str],
+    sentences: Sequence[str],
     *,
     token_budget: int | None = None,
     mode: str = "auto",
@@ -172,7 +172,9 @@ def sentence_nlls(
     known: dict[bytes, float] = {}
     path = [0.0]
     for rows, parts in _chunks(order, _BATCHES * budget):
-        new = [Sequence(row[:start], row[start:]) for row, start in zip(rows, parts, strict=True) if len(row) > start]
+        new = [
+            TokenSequence(row[:start], row[start:]) for row, start in zip(rows, parts, strict=True) if len(row) > start
+        ]
         found = score(model, new, token_budget=budget, ordered=True, mode=mode).log_probs if new else ()
         log_probs = iter(found)
         for row, start in zip(rows, parts, strict=True):
@@ -186,7 +188,7 @@ def sentence_nlls(
     return np.array([known[key] for key in keys])
 
 
-def _encoded(tokenizer: Any, sentences: Seq[str], longest: int | None) -> list[bytes]:
+def _encoded(tokenizer: Any, sentences: Sequence[str], longest: int | None) -> list[bytes]:
     """The tokens of each sentence as big-endian integers, whose bytes have the order of the tokens."""
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     keys: list[bytes] = []
@@ -207,7 +209,7 @@ def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def _chunks(keys: Seq[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...]], list[int]]]:
+def _chunks(keys: Sequence[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...]], list[int]]]:
     """The tokens of neighbours, and where each parts from the one before, with about `tokens` tokens after that.
 
     The first token is only ever a condition: no sentence parts before the second.
@@ -230,11 +232,11 @@ def _chunks(keys: Seq[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...
 
 
 def _prepared(
-    facts: Seq[Fact],
+    facts: Sequence[Fact],
     asking: Asking,
-    counterfactuals: Mapping[str, Seq[str]] | None,
+    counterfactuals: Mapping[str, Sequence[str]] | None,
     properties: Mapping[str, Property] | Mapping[Fact, Property] | None,
-    known: Seq[Fact],
+    known: Sequence[Fact],
 ) -> list[_Asked]:
     values = built_in.counterfactuals() if counterfactuals is None else counterfactuals
     table: Any = built_in.properties() if properties is None else properties
@@ -262,7 +264,7 @@ def _prepared(
     return asked
 
 
-def _parts(asked: Seq[_Asked]) -> Iterator[list[int]]:
+def _parts(asked: Sequence[_Asked]) -> Iterator[list[int]]:
     """Indices of the facts such that facts about one property come together, up to `PART` sentences if possible."""
     groups: dict[str, list[int]] = {}
     for i, a in enumerate(asked):

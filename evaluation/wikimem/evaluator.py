@@ -5,8 +5,7 @@ Canaries are scored by `engine`, which shares prefixes among them; no other eval
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,13 +31,13 @@ class WikimemEvaluator:
     property, and what came first in each template of each fact.
     """
 
-    forget: Seq[Fact]
-    retain: Seq[Fact]
-    known: Seq[Fact]
+    forget: Sequence[Fact]
+    retain: Sequence[Fact]
+    known: Sequence[Fact]
     tokenizer: Any
     asking: Asking = field(default_factory=Asking)
     properties: Mapping[Fact, Property] | None = None
-    counterfactuals: Mapping[str, Seq[str]] | None = None
+    counterfactuals: Mapping[str, Sequence[str]] | None = None
     embed: Embed | None = None
     name: str = field(default="wikimem", init=False)
 
@@ -66,7 +65,7 @@ class WikimemEvaluator:
         return Result(metrics, {name: _details(part) for name, part in groups.items()})
 
 
-def _metrics(found: Seq[FactScore]) -> dict[str, float]:
+def _metrics(found: Sequence[FactScore]) -> dict[str, float]:
     summary = summarize([score.pair for score in found])
     metrics = {
         "strict": summary.strict_rate,
@@ -77,7 +76,7 @@ def _metrics(found: Seq[FactScore]) -> dict[str, float]:
     return metrics if summary.mean_strength is None else metrics | {"strength": summary.mean_strength}
 
 
-def _details(found: Seq[FactScore]) -> dict[str, Any]:
+def _details(found: Sequence[FactScore]) -> dict[str, Any]:
     """Figures per property, and per fact how many templates have rank 1 and which candidate came first in each."""
     return {
         "properties": {name: asdict(s) for name, s in by_property([score.pair for score in found]).items()},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ COUNTERFACTUALS = 100
 SAME_MEANING = 0.75
 """Cosine above which a counterfactual counts as the ground truth that it resembles (WikiMem, footnote 7)."""
 
-Embed = Callable[[Seq[str]], np.ndarray]
+Embed = Callable[[Sequence[str]], np.ndarray]
 """Texts to sentence embeddings, (n,) -> (n, width)."""
 
 
@@ -30,7 +29,7 @@ class Fact:
     cohort: str | None = None
 
 
-def candidates(truths: Seq[str], counterfactuals: Seq[str], count: int = COUNTERFACTUALS) -> tuple[str, ...]:
+def candidates(truths: Sequence[str], counterfactuals: Sequence[str], count: int = COUNTERFACTUALS) -> tuple[str, ...]:
     """The distinct ground truths and then the first `count` distinct counterfactuals that are none of them.
 
     Letter case does not tell two values apart. There may be fewer than `count` counterfactuals, but at least one:
@@ -44,7 +43,7 @@ def candidates(truths: Seq[str], counterfactuals: Seq[str], count: int = COUNTER
 
 
 def true_values(
-    candidates: Seq[str], truths: Seq[str], embed: Embed | None = None, threshold: float = SAME_MEANING
+    candidates: Sequence[str], truths: Sequence[str], embed: Embed | None = None, threshold: float = SAME_MEANING
 ) -> np.ndarray:
     """Which candidates count as ground truths, bool (n,): those equal to one but for letter case.
 
@@ -63,7 +62,7 @@ def true_values(
     return mask
 
 
-def _distinct(values: Seq[str]) -> dict[str, str]:
+def _distinct(values: Sequence[str]) -> dict[str, str]:
     """Values in their order by their case-folded form; of equal ones the first."""
     found: dict[str, str] = {}
     for value in values:

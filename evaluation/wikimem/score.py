@@ -6,8 +6,7 @@ values in their last dimension, C, and usually the templates in the one before, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,7 +110,7 @@ class Summary:
     unmemorized_subjects: int
 
 
-def summarize(pairs: Seq[PairScore]) -> Summary:
+def summarize(pairs: Sequence[PairScore]) -> Summary:
     """The figures over `pairs`. Raises ValueError when there is none."""
     if not pairs:
         raise ValueError("no pairs of subject and property to summarise")

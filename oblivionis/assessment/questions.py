@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from evaluation.engine.sequences import TokenSequence
 from evaluation.metrics.tofu import Question
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
-from oblivionis.models.assembly import Assembled
+
+if TYPE_CHECKING:
+    from oblivionis.models.assembly import Assembled
 
 T = TypeVar("T")
 

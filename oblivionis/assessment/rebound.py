@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from evaluation.metrics.rebound import Curve, rebound_metrics
-from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.evaluators.rebound import MEASURES, summary_key
 from oblivionis.assessment.questions import spread
 from oblivionis.config.schema import Rebound
 from oblivionis.requests.ledger import Request
 from oblivionis.runs.directory import RunDirectory, named_metrics
+
+if TYPE_CHECKING:
+    from oblivionis.assessment.assessor import Assessor
 
 EVALUATOR = "rebound"
 BEFORE, AFTER, ROUND = "before_unlearn", "after_unlearn", "round"

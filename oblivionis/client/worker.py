@@ -16,7 +16,7 @@ from clients.flat import FlatParameters
 from clients.optimisation import Ball
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
-from evaluation.engine.packing import Sequence as TokenSequence
+from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition

@@ -26,7 +26,7 @@ from evaluation.engine import forward, kernels, llama
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.llama import FusedLlama
 from evaluation.engine.packing import PackedBatch
-from evaluation.engine.packing import Sequence as TokenSequence
+from evaluation.engine.sequences import TokenSequence
 from oblivionis.models.errors import ModelError
 
 HEAP_BYTES, HEAP_FACTOR = 1 << 25, 2

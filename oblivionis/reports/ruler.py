@@ -18,6 +18,7 @@ from evaluation.ruler.rank_significance import (
 )
 from evaluation.ruler.statistics import NoiseBand
 from oblivionis.assessment.ruler import Before, rank_facts
+from oblivionis.reports.kept import kept
 from oblivionis.runs.directory import RunDirectory
 
 BANDS = {"mean_rank": "mean rank", "gap": "S_gap"}
@@ -79,9 +80,14 @@ def bands(run: RunDirectory) -> dict[str, Banded]:
 
 def after_unlearning(run: RunDirectory) -> RankTest | None:
     """The test of the unlearned model's ranks, None where it has none."""
+    found = kept(run, "rank", lambda: _rank_test(run))
+    return None if found is None else RankTest(**found)
+
+
+def _rank_test(run: RunDirectory) -> dict[str, Any] | None:
     log = run.evaluation_log("unlearn") if run.stage_summary("unlearn") is not None else None
     ranks = (log or {}).get("ruler")
-    return rank_test(list(ranks.values())) if ranks else None
+    return asdict(rank_test(list(ranks.values()))) if ranks else None
 
 
 def sentences(run: RunDirectory) -> list[str]:

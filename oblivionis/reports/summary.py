@@ -25,6 +25,7 @@ from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import LOG_SETS, MODELS, SETS
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports.format import bytes_text, number, printable
+from oblivionis.reports.kept import kept
 from oblivionis.reports.table import Marked, Table, Term
 from oblivionis.requests.ledger import SERVED, VERIFIED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory, list_runs
@@ -55,6 +56,10 @@ def stage_metrics(
     intervals of that `confidence`) and PrivLeak. RULER's Lens 1 of the finetuned and the
     retrained model comes from the summary of unlearn.
     """
+    return kept(run, "metrics", lambda: _stage_metrics(run, convention, confidence), convention, confidence)
+
+
+def _stage_metrics(run: RunDirectory, convention: str, confidence: float) -> dict[str, dict[str, float]]:
     summaries = {stage: run.stage_summary(stage) for stage in MODELS}
     found = {stage: dict(summary["metrics"]) for stage, summary in summaries.items() if summary is not None}
     known = (summaries["unlearn"] or {}).get("ruler", {}).get("lens_1", {})

@@ -25,6 +25,7 @@ from evaluation.metrics.verdict import (
 from oblivionis.files import write_json
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.format import number
+from oblivionis.reports.kept import kept
 from oblivionis.runs.directory import RunDirectory
 
 ROWS = {"prob": "forget_prob", "truth_ratio": "forget_truth_ratio"}
@@ -43,6 +44,11 @@ def find_verdicts(run: RunDirectory, convention: str = "geometric") -> dict[str,
     From the per-question logs of the two finished stages, whichever ended first, on the questions that both were asked.
     Without one of the logs, or without common questions, there is none.
     """
+    found = kept(run, "verdicts", lambda: {m: asdict(v) for m, v in _judge(run, convention).items()}, convention)
+    return {measure: Verdict(**values) for measure, values in found.items()}
+
+
+def _judge(run: RunDirectory, convention: str) -> dict[str, Verdict]:
     finished = all(run.stage_summary(stage) is not None for stage in ("unlearn", "retrain"))
     log, oracle = run.evaluation_log("unlearn"), run.evaluation_log("retrain")
     if not finished or log is None or oracle is None:

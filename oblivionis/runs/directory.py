@@ -10,6 +10,7 @@ Layout of `runs/<name>/`:
 - `evaluations/<stage>.json`: the per-question log of the full evaluation at the end of a stage
 - `evaluations/<stage>.states.safetensors`: representations of the questions, for RULER (finetune and retrain)
 - `verdicts.json`: is the unlearned model over- or under-unlearned beside the retrained one?
+- `figures.json`: what tests say of the finished stages, kept so that showing the run needs none of them
 - `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again; `left.json`: it left
 - `report.html`, `requests/<id>.html`: a page per deletion request
 - `tensorboard/`, `wandb/`, `tracking.json`, `tracking.jsonl`: with `tracking`

@@ -17,10 +17,10 @@ EXAMPLES = re.findall(
     r"^```(?:python|yaml)\n# (\S+)\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
 )
 FOLDERS = {
-    "loss": ("clients/losses", "conf/unlearning", "tests/unit/clients"),
+    "loss": ("clients/losses", "conf/unlearning", "tests/unit/clients/losses"),
     "aggregator": ("strategies", "conf/strategy", "tests/unit/strategies"),
-    "evaluator": ("oblivionis/assessment/evaluators", "conf/evaluator", "tests/unit/oblivionis/assessment"),
-    "attack": ("oblivionis/audits/attacks", "conf/attack", "tests/unit/oblivionis/audits"),
+    "evaluator": ("oblivionis/assessment/evaluators", "conf/evaluator", "tests/unit/oblivionis/assessment/evaluators"),
+    "attack": ("oblivionis/audits/attacks", "conf/attack", "tests/unit/oblivionis/audits/attacks"),
 }
 
 # `oblivionis ARGUMENTS` with the real server and client apps, without Ray.

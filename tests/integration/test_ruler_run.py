@@ -151,7 +151,7 @@ def test_it_is_measured_at_every_moment_lens_1_in_unlearn_alone(finished):
 def test_no_sequence_is_scored_twice(tmp_path, monkeypatch):
     """All evaluators of one moment share one pass, in which each distinct sequence occurs once.
 
-    Only the membership inference by reference has another: of the base model.
+    Only the membership inference by reference and, at the end, fluency have another: of the base model.
     """
     calls = []
     score = likelihood.score
@@ -162,9 +162,11 @@ def test_no_sequence_is_scored_twice(tmp_path, monkeypatch):
 
     monkeypatch.setattr(likelihood, "score", watched)
     _, run, _, _ = start(tmp_path, "counted", "stages=[finetune]", "evaluation.membership.attacks=[loss, min_k_40]")
-    assert len(calls) == len(rows(run, "finetune")) == 2
-    for sequences, wanted in calls:
+    *measured, (of_base, without_states) = calls
+    assert len(measured) == len(rows(run, "finetune")) == 2
+    for sequences, wanted in measured:
         assert len(sequences) == len(set(sequences)) > len(wanted) > 0
+    assert len(of_base) == len(set(of_base)) > 0 and not without_states
 
 
 def test_what_is_kept_are_the_states_of_the_final_models(finished):

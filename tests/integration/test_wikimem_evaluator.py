@@ -17,6 +17,7 @@ from evaluation.hook import EvaluationSession, Hook
 from evaluation.wikimem.engine import Asking, score_facts
 from evaluation.wikimem.evaluator import WikimemEvaluator
 from evaluation.wikimem.facts import Fact
+from oblivionis.assessment import evaluators
 from oblivionis.assessment.evaluators import wikimem
 from oblivionis.assessment.wikimem import People
 from oblivionis.client.app import app
@@ -28,7 +29,7 @@ from oblivionis.errors import RunError
 from oblivionis.models import tiny
 from oblivionis.reports import summary as report
 from oblivionis.reports.html.run_page import write_html
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
 
@@ -178,7 +179,12 @@ def test_a_run_measures_it_at_every_evaluation(tmp_path: Path) -> None:
         last = [r["metrics"] for r in found if r["stage"] == stage][-1]
         assert last == {k.removeprefix("wikimem_"): v for k, v in summary["metrics"].items() if "wikimem_" in k}
         assert len(log["wikimem"]["forget"]["facts"]) == 1
+    declared = set(evaluators.catalogue())
+    for row in rows:
+        if row["evaluator"] in evaluators.names() and row["evaluator"] != "rebound":
+            assert set(named_metrics(row["evaluator"], row["metrics"])) <= declared, row["evaluator"]
     metrics = report.stage_metrics(run)
+    assert {key for found in metrics.values() for key in found} <= declared
     labels = {(group, name) for group, name, _ in report.rows(metrics)}
     assert {
         ("Forget, WikiMem", "Facts that rank first (strict)"),

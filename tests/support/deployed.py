@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.processes import MARK, PROJECT, environment, free_ports, marked, until
+from support.processes import FORKED, MARK, PROJECT, environment, free_ports, marked, until
 
 START_S, STOP_S, RUN_S = 90, 60, 600
 BRISK = Path(__file__).with_name("brisk_flower.py")
@@ -179,7 +179,8 @@ class Deployed:
 
     def server_apps(self):
         """The processes in which runs are computed now."""
-        return self._family("superlink", "flwr-serverapp")
+        found = self._family("superlink", "flwr-serverapp")
+        return [p for p in found if FORKED in p.environ()] or found
 
     def client_apps(self, partition):
         """The processes in which the client answers a message now: forked from one that has the libraries."""

@@ -178,7 +178,7 @@ def _become(request: dict, files: list[int]) -> None:
         os.sched_setaffinity(0, request["cores"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        _tell_proc(request["arguments"], request["environment"])
+        _tell_proc(request["arguments"], {**request["environment"], "OBLIVIONIS_TEST_FORKED": "1"})
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ignored = request["sigint_ignored"]
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)

@@ -12,22 +12,22 @@ import torch
 from support import tiny_llama
 from torch import Tensor
 
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 RATE, DECAY, SIZE, EPOCHS, SEED = 2e-3, 0.01, 4, 2, 9
 
-Batch = Callable[[Any, Any, list[Sequence], list[Sequence]], Tensor]
+Batch = Callable[[Any, Any, list[TokenSequence], list[TokenSequence]], Tensor]
 """The loss of a batch: of the model, the model as received, forget records, retain records."""
 
 
-def rows(model: Any, record: Sequence) -> Tensor:
+def rows(model: Any, record: TokenSequence) -> Tensor:
     """(L, V) log-probabilities that predict each answer token of this record alone, float64."""
     logits = model(input_ids=torch.tensor([[*record.prompt, *record.answer]])).logits
     return logits[0, len(record.prompt) - 1 : -1].double().log_softmax(-1)
 
 
-def nll(model: Any, records: list[Sequence]) -> Tensor:
+def nll(model: Any, records: list[TokenSequence]) -> Tensor:
     """Mean over the records of the mean negative log-likelihood of their answer tokens."""
     means = []
     for record in records:

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 # Such small products are slower with two threads, by far so on a busy machine.
 torch.set_num_threads(1)
@@ -52,16 +52,16 @@ def lora(seed: int = 0, *, rank: int = 8, dropout: float = 0.0, zero_b: bool = F
     return model
 
 
-def sequences(count: int, seed: int = 0) -> list[Sequence]:
+def sequences(count: int, seed: int = 0) -> list[TokenSequence]:
     rng = random.Random(seed)
 
     def tokens(low: int, high: int) -> tuple[int, ...]:
         return tuple(rng.randrange(3, VOCABULARY) for _ in range(rng.randint(low, high)))
 
-    return [Sequence(tokens(1, 9), (*tokens(0, 12), 2)) for _ in range(count)]
+    return [TokenSequence(tokens(1, 9), (*tokens(0, 12), 2)) for _ in range(count)]
 
 
-def padded_log_probs(model: Any, records: list[Sequence]) -> list[torch.Tensor]:
+def padded_log_probs(model: Any, records: list[TokenSequence]) -> list[torch.Tensor]:
     """Log-probabilities of each record's answer tokens by a plain right-padded forward pass: the slow reference."""
     longest = max(len(r.prompt) + len(r.answer) for r in records)
     ids = torch.tensor([[*r.prompt, *r.answer, *[0] * (longest - len(r.prompt) - len(r.answer))] for r in records])

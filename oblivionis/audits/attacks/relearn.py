@@ -10,7 +10,7 @@ import numpy as np
 
 from clients.relearning import relearn
 from clients.training import TrainSettings
-from evaluation.engine.packing import Sequence as Tokens
+from evaluation.engine.packing import TokenSequence
 from evaluation.metrics.tofu import Question
 from oblivionis import seeds
 from oblivionis.audits.battery import Attack, Battery, Row
@@ -56,7 +56,7 @@ def _relearning(
 
     def run(vector: np.ndarray) -> list[Row]:
         assembled = battery.load(vector)
-        sequences = [Tokens(q.prompt, q.answer) for q in battery.encoded(trained)]
+        sequences = [TokenSequence(q.prompt, q.answer) for q in battery.encoded(trained)]
         order = seeds.derive(seed, "attack", "relearn", name)
         rows: list[Row] = []
         learnt = relearn(assembled.model, assembled.flat, sequences, settings, own.steps, seed=order)

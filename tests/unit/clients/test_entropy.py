@@ -20,7 +20,8 @@ from clients.step import Step
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import answer_logits
-from evaluation.engine.packing import PackedBatch, Sequence, sequence_nll
+from evaluation.engine.packing import PackedBatch, sequence_nll
+from evaluation.engine.sequences import TokenSequence
 from oblivionis.client import worker
 from oblivionis.config.compose import compose, method_params
 from oblivionis.config.problems import ConfigError
@@ -41,14 +42,14 @@ def settings(**changes: Any) -> TrainSettings:
     return TrainSettings(**{"epochs": 2, "batch_size": 4, "learning_rate": 2e-3, "warmup_epochs": 0, **changes})
 
 
-def slow(model: Any, record: Sequence) -> tuple[Tensor, Tensor]:
+def slow(model: Any, record: TokenSequence) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy at each answer token by the model's own forward pass of this sequence alone."""
     logits = model(input_ids=torch.tensor([[*record.prompt, *record.answer]])).logits[0]
     log_q = torch.log_softmax(logits.double(), -1)[len(record.prompt) - 1 : -1]
     return log_q[torch.arange(len(record.answer)), torch.tensor(record.answer)], -(log_q.exp() * log_q).sum(-1)
 
 
-def mean_entropy(model: Any, records: list[Sequence]) -> float:
+def mean_entropy(model: Any, records: list[TokenSequence]) -> float:
     with torch.no_grad():
         return float(np.mean([slow(model, record)[1].mean().item() for record in records]))
 
@@ -58,7 +59,7 @@ def trainable(model: Any) -> list[Any]:
 
 
 def run(
-    method: str, entropy: Entropy | None, retain: list[Sequence] = RETAIN, values: Any = None, **changes: Any
+    method: str, entropy: Entropy | None, retain: list[TokenSequence] = RETAIN, values: Any = None, **changes: Any
 ) -> tuple[Any, UnlearnReport, np.ndarray]:
     model = tiny_llama.lora()
     flat = FlatParameters(model)
@@ -129,7 +130,7 @@ def test_many_rows_against_autograd_in_float64(dtype: torch.dtype, tolerance: fl
 def test_records_against_one_at_a_time(mode: str, share: bool) -> None:
     model = tiny_llama.lora()
     prompt = FORGET[0].prompt
-    records = [*FORGET, Sequence(prompt, (5, 6, 7, 2)), Sequence(prompt, (5, 6, 9)), RETAIN[0]]
+    records = [*FORGET, TokenSequence(prompt, (5, 6, 7, 2)), TokenSequence(prompt, (5, 6, 9)), RETAIN[0]]
     batch = PackedBatch.build(records, share=share)
     with torch.set_grad_enabled(not (mode == "fused" and share)):
         logp, entropy = log_probs_and_entropies(answer_logits(model, batch, mode=mode), batch.labels)
@@ -195,7 +196,7 @@ def test_bad_weights(values: dict[str, Any], what: str) -> None:
         Entropy(**values)
 
 
-def slow_loop(method: str, entropy: Entropy, retain: list[Sequence]) -> tuple[list[float], np.ndarray]:
+def slow_loop(method: str, entropy: Entropy, retain: list[TokenSequence]) -> tuple[list[float], np.ndarray]:
     """Every record by itself and whole updates of four; the first loss is a plain function of plain tensors."""
     model = tiny_llama.lora()
     loss = losses.get(method)
@@ -231,7 +232,7 @@ def slow_loop(method: str, entropy: Entropy, retain: list[Sequence]) -> tuple[li
 
 @pytest.mark.parametrize("retain", [RETAIN, []], ids=["retain", "no-retain"])
 @pytest.mark.parametrize("method", METHODS)
-def test_trajectory_equals_the_slow_loop(method: str, retain: list[Sequence]) -> None:
+def test_trajectory_equals_the_slow_loop(method: str, retain: list[TokenSequence]) -> None:
     model = tiny_llama.lora()
     flat = FlatParameters(model)
     history: list[float] = []

@@ -28,7 +28,8 @@ from clients.step import Step, Surroundings
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import AnswerRows, layer_states
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import methods
 from oblivionis.config.compose import compose
 from oblivionis.config.problems import ConfigError
@@ -306,20 +307,20 @@ def test_the_teacher_scatters_its_logits_as_a_fresh_model_of_the_architecture() 
 # Unlearning against a slow loop
 
 
-def slow_rows(model: Any, record: Sequence) -> tuple[Tensor, Tensor]:
+def slow_rows(model: Any, record: TokenSequence) -> tuple[Tensor, Tensor]:
     """Logits that predict each answer token of this record alone, and the states after each layer."""
     output = model(input_ids=torch.tensor([[*record.prompt, *record.answer]]), output_hidden_states=True)
     return output.logits[0, len(record.prompt) - 1 : -1].double(), output.hidden_states
 
 
-def slow_kl(model: Any, reference: Any, record: Sequence, temperature: float = 1.0) -> Tensor:
+def slow_kl(model: Any, reference: Any, record: TokenSequence, temperature: float = 1.0) -> Tensor:
     with torch.no_grad():
         q = (slow_rows(reference, record)[0] / temperature).softmax(-1)
     log_p = (slow_rows(model, record)[0] / temperature).log_softmax(-1)
     return temperature**2 * (q * (q.log() - log_p)).sum(-1).mean()
 
 
-def slow_nll(model: Any, record: Sequence) -> Tensor:
+def slow_nll(model: Any, record: TokenSequence) -> Tensor:
     log_p = slow_rows(model, record)[0].log_softmax(-1)
     return -log_p[torch.arange(len(record.answer)), torch.tensor(record.answer)].mean()
 
@@ -356,7 +357,7 @@ def slow_losses(
     if name == "rmu":
         target = v["steering_coefficient"] * control_vector(32, v["direction_seed"])
 
-        def states(m: Any, record: Sequence) -> Tensor:
+        def states(m: Any, record: TokenSequence) -> Tensor:
             return slow_rows(m, record)[1][v["layer"] + 1][0]
 
         def distance() -> Tensor:
@@ -478,7 +479,7 @@ def test_rmu_leads_forget_states_to_the_target_and_keeps_the_others() -> None:
     model = tiny_llama.lora(num_hidden_layers=3)
     target = 6.0 * control_vector(32, 0)
 
-    def distances(records: list[Sequence], to: Tensor) -> float:
+    def distances(records: list[TokenSequence], to: Tensor) -> float:
         with torch.no_grad():
             return (layer_states(model, PackedBatch.build(records, last=True), 1) - to).square().sum(-1).mean().item()
 

@@ -13,10 +13,10 @@ from evaluation import hook
 from evaluation.engine.decoding import greedy
 from evaluation.engine.forward import supports_packing
 from evaluation.engine.likelihood import score
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook, Result
 
-SEQUENCES = [Sequence((1, 2), (3, 4)), Sequence((1, 2), (5,)), Sequence((6,), (7, 8, 9))]
+SEQUENCES = [TokenSequence((1, 2), (3, 4)), TokenSequence((1, 2), (5,)), TokenSequence((6,), (7, 8, 9))]
 PROMPTS = [(1, 2), (6, 7, 8)]
 STOPS = ()
 
@@ -43,7 +43,7 @@ def passes(model: LlamaForCausalLM) -> list[int]:
 @dataclass
 class Reader:
     name: str
-    sequences: list[Sequence]
+    sequences: list[TokenSequence]
     prompts: list[tuple[int, ...]]
     limit: int = 4
 
@@ -61,7 +61,7 @@ class Broken:
     name: str = "broken"
 
     def evaluate(self, session: EvaluationSession) -> Result:
-        session.request(sequences=[Sequence((), (1,))])
+        session.request(sequences=[TokenSequence((), (1,))])
         raise KeyError("nothing here")
 
 
@@ -134,7 +134,7 @@ def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalL
     wrong = (expected[3] + 1) % 30
     answers = [(*expected[:3], wrong, 4), (*expected[:2], wrong), (wrong,)]
     session = EvaluationSession(model, stop_ids=STOPS)
-    session.request(sequences=[Sequence(prompt, answer) for answer in answers], prompts=[prompt], max_new_tokens=6)
+    session.request(sequences=[TokenSequence(prompt, answer) for answer in answers], prompts=[prompt], max_new_tokens=6)
     passes.clear()
     assert session.greedy([prompt], 6) == [expected]
     # After the scoring pass one prefill of the prompt and three known tokens, and two steps.
@@ -142,7 +142,7 @@ def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalL
 
 
 @pytest.mark.parametrize(
-    "bad", [Broken(), Reader("broken", [Sequence((), (1,))], []), Reader("broken", [], PROMPTS, 0)]
+    "bad", [Broken(), Reader("broken", [TokenSequence((), (1,))], []), Reader("broken", [], PROMPTS, 0)]
 )
 def test_a_failing_evaluator_is_reported_and_the_others_run(model: LlamaForCausalLM, bad: hook.Evaluator) -> None:
     good = Reader("good", SEQUENCES, PROMPTS)

@@ -12,7 +12,7 @@ from support.commands import call
 
 from benchmarks import kinds as suites
 from benchmarks.federated import papers, results
-from benchmarks.federated.settings import Layout, Measure
+from benchmarks.federated.settings import Layout, Measure, Settings, problems
 from benchmarks.federated.tables import build, unknown_metrics
 from oblivionis.reports.format import short
 from oblivionis.reports.table import Marked, Table
@@ -86,6 +86,21 @@ def test_the_best_of_a_column_and_the_smallest():
         [True, True],
         [False, False],
     ]
+
+
+def test_a_style_alone_marks_what_the_catalogue_calls_best():
+    given = {
+        "MU": {"metric": "model_utility", "style": "underline"},
+        "s": {"metric": "seconds", "runner_up": "bold"},
+        "MU, no mark": {"metric": "model_utility", "style": "bold", "best": None},
+        "worst": {"metric": "model_utility", "style": "bold", "best": "min"},
+        "plain": "model_utility",
+    }
+    (layout,) = Settings(tables={"t": {"metrics": given}}).layouts()
+    assert [m.best for m in layout.measures] == ["max", "min", None, "min", None]
+    unknown = {"metrics": {"x": {"metric": "forget_prob", "style": "bold"}, "y": {"metric": "new", "style": "none"}}}
+    (problem,) = problems(Settings(tables={"t": unknown}), {})
+    assert problem.path == "tables.t.metrics.x.style" and "forget_prob is best is not known" in problem.message
 
 
 def test_several_seeds_are_their_mean_and_sample_deviation():

@@ -20,7 +20,7 @@ from clients.step import Step, Surroundings
 from clients.training import TrainSettings
 from clients.unlearning import unlearn
 from evaluation.engine.forward import AnswerRows
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 LN2, LN3 = math.log(2), math.log(3)
 SETTINGS = TrainSettings(
@@ -35,7 +35,7 @@ def target(log_q: Tensor, token: int, strength: float) -> Tensor:
     return weights / weights.sum()
 
 
-def cross_entropy(model: Any, received: Any, record: Sequence, strength: float) -> tuple[Tensor, Tensor]:
+def cross_entropy(model: Any, received: Any, record: TokenSequence, strength: float) -> tuple[Tensor, Tensor]:
     """The paper's loss, a mean over the answer tokens, and the entropy of its targets."""
     with torch.no_grad():
         log_q = rows(received, record)
@@ -105,7 +105,7 @@ def test_trajectory_equals_the_slow_loop(
     """The parameters go the way of the paper's cross-entropy; the loss is less by the entropy of the targets."""
     entropies = []
 
-    def loss(model: Any, received: Any, forget: list[Sequence], retain: list[Sequence]) -> Tensor:
+    def loss(model: Any, received: Any, forget: list[TokenSequence], retain: list[TokenSequence]) -> Tensor:
         both = [cross_entropy(model, received, record, strength) for record in forget]
         entropies.append(torch.stack([entropy for _, entropy in both]).mean().item())
         value = torch.stack([ce for ce, _ in both]).mean()

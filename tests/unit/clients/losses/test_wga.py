@@ -19,7 +19,7 @@ from clients.losses.wga import wga
 from clients.step import Step
 from clients.training import TrainSettings
 from clients.unlearning import unlearn
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 
 LN2 = math.log(2)
 SETTINGS = TrainSettings(
@@ -78,7 +78,7 @@ def test_likelihoods_of_tokens_are_those_of_each_record_alone(wanted: str) -> No
 
 @pytest.mark.parametrize(("beta", "padded"), [(1.0, False), (0.5, True)])
 def test_trajectory_equals_the_slow_loop(beta: float, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss(model: Any, received: Any, forget: list[Sequence], retain: list[Sequence]) -> Tensor:
+    def loss(model: Any, received: Any, forget: list[TokenSequence], retain: list[TokenSequence]) -> Tensor:
         terms = []
         for record in forget:
             each = [rows(model, record)[i, token] for i, token in enumerate(record.answer)]

@@ -19,7 +19,8 @@ from evaluation.engine import forward, likelihood
 from evaluation.engine.forward import Scorer
 from evaluation.engine.llama import FusedLlama
 from evaluation.engine.models import side_by_side
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import TokenSequence
 
 VOCABULARY = 40
 
@@ -42,14 +43,14 @@ def model() -> LlamaForCausalLM:
     return model
 
 
-def some_sequences(count: int = 30) -> list[Sequence]:
+def some_sequences(count: int = 30) -> list[TokenSequence]:
     rng = random.Random(0)
 
     def ids(low: int, high: int) -> tuple[int, ...]:
         return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(low, high)))
 
     prompts = [ids(1, 9) for _ in range(6)]
-    made = [Sequence(rng.choice(prompts), ids(1, 12)) for _ in range(count)]
+    made = [TokenSequence(rng.choice(prompts), ids(1, 12)) for _ in range(count)]
     return [*made, made[-1], made[0]]
 
 
@@ -62,7 +63,7 @@ def test_pooled_states_are_those_of_the_answer_tokens(model: LlamaForCausalLM) -
         np.testing.assert_allclose(mean[i], full[i][1:].mean(0), atol=1e-5)
 
 
-def layer_outputs(model: LlamaForCausalLM, sequence: Sequence) -> tuple[torch.Tensor, ...]:
+def layer_outputs(model: LlamaForCausalLM, sequence: TokenSequence) -> tuple[torch.Tensor, ...]:
     """What leaves each decoder layer at the last prompt token and at every answer token, by transformers itself."""
     last: list[torch.Tensor] = []
     handle = model.model.norm.register_forward_pre_hook(lambda _, args: last.append(args[0]))
@@ -247,7 +248,7 @@ def test_flags_are_restored_and_no_gradient_is_kept(model: LlamaForCausalLM) -> 
     ("arguments", "message"),
     [
         ({"sequences": []}, "no sequences"),
-        ({"sequences": [Sequence((1,), ())]}, "empty answer"),
+        ({"sequences": [TokenSequence((1,), ())]}, "empty answer"),
         ({"hidden": "first"}, "unknown hidden 'first'"),
         ({"mode": "fast"}, "unknown packing mode 'fast'"),
         ({"token_budget": 0}, "at least 1, got 0"),

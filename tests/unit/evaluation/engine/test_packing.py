@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from evaluation.engine import forward, packing
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import TokenSequence
 
 VOCABULARY = 50
 SIZES = {
@@ -51,7 +52,7 @@ def other(kind: str) -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=VOCABULARY)).eval()
 
 
-def some_sequences(seed: int = 0, count: int = 9) -> list[Sequence]:
+def some_sequences(seed: int = 0, count: int = 9) -> list[TokenSequence]:
     rng = random.Random(seed)
 
     def ids(low: int, high: int) -> tuple[int, ...]:
@@ -59,10 +60,10 @@ def some_sequences(seed: int = 0, count: int = 9) -> list[Sequence]:
 
     prompts = [ids(1, 8) for _ in range(3)]
     stem = ids(2, 4)
-    return [Sequence(rng.choice(prompts), rng.choice([(), stem]) + ids(1, 9)) for _ in range(count)]
+    return [TokenSequence(rng.choice(prompts), rng.choice([(), stem]) + ids(1, 9)) for _ in range(count)]
 
 
-def one_by_one(model: nn.Module, sequences: list[Sequence]) -> Tensor:
+def one_by_one(model: nn.Module, sequences: list[TokenSequence]) -> Tensor:
     """The definition: a plain forward of each sequence on its own."""
     parts = []
     for prompt, answer in sequences:
@@ -78,7 +79,7 @@ def test_the_packed_row_holds_no_padding_and_each_shared_prefix_once() -> None:
     assert forward.supports_packing(model)
     seen.clear()
     prompt = (5, 6, 7)
-    sequences = [Sequence(prompt, (8, 9, 2)), Sequence(prompt, (8, 10, 11, 2)), Sequence((5, 9), (2,))]
+    sequences = [TokenSequence(prompt, (8, 9, 2)), TokenSequence(prompt, (8, 10, 11, 2)), TokenSequence((5, 9), (2,))]
     forward.token_log_probs(model, PackedBatch.build(sequences), mode="packed")
     forward.token_log_probs(model, PackedBatch.build(sequences, share=True), mode="packed")
     forward.token_log_probs(model, PackedBatch.build(sequences), mode="padded")
@@ -127,7 +128,7 @@ def test_scorer_gives_likelihoods_hits_and_states(mode: str, states: bool) -> No
             prompt, answer = sequences[i]
             ids = torch.tensor([prompt])
             likely = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
-            sequences[i] = Sequence(prompt, (*likely[0, len(prompt) :].tolist(), *answer))
+            sequences[i] = TokenSequence(prompt, (*likely[0, len(prompt) :].tolist(), *answer))
         batch = PackedBatch.build(sequences, share=True, last=states)
         logp, hits, found, _ = forward.Scorer(model, mode)(batch, states=states)
         logits = [model(torch.tensor([p + a])).logits[0, len(p) - 1 : -1] for p, a in sequences]
@@ -142,7 +143,7 @@ def test_scorer_counts_the_first_of_equal_logits_as_the_likeliest_in_half_precis
     model = llama().to(torch.bfloat16)
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    sequences = [Sequence((4, 5), (0, 9, 0, 2)), Sequence((4,), (3,))]
+    sequences = [TokenSequence((4, 5), (0, 9, 0, 2)), TokenSequence((4,), (3,))]
     logp, hits, *_ = forward.Scorer(model)(PackedBatch.build(sequences, share=True))
     assert hits.tolist() == [True, False, True, False, False]
     torch.testing.assert_close(logp, torch.full((5,), -float(torch.log(torch.tensor(50.0)))))
@@ -160,7 +161,7 @@ def test_mode_fused_says_where_it_does_not_apply() -> None:
 
 def test_answer_logits_and_sums() -> None:
     model = llama()
-    sequences = [Sequence((4,), (5, 2)), Sequence((4, 6), (7, 8, 2))]
+    sequences = [TokenSequence((4,), (5, 2)), TokenSequence((4, 6), (7, 8, 2))]
     batch = PackedBatch.build(sequences)
     logits = forward.answer_logits(model, batch)
     assert logits.shape == (5, VOCABULARY)
@@ -271,11 +272,11 @@ def test_a_model_that_swallows_the_layout_is_found_out() -> None:
     ("sequences", "message"),
     [
         ([], "empty list"),
-        ([Sequence((), (1,))], "0 has an empty prompt"),
-        ([Sequence((1,), ())], "0 has an empty answer"),
+        ([TokenSequence((), (1,))], "0 has an empty prompt"),
+        ([TokenSequence((1,), ())], "0 has an empty answer"),
     ],
 )
-def test_bad_sequences(sequences: list[Sequence], message: str) -> None:
+def test_bad_sequences(sequences: list[TokenSequence], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PackedBatch.build(sequences)
 

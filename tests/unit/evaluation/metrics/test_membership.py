@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from support import tiny_llama
 
 from evaluation.engine.likelihood import Scores, score
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook
 from evaluation.metrics import membership
 from evaluation.metrics.membership import Candidate, MembershipEvaluator, auc, auc_difference, auc_interval
@@ -83,7 +83,7 @@ def test_moments_of_forbidden_tokens_are_numbers() -> None:
     from evaluation.engine.packing import PackedBatch
     from evaluation.engine.reading import read_answers
 
-    batch = PackedBatch.build([Sequence((1,), (0, 2))])
+    batch = PackedBatch.build([TokenSequence((1,), (0, 2))])
     logits = torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf], [np.log(3.0), -torch.inf, 0.0, -torch.inf]])
     logp, _, moments = read_answers(iter([logits]), batch, moments=True)
     half, many, few = np.log(0.5), np.log(0.75), np.log(0.25)

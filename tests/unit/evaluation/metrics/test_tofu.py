@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.engine.packing import Sequence
+from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook
 from evaluation.metrics import tofu
 from evaluation.metrics.rouge import rouge_l
@@ -195,7 +195,7 @@ def questions() -> dict[str, list[tofu.Question]]:
     }
 
 
-def mean_nll(model: LlamaForCausalLM, sequence: Sequence) -> float:
+def mean_nll(model: LlamaForCausalLM, sequence: TokenSequence) -> float:
     with torch.no_grad():
         logits = model(torch.tensor([sequence.prompt + sequence.answer])).logits[0, len(sequence.prompt) - 1 : -1]
     return torch.nn.functional.cross_entropy(logits.double(), torch.tensor(sequence.answer)).item()

@@ -19,7 +19,8 @@ from clients.optimisation import checkpointing
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.kernels import forget_masks
-from evaluation.engine.packing import PackedBatch, Sequence
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import compose as configuration
 from oblivionis.models import dry_run, loading, memory
 from oblivionis.models import machine as resources
@@ -133,7 +134,7 @@ def test_a_dry_pass_takes_what_a_real_pass_keeps(tmp_path: Path, dropout: float)
     real = loading.attach_lora(LlamaForCausalLM(config), dropout=dropout, **LORA)
     loading.trainable(real)
     FlatParameters(real)
-    batch = PackedBatch.build([Sequence((1,), (2,) * 63)] * 8)
+    batch = PackedBatch.build([TokenSequence((1,), (2,) * 63)] * 8)
     kept = Kept(real)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x), fused_lora(real.train()):
         token_log_probs(real, batch, mode="packed")
@@ -156,9 +157,9 @@ def test_a_dry_pass_is_the_real_pass_to_the_byte(tmp_path: Path) -> None:
         loading.trainable(real)
         for p in real.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
-        batch = PackedBatch.build([Sequence((0,), (0,) * 63)] * 8)
+        batch = PackedBatch.build([TokenSequence((0,), (0,) * 63)] * 8)
         forget_masks()
-        token_log_probs(real.train(), PackedBatch.build([Sequence((0,), (0,) * 3)]), mode=mode)
+        token_log_probs(real.train(), PackedBatch.build([TokenSequence((0,), (0,) * 3)]), mode=mode)
         forget_masks()
         live = dry_run._Live(real, heap=not gpu)
         with fused_lora(real):

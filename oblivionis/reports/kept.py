@@ -1,0 +1,52 @@
+"""What statistical tests say of a run's finished stages, kept in the run so that showing it again needs no tests."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from oblivionis import __version__
+from oblivionis.files import parse_json, write_json
+from oblivionis.runs.directory import RunDirectory
+
+FILE = "figures.json"
+"""In the run directory: by name what was found, and the hash of what it was found from. May be deleted at any time."""
+
+T = TypeVar("T")
+
+
+def kept(run: RunDirectory, name: str, compute: Callable[[], T], *settings: Any) -> T:
+    """`compute()`, plain JSON values that follow from the stages, their logs and `settings` alone.
+
+    Without computing where it is kept from the very same. Tests are scipy's, which takes a second to import. A value
+    that is no JSON (a number that is not finite), or a run that cannot be written to, is computed each time.
+    """
+    of = _hash(run, settings)
+    found = _read(run)
+    entry = found.get(name)
+    if isinstance(entry, dict) and entry.get("of") == of and "value" in entry:
+        return entry["value"]
+    value = compute()
+    with contextlib.suppress(OSError, ValueError):
+        write_json(run.path / FILE, {**found, name: {"of": of, "value": value}})
+    return value
+
+
+def _hash(run: RunDirectory, settings: tuple[Any, ...]) -> str:
+    digest = hashlib.sha256(json.dumps([__version__, *settings]).encode())
+    for folder in ("stages", "evaluations"):
+        for file in sorted((run.path / folder).glob("*.json")):
+            digest.update(f"\0{folder}/{file.name}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(run: RunDirectory) -> dict[str, Any]:
+    try:
+        found = parse_json((run.path / FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

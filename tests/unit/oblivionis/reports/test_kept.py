@@ -1,0 +1,77 @@
+"""Figures of a run that are kept: computed once from the same stages, anew from others, and never wrong."""
+
+import json
+import math
+
+from support.reports import make_run
+
+from oblivionis.reports import kept as module
+from oblivionis.reports import ruler, summary, verdicts
+from oblivionis.reports.kept import FILE, kept
+
+
+def counted(value):
+    calls = []
+
+    def compute():
+        calls.append(value)
+        return value
+
+    return compute, calls
+
+
+def test_what_follows_from_the_same_stages_is_computed_once(tmp_path):
+    run, _ = make_run(tmp_path)
+    compute, calls = counted({"a": [0.1 + 0.2, 1e-300, None, 3]})
+    assert kept(run, "x", compute, "geometric") == kept(run, "x", compute, "geometric") == calls[0]
+    assert len(calls) == 1
+    kept(run, "x", compute, "arithmetic")
+    kept(run, "y", compute, "arithmetic")
+    assert len(calls) == 3 and set(json.loads((run.path / FILE).read_text())) >= {"x", "y"}
+
+
+def test_other_stages_logs_or_programs_are_computed_anew(tmp_path, monkeypatch):
+    run, _ = make_run(tmp_path)
+    compute, calls = counted(1.5)
+    kept(run, "x", compute)
+    log = run.path / "evaluations" / "unlearn.json"
+    log.write_text(log.read_text().replace("Vell", "Ost"))
+    kept(run, "x", compute)
+    run.finish_stage("local", {"stage": "local", "metrics": {}}, None)
+    kept(run, "x", compute)
+    monkeypatch.setattr(module, "__version__", "another")
+    kept(run, "x", compute)
+    assert len(calls) == 4
+
+
+def test_a_file_that_is_torn_or_foreign_costs_a_computation(tmp_path):
+    run, _ = make_run(tmp_path)
+    for text in ("{", "[]", '{"x": 3}', '{"x": {"of": "y"}}', '{"x": {"value": 7}}'):
+        (run.path / FILE).write_text(text)
+        compute, calls = counted(2.5)
+        assert kept(run, "x", compute) == 2.5 and len(calls) == 1
+
+
+def test_what_is_no_json_is_computed_each_time(tmp_path):
+    run, _ = make_run(tmp_path)
+    compute, calls = counted([math.inf])
+    assert kept(run, "x", compute) == kept(run, "x", compute) == [math.inf] and len(calls) == 2
+
+
+def test_a_report_is_the_same_from_what_is_kept(tmp_path):
+    run, config = make_run(tmp_path)
+    (run.path / FILE).unlink(missing_ok=True)
+    convention = config.evaluation.truth_ratio
+
+    def figures():
+        return (
+            summary.stage_metrics(run, convention),
+            verdicts.find_verdicts(run, convention),
+            ruler.after_unlearning(run),
+        )
+
+    computed = figures()
+    assert set(json.loads((run.path / FILE).read_text())) == {"metrics", "verdicts", "rank"}
+    assert figures() == computed and computed[0]["finetune"]["forget_quality"] > 0 and computed[1]
+    (run.path / FILE).unlink()
+    assert figures() == computed

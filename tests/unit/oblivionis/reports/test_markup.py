@@ -1,0 +1,106 @@
+"""The components of pages, by themselves."""
+
+import ast
+from pathlib import Path
+
+import htpy as h
+import pytest
+from support.hostile import Parsed
+
+import benchmarks
+import oblivionis
+from oblivionis.reports.glossary import GLOSSARY
+from oblivionis.reports.markup import (
+    explained,
+    facts_list,
+    html_page,
+    html_table,
+    joined,
+    paragraphs,
+    section_heading,
+    warning_list,
+    with_code,
+)
+
+SOURCES = [p for package in (oblivionis, benchmarks) for p in Path(*package.__path__).rglob("*.py")]
+RAW = ("reports/svg.py", "reports/style.py")
+"""The modules that may hand on text as it is: matplotlib's drawings, and the style sheet."""
+
+
+def imported(path):
+    """(module, name) of every import of a file, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_no_module_escapes_or_marks_by_hand():
+    found = {path: set(imported(path)) for path in SOURCES}
+    assert len(found) > 150
+    assert not [path for path, names in found.items() if {module for module, _ in names} & {"html", "cgi"}]
+    raw = {path for path, names in found.items() if any(module == "markupsafe" for module, _ in names)}
+    assert {path.as_posix().split("oblivionis/")[-1] for path in raw} == set(RAW)
+
+
+def test_a_page_explains_the_terms_that_it_links_to():
+    source = html_page("A <title>", [h.p[explained("Prob")], h.p['not a link: href="#g-stage" ']], h.p["foot"])
+    assert source.startswith("<!doctype html>") and source.endswith("</html>\n") and 'lang="en"' in source
+    page = Parsed(source)
+    assert page.links == ["#g-prob"] and [a["id"] for _, a in page.tags if "id" in a] == ["glossary", "g-prob"]
+    assert "A <title>" in page.shown and page.shown.endswith("foot\n")
+    assert "What the words mean" not in html_page("x", [h.p["nothing"]])
+
+
+def test_a_term_has_its_meaning_at_hand_and_others_are_texts():
+    (link, abbr) = Parsed(str(explained("Model utility", "<utility>"))).tags
+    assert link == ("a", {"class": "term", "href": "#g-model-utility"})
+    assert abbr == ("abbr", {"title": GLOSSARY["Model utility"]})
+    assert explained("No such <term>") == "No such <term>"
+    assert explained("No such term", "its text") == "its text"
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [([["a", "1"], ["b", "2"]], [False, False]), ([["a", "1"], ["", "2"], [h.b["c"], "3"]], [True, False, True])],
+)
+def test_rows_are_grouped_where_a_first_cell_is_blank(rows, first):
+    page = Parsed(str(html_table(["x", "y"], ["", "n"], rows)))
+    body = [attributes for tag, attributes in page.tags if tag == "tr"][1:]
+    assert [attributes.get("class") == "first" for attributes in body] == first
+    heads = [attributes for tag, attributes in page.tags if tag == "th"]
+    assert heads == [{"scope": "col"}, {"class": "n", "scope": "col"}]
+    assert [a.get("class") for tag, a in page.tags if tag == "td"] == [None, "n"] * len(rows)
+
+
+def test_a_row_has_as_many_cells_as_the_table_has_columns():
+    with pytest.raises(ValueError, match="zip"):
+        html_table(["x", "y"], ["", ""], [["a"]])
+
+
+def test_facts_without_a_text_are_left_out():
+    facts = facts_list([("a", "<1>"), ("b", ""), ("c", None), ("d", h.code["2"])])
+    assert str(facts) == '<dl class="facts"><dt>a</dt><dd>&lt;1&gt;</dd><dt>d</dt><dd><code>2</code></dd></dl>'
+
+
+def test_warnings_and_paragraphs():
+    assert warning_list("Warnings", []) is None
+    box = str(warning_list("How far", ["see `a < b`"], limits=True))
+    assert box.startswith('<section class="warnings limits"><h2>How far</h2>')
+    assert "<li>see <code>a &lt; b</code></li>" in box
+    assert [str(p) for p in paragraphs(["<a>", "b"], "legend")] == [
+        '<p class="legend">&lt;a&gt;</p>',
+        '<p class="legend">b</p>',
+    ]
+
+
+def test_texts_with_code_and_joined_nodes():
+    assert str(h.p[with_code("`a` or `b`, not `c")]) == "<p><code>a</code> or <code>b</code>, not `c</p>"
+    assert str(h.p[joined([h.b["a"], "<b>", "c"], ", ")]) == "<p><b>a</b>, &lt;b&gt;, c</p>"
+    assert joined([], ", ") == []
+
+
+def test_a_heading_names_only_terms_that_are_explained():
+    assert str(section_heading("x", "X & Y", "no such term")) == '<h2 id="x">X &amp; Y</h2>'
+    assert Parsed(str(section_heading("x", "X", "Stage", "none", "Round"))).shown == "XWhat is meant by: Stage, Round."
