@@ -61,7 +61,7 @@ class UnlearnOptions:
 
     prox: FedProx's term. ball: after each update the parameters go to its nearest point (PGA). entropy: adds its term
     to the loss; with a weight for them, retain records take part whatever the method; weights of zero change nothing.
-    retain_loss: what the retain term of grad_diff, npo and simnpo is, the negative log-likelihood (nll) or
+    retain_loss: what the retain term of a loss is that leaves it open, the negative log-likelihood (nll) or
     KL(received‖model) (kl). forget_nll_limit: stop before the update at which the forget records' mean negative
     log-likelihood exceeds it (gradient ascent is unbounded), also before the first one: then nothing changes. No limit
     where the method does not ask for likelihoods of forget records. Raises ValueError for values that make no sense.

@@ -1,7 +1,8 @@
 """Aggregators by name. A new one is one new file: `fedxyz.py` with a class whose lower-case name is `fedxyz`.
 
 Its settings are the keyword parameters of that class. Literals of the file tell more of it without importing it:
-`LIMITS` between what the settings may lie, `TAKES_MEAN = False` that no other mean can take the place of its own rule.
+`LIMITS` between what the settings may lie, `LABEL` what tables of suites call it, `TAKES_MEAN = False` that no other
+mean can take the place of its own rule.
 """
 
 from __future__ import annotations

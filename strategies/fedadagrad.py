@@ -10,6 +10,7 @@ import numpy as np
 from strategies.adaptive import check_adaptive
 from strategies.server_step import Floats, ServerStep
 
+LABEL = "FedAdagrad"
 LIMITS = {
     "eta": {"help": "Server step (epsilon in eq. 25).", "above": 0},
     "tau": {"help": "Adaptivity: added to the root of the second moment, which starts at tau².", "above": 0},

@@ -10,6 +10,7 @@ import numpy as np
 from strategies.adaptive import check_adaptive
 from strategies.server_step import Floats, ServerStep
 
+LABEL = "FedAdam"
 LIMITS = {
     "eta": {"help": "Server step (epsilon in eq. 29).", "above": 0},
     "beta_1": {"help": "Decay of the server's first moment.", "at_least": 0, "below": 1},

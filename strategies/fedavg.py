@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from strategies.server_step import Floats, ServerStep
 
+LABEL = "FedAvg"
+
 
 class FedAvg(ServerStep):
     """φ_t = Σ α_k φ_k with α_k = n_k / Σ n_j (Oblivionis eq. 19)."""

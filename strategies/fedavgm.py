@@ -7,6 +7,7 @@ from typing import Any
 
 from strategies.server_step import Floats, ServerStep
 
+LABEL = "FedAvgM"
 LIMITS = {
     "server_learning_rate": {"help": "Server step (1.0: eq. 22 as it stands).", "above": 0},
     "server_momentum": {"help": "Momentum β1 of the server's updates.", "at_least": 0, "below": 1},

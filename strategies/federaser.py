@@ -19,6 +19,7 @@ from strategies.history import History, PastRound, RoundUpdates
 from strategies.replies import Verdict
 from strategies.server_step import ServerStep
 
+LABEL = "FedEraser"
 LIMITS = {
     "calibration_ratio": {
         "help": "Local epochs of a calibration as a share of `federation.local_epochs`.",

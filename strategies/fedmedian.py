@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import FedMedian as FlowerFedMedian
 
 from strategies.flower_rules import CoordinateWise, Unchecked
 
+LABEL = "FedMedian"
 TAKES_MEAN = False
 
 

@@ -10,6 +10,7 @@ from strategies.arrays import merged
 from strategies.client_update import ClientUpdate, shares
 from strategies.fedavg import FedAvg
 
+LABEL = "FedNova"
 TAKES_MEAN = False
 
 

@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import FedProx as FlowerFedProx
 
 from strategies.fedavg import FedAvg
 
+LABEL = "FedProx"
 LIMITS = {
     "proximal_mu": {"help": "Weight μ of the proximal term in the clients' loss.", "at_least": 0},
 }

@@ -13,6 +13,7 @@ from flwr.supercore import log
 from strategies.client_update import ClientUpdate
 from strategies.flower_rules import CoordinateWise, Unchecked
 
+LABEL = "Trimmed mean"
 LIMITS = {"beta": {"help": "Share of the clients that is cut off at either end.", "at_least": 0, "below": 0.5}}
 TAKES_MEAN = False
 

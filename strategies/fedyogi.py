@@ -7,6 +7,7 @@ import numpy as np
 from strategies.fedadam import FedAdam
 from strategies.server_step import Floats
 
+LABEL = "FedYogi"
 LIMITS = {
     "eta": {"help": "Server step (epsilon in eq. 33).", "above": 0},
     "beta_1": {"help": "Decay of the server's first moment.", "at_least": 0, "below": 1},

@@ -6,6 +6,7 @@ from typing import Any
 
 from strategies.multikrum import MultiKrum
 
+LABEL = "Krum"
 LIMITS = {
     "num_malicious_nodes": {"help": "Clients f of a round that may lie; f > 0 takes 2f + 3 answers.", "at_least": 0},
 }

@@ -16,6 +16,7 @@ from strategies.client_update import ClientUpdate
 from strategies.fedavg import FedAvg
 from strategies.flower_rules import Unchecked, apply_rule
 
+LABEL = "Multi-Krum"
 LIMITS = {
     "num_malicious_nodes": {"help": "Clients f of a round that may lie; f > 0 takes 2f + 3 answers.", "at_least": 0},
     "num_nodes_to_select": {"help": "Clients m whose models are averaged; f > 0 takes m + f answers.", "at_least": 1},

@@ -13,6 +13,7 @@ import pandas as pd
 from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
+from oblivionis.config import declared
 from oblivionis.config.problems import did_you_mean
 from oblivionis.reports.format import short
 from oblivionis.reports.table import Marked, Table
@@ -20,24 +21,7 @@ from oblivionis.reports.table import Marked, Table
 FORMATS = {"md": Table.markdown, "latex": Table.latex, "csv": Table.csv, "html": Table.page}
 SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
 TITLES = {
-    "fedavg": "FedAvg",
-    "fedavgm": "FedAvgM",
-    "fedprox": "FedProx",
-    "fedadagrad": "FedAdagrad",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "grad_ascent": "GradAscent",
-    "grad_diff": "GradDiff",
-    "npo": "NPO",
     "npo_entropy": "NPO + entropy",
-    "simnpo": "SimNPO",
-    "rmu": "RMU",
-    "neg_grad": "NegGrad",
-    "fine_tune": "Fine-tuning",
-    "scrub": "SCRUB",
-    "bad_teacher": "Bad teacher",
-    "pga": "PGA",
-    "federaser": "FedEraser",
     "base": "Base model",
     "finetune": "Finetune",
     "retrain": "Retrain",
@@ -99,7 +83,10 @@ def build(frame: pd.DataFrame, axes: Sequence[str], layout: Layout) -> Table:
 
 def title(label: str) -> str:
     """How a value of an axis or the name of a stage is printed."""
-    return TITLES.get(label, label)
+    if label in TITLES:
+        return TITLES[label]
+    said = [declared.code(kind, label).literals for kind in ("strategy", "unlearning") if label in declared.names(kind)]
+    return next((literals["LABEL"] for literals in said if "LABEL" in literals), label)
 
 
 def _rows_head(layout: Layout) -> str:

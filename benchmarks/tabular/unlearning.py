@@ -14,14 +14,13 @@ from benchmarks.tabular.data import Records
 from benchmarks.tabular.model import TabularMLP, initialised
 from clients import losses
 from clients.distributions import statistics
+from oblivionis.config import methods
 
 SETS = ("forget", "retain")
 OTHERS = ("reference", "teacher")
 KINDS = ("nll", "loss", "log_p", "reference_log_p", "reference_kl", "teacher_kl")
 QUANTITIES = frozenset(f"{records}_{kind}" for records in SETS for kind in KINDS)
 """What a classifier can tell a loss: a record is one answer of one token, its class."""
-_MORE_THAN_A_LOSS = frozenset({"pga"})
-"""Without its projection PGA is gradient ascent."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,11 @@ class Plan:
 
 
 def names() -> list[str]:
-    """The methods that are a loss alone, which asks for nothing that a classifier cannot tell, sorted."""
-    plain = [name for name in losses.names() if name not in _MORE_THAN_A_LOSS]
+    """The methods that are a loss alone, which asks for nothing that a classifier cannot tell, sorted.
+
+    One that goes by other clients' updates is more: PGA without its projection is gradient ascent.
+    """
+    plain = [name for name in losses.names() if methods.updates(name) is None]
     return [name for name in plain if set(losses.get(name).names) <= QUANTITIES]
 
 

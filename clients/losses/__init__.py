@@ -14,6 +14,10 @@ The module may also define, with the hyperparameters as keywords:
 - `layers(count, **hyperparameters)`: the decoder layers of `count` whose parameters move, a range; states are read
   after the last of them. Without it, everything trainable moves.
 
+Literals tell more of it without importing it: `LIMITS` between what the hyperparameters may lie, `LABEL` what tables of
+suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
+that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint).
+
 So a loss can be called with plain tensors, and to add a method is to add a file.
 """
 

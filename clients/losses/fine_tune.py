@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LABEL = "Fine-tuning"
+
 
 def fine_tune(retain_nll: Tensor) -> Tensor:
     """E_retain ℓ(y|x): RULER §4.2. Forgets by drift only.

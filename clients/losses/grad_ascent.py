@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LABEL = "GradAscent"
 LIMITS = {"gamma": {"help": "Weight of the forget term.", "at_least": 0}}
 
 

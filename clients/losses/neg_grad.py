@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LABEL = "NegGrad"
 LIMITS = {
     "alpha": {"help": "Weight of the retain term; the forget term has 1 - alpha.", "at_least": 0, "at_most": 1},
 }

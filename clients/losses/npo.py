@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+LABEL = "NPO"
 LIMITS = {
     "beta": {"help": "Inverse temperature of the preference loss.", "above": 0},
     "alpha": {"help": "Weight of the retain term.", "at_least": 0},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LABEL = "PGA"
 LIMITS = {
     "radius": {
         "help": "Farthest from the reference model; null: a third of a random model's distance.",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LABEL = "RMU"
 LIMITS = {
     "steering_coefficient": {"help": "Length c of the vector to which forget records' states are led."},
     "alpha": {"help": "Weight of the retain term.", "at_least": 0},

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+LABEL = "SCRUB"
 LIMITS = {
     "alpha": {"help": "Weight of the divergence on retain records.", "at_least": 0},
     "gamma": {"help": "Weight of the likelihood of retain records.", "at_least": 0},

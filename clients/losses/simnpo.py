@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+LABEL = "SimNPO"
 LIMITS = {
     "beta": {"help": "Inverse temperature of the preference loss.", "above": 0},
     "delta": {"help": "Margin of the preference loss, outside the beta factor (eq. 39)."},

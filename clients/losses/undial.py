@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+LABEL = "UNDIAL"
 LIMITS = {
     "strength": {"help": "By how much the true token's logit is lowered in the distribution to learn.", "at_least": 0},
     "alpha": {"help": "Weight of the retain term; the paper has none.", "at_least": 0},

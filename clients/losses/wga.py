@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+LABEL = "WGA"
 LIMITS = {
     "beta": {"help": "Power of a token's own probability that is its weight; 0: gradient ascent.", "at_least": 0},
     "gamma": {"help": "Weight of the forget term.", "at_least": 0},

@@ -16,11 +16,13 @@ COUNTS = {
     *("evaluation", "evaluation/engine", "evaluation/metrics", "evaluation/leakage"),
     *("evaluation/ruler", "evaluation/wikimem"),
     *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/models", "oblivionis/runs"),
-    *("oblivionis/requests", "oblivionis/assessment", "oblivionis/client", "oblivionis/server"),
+    *("oblivionis/requests", "oblivionis/assessment", "oblivionis/assessment/evaluators"),
+    *("oblivionis/client", "oblivionis/server"),
 }
 SHOWS = {
     *("oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),
-    *("oblivionis/cli", "oblivionis/deploy", "oblivionis/audits", "oblivionis/data/wikidata"),
+    *("oblivionis/cli", "oblivionis/deploy", "oblivionis/audits", "oblivionis/audits/attacks"),
+    "oblivionis/data/wikidata",
 }
 SHOWS_IN_OTHER_ROOMS = {
     *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),

@@ -18,7 +18,7 @@ from clients.losses.grad_diff import grad_diff
 from clients.losses.wga import wga
 from clients.step import Step
 from clients.training import TrainSettings
-from clients.unlearning import unlearn
+from clients.unlearning import UnlearnOptions, unlearn
 from evaluation.engine.sequences import TokenSequence
 
 LN2 = math.log(2)
@@ -109,7 +109,9 @@ def test_it_forgets_with_and_without_retain_records_and_the_entropy_term() -> No
         settings = TrainSettings(epochs=20, batch_size=4, learning_rate=5e-3, warmup_epochs=0)
         with torch.no_grad():
             before = nll(model, FORGET).item()
-        report = unlearn(model, flat, FORGET, retain, "wga", {}, settings, seed=0, entropy=entropy)
+        report = unlearn(
+            model, flat, FORGET, retain, "wga", {}, settings, seed=0, options=UnlearnOptions(entropy=entropy)
+        )
         with torch.no_grad():
             assert nll(model, FORGET).item() > before + 0.5
         assert report.retain_used == bool(retain)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.trees import Tree
 
+from benchmarks.federated.tables import title
 from clients import losses
 from oblivionis.config import declared
 from oblivionis.config.compose import parameters
@@ -31,6 +32,13 @@ def test_literals_are_those_of_the_imported_module(kind: str, name: str) -> None
     assert found.problems == ()
     assert found.limits.keys() == getattr(module, "LIMITS", {}).keys()
     assert all(getattr(module, literal) == value for literal, value in found.literals.items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("strategy", n) for n in factory.names()), *(("unlearning", n) for n in losses.names())]
+)
+def test_tables_have_a_label_for_each(kind: str, name: str) -> None:
+    assert declared.code(kind, name).literals["LABEL"] == title(name) != name
 
 
 @pytest.mark.parametrize("name", factory.names())
