@@ -67,14 +67,14 @@ def append_lines(path: Path, rows: Iterable[Any]) -> None:
         os.fsync(handle.fileno())
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text that somebody else wrote.
+def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+    """The value of a JSON text that somebody else wrote; a run's own logs may hold NaN and infinity (finite=False).
 
     Raises ValueError, never anything else, also for what Python's reader takes or chokes on: NaN and infinity, numbers
     of more than 4,300 digits, nesting beyond its stack, bytes that are no UTF-8. Its first line says what is wrong.
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse if finite else None)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
     except UnicodeDecodeError:
@@ -96,7 +96,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().decode(errors="replace").split("\n"):  # U+2028 and its like end no line here
         try:
-            row = parse_json(line)
+            row = parse_json(line, finite=False)
         except ValueError:
             continue
         if isinstance(row, dict):

@@ -268,7 +268,7 @@ def list_runs(output: Path) -> list[RunDirectory]:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(path.read_bytes(), finite=False)
     except (FileNotFoundError, ValueError):
         return None
     return found if isinstance(found, dict) else None
