@@ -129,7 +129,9 @@ def read_rows(path: Path, problems: list[str]) -> Iterator[Row]:
             continue
         where = f"{path.name}:{number}"
         try:
-            value = parse_json(line)
+            value = parse_json(line.decode())
+        except UnicodeDecodeError:
+            problems.append(f"{where}: expected UTF-8 text")
         except ValueError as error:
             problems.append(f"{where}: expected a JSON object on one line, but {error}")
         else:
