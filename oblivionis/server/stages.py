@@ -19,6 +19,7 @@ from oblivionis.assessment.ruler_oracles import find_oracles, noise_bands, state
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.reports import ruler as ruler_report
+from oblivionis.reports.ruler import request_ranks
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.requests.from_nodes import NodeRequests
 from oblivionis.requests.holdings import SimulatedRequests
@@ -96,6 +97,7 @@ def _run_stages(server: Server) -> None:
         else:
             Stage(server, stage).execute()
     write_verdicts(run, config.evaluation.truth_ratio)
+    request_ranks(run)
 
 
 def _tell_of_data(server: Server) -> None:

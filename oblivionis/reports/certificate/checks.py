@@ -93,13 +93,13 @@ def leak_bounds(m_bin: float, mu_lower: float, samples: int, alpha: float, leaks
     lower bound is theirs, too. Where M_bin is a mean over questions and tells no number, the lower bound follows from
     that on the mean leakage, mu <= P + (1 - P) leaks_from; it holds with confidence 1 - alpha, as the upper one does.
     """
-    from scipy.stats import beta
+    from scipy.special import betaincinv  # the inverse of the beta distribution, without the second of scipy.stats
 
     by_mean = max(0.0, (mu_lower - leaks_from) / (1 - leaks_from)) if leaks_from < 1 else 0.0
     for leaked in range(samples + 1):
-        bound = 1.0 if leaked == samples else float(beta.ppf(1 - alpha, leaked + 1, samples - leaked))
+        bound = 1.0 if leaked == samples else float(betaincinv(leaked + 1, samples - leaked, 1 - alpha))
         if abs(bound - m_bin) < 1e-9:
-            exact = float(beta.ppf(alpha, leaked, samples - leaked + 1)) if leaked else 0.0
+            exact = float(betaincinv(leaked, samples - leaked + 1, alpha)) if leaked else 0.0
             return max(exact, by_mean), m_bin
         if bound > m_bin:
             break

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from evaluation.ruler.rank_significance import rank_test
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.chain import HASH, check_chain
 from oblivionis.config.schema import Config
@@ -145,17 +144,8 @@ def _run_rank(run: RunDirectory, request: Request) -> dict[str, Any] | None:
             "band confidence": banded.band.confidence,
             "retrained models": banded.band.n,
         }
-    mine = [ranks[i] for i in request.record_ids if i in ranks]
-    if not mine:
-        return None
-    test = rank_test(mine)
-    return {
-        "of": "the request's records",
-        "mean rank": test.mean,
-        "records": test.records,
-        "p": None if math.isnan(test.p_value) else test.p_value,
-        "verdict": test.verdict,
-    }
+    mine = ruler_report.request_ranks(run).get(request.id)
+    return {"of": "the request's records", **mine} if mine else None
 
 
 def _client_rank(audit: Mapping[str, Any], run: RunDirectory) -> dict[str, Any] | None:
