@@ -82,8 +82,10 @@ def _settings(message: Message) -> Mapping[str, Any]:
 
 
 def _note_refusal(error: Refused, message: Message, context: Context) -> None:
-    folder = Path(str(context.node_config[NODE_DIR])).expanduser()
-    note_refusal(folder, message.metadata.message_type, error, _settings(message))
+    config = _settings(message)
+    if context.node_config.get(NODE_DIR) or _has_folder(config):
+        folder = node_folder(context.node_config, config, _partition(context)).path
+        note_refusal(folder, message.metadata.message_type, error, config)
 
 
 def _without_content(error: Exception) -> str:
@@ -371,11 +373,17 @@ def _has_folder(config: Mapping[str, Any]) -> bool:
 
 
 def _learn(folder: Path, config: Mapping[str, Any], digest: str, client: int, guard: Guard | None) -> None:
-    """Note which configuration the message's run has. ClientError where it had another one before.
+    """Note which configuration the message's run has. Refused where it had another one before.
 
     Folders that simulated runs share (`data.nodes`) see runs of one name and several configurations: these are noted.
     """
     run = str(config.get(protocol.RUN, ""))
     if run and digest and (guard is not None or _has_folder(config)):
         strict = guard is not None or not config.get(DATA_NODES)
-        NodeLedger(folder).learn(run, digest, client, strict=strict)
+        known = NodeLedger(folder).learn(run, digest, client, strict=strict)
+        if known is not None and strict:
+            raise Refused(
+                "run",
+                f"client {client} refuses: run {run!r} changed its configuration: its hash is {digest[:12]}, and was "
+                f"{known[:12]} when this node learned of it; start it under another name",
+            )

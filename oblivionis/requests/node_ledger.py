@@ -14,7 +14,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from oblivionis.chain import HASH, Checked, append_linked, check_chain, head_of
-from oblivionis.errors import ClientError
 from oblivionis.files import read_lines
 from oblivionis.requests.ledger import OUTCOMES, RequestError
 from oblivionis.requests.wire import valid_id
@@ -171,23 +170,21 @@ class NodeLedger:
             append_linked(self.path, queried, head)
         return confirmed
 
-    def learn(self, run: str, config: str, client: int, *, strict: bool = True) -> None:
+    def learn(self, run: str, config: str, client: int, *, strict: bool = True) -> str | None:
         """Note the hash of the configuration of `run` (`config_hash`), once, when this node first hears of it.
 
-        Raises ClientError when the run had another configuration before; not strict: that is noted, too.
+        Returns None, or the hash that the run had before where that is another one. It is then noted only if not
+        `strict`.
         """
         if self._learned(run) == config:
-            return
+            return None
         with self._locked():
             known = self._learned(run)
-            if known is not None and known != config and strict:
-                raise ClientError(
-                    f"client {client} refuses: run {run!r} changed its configuration: it has the hash {config[:12]}, "
-                    f"and {known[:12]} when this node learned of it; start it under another name"
-                )
-            if known != config:
-                entry = {"event": RUN_LEARNED, "time": time.time(), "run": run, "config": config, "client": client}
-                append_linked(self.path, entry, self.head())
+            if known == config or (known is not None and strict):
+                return None if known == config else known
+            entry = {"event": RUN_LEARNED, "time": time.time(), "run": run, "config": config, "client": client}
+            append_linked(self.path, entry, self.head())
+        return known
 
     def refuse(self, reason: str, **about: object) -> bool:
         """Note that a server was refused something, once a day for each `about`; False where nothing was entered.

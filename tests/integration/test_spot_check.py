@@ -242,7 +242,7 @@ def test_an_altered_ledger_is_nothing_to_compare_with(copies):
     run, folders = copies
     text = run.ledger_path.read_text()
     run.ledger_path.write_text(text.replace('"scope": "records"', '"scope": "client"', 1))
-    with pytest.raises(AuditError, match="was altered .*nothing to compare with"):
+    with pytest.raises(AuditError, match=r"was altered .*nothing to compare with"):
         replay_exchange(run.path, "of-0", folders)
 
 
