@@ -60,7 +60,7 @@ class Noted(Recorded):
         self.notes.append(text)
 
 
-def start(folder, name, *overrides, tamper=None, own_folders=True, demands=DEMANDS):
+def start(folder, name, *overrides, tamper=None, own_folders=True, demands=DEMANDS, consent=True):
     """Run it; the clients name their folders themselves, unless the configuration does."""
     schedule = folder / f"{name}.jsonl"
     write_lines(schedule, demands)
@@ -72,7 +72,8 @@ def start(folder, name, *overrides, tamper=None, own_folders=True, demands=DEMAN
     if own_folders:
         for context in grid.contexts.values():
             own = folder / "nodes" / f"node{context.node_config['partition-id']}"
-            (own / "node.toml").write_text("[requests]\nfrom_server = true\n")  # the server has the schedule
+            if consent:
+                (own / "node.toml").write_text("[requests]\nfrom_server = true\n")  # the server has the schedule
             context.node_config["node-dir"] = str(own)
     events = Noted()
     serve(config, grid, run, events, threading.Event())
@@ -259,6 +260,24 @@ def test_a_later_run_trains_without_what_was_buried(finished):
     assert {c: m[protocol.LIVE_RECORDS] for c, m in told.items()} == {0: 4, 1: 5, 2: 3}
     trained = {c: r.content["metrics"][protocol.NUM_EXAMPLES] for c, kind, r in wire.replies if kind == protocol.TRAIN}
     assert trained == {0: 4, 1: 5, 2: 3}
+
+
+def test_a_server_asks_in_vain_for_what_nobody_asked_for_on_the_nodes(tmp_path):
+    """By its own schedule it would audit and bury; the clients refuse, and the run says who and why."""
+    write_nodes(tmp_path / "nodes")
+    quick = ("stages=[finetune, unlearn]", "federation.rounds.unlearn=2", "unlearning.requests.extra_rounds=0")
+    _, run, events, _ = start(tmp_path, "vain", *quick, consent=False)
+    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {d["id"]: "pending" for d in DEMANDS}
+    for demand in DEMANDS:
+        client, said = demand["client"], f"request {demand['id']!r} was not made on this node (requests.from_server)"
+        assert ("unlearn", client, f"error 1001: client {client} refuses: {said}") in events.left_out
+        assert any(w.startswith(f"client {client} did not audit") and said in w for w in events.warnings)
+        node = NodeFolder(tmp_path / "nodes" / f"node{client}")
+        assert not node.tombstones() and node.left_by() is None
+        kinds = {(e["kind"], e["round"]) for e in NodeLedger(node.path).lines("refused")}
+        first = demand["round"]
+        assert {("train.unlearn", first), ("evaluate.audit", first)} <= kinds
+    assert read_audit(run.path, "of-client-0")["failed"]["before"].endswith("(requests.from_server)")
 
 
 def claim(message, reply, folder, **numbers):
