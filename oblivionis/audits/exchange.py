@@ -27,6 +27,7 @@ from oblivionis.errors import RunError
 from oblivionis.models.assembly import averaging
 from oblivionis.naming import simulated_folder
 from oblivionis.requests.demands import Demand, forget_set
+from oblivionis.requests.judgement import NOT_TESTABLE
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import EXCHANGED, RUN_LEARNED, NodeLedger
@@ -36,7 +37,7 @@ from oblivionis.runs.updates import open_updates
 from strategies import protocol
 from strategies.serving import Answer, ByUnlearning
 
-EQUAL, DIFFERS, NOT_TESTABLE = "equal", "differs", "not testable"
+EQUAL, DIFFERS = "equal", "differs"
 STAGE = "unlearn"
 LABELS = {"finetune": "train", "unlearn": "unlearn"}
 """Of the stages whose training can be replayed, the label of their seeds and messages."""

@@ -13,11 +13,12 @@ from support.nodes import write_nodes
 from support.stages import Recorded
 
 from oblivionis.assessment.audit_numbers import audit_path, read_audit
-from oblivionis.audits.exchange import DIFFERS, EQUAL, NOT_TESTABLE, replay_exchange, replay_training
+from oblivionis.audits.exchange import DIFFERS, EQUAL, replay_exchange, replay_training
 from oblivionis.audits.target import AuditError
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
+from oblivionis.requests.judgement import NOT_TESTABLE
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_key import audit_key, public_hex, signers
 from oblivionis.requests.node_ledger import NodeLedger
