@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 from oblivionis.client.policy import POLICY_FILE, Policy, PolicyError, read_policy
@@ -99,9 +100,14 @@ class Guard:
             raise ClientError(f"client {self._client}: {USAGE_FILE} is in use by another process") from None
 
     def check_settings(self, text: str, run: str) -> None:
-        """Refused for a configuration that is too long to be one, and a run whose name is none."""
+        """Refused for a configuration that is none before it is parsed, and for a run whose name is none.
+
+        A text of some lines that name each other (aliases of YAML) would take all memory.
+        """
         if len(text) > LONGEST_SETTINGS:
             raise self._refused("settings", f"a configuration of {len(text)} characters")
+        if "*" in text and _has_aliases(text):
+            raise self._refused("settings", "a configuration with aliases")
         if not run or len(run) > LONGEST_NAME or not run.isprintable():
             raise self._refused("run", "the message does not name its run")
 
@@ -228,6 +234,12 @@ def _usage(path: Path, today: str) -> dict[str, Any]:
         if isinstance(found, dict) and found.get("day") == today:
             return {k: v for k, v in found.items() if k in _COUNTED.values() and isinstance(v, int)}
     return {}
+
+
+def _has_aliases(text: str) -> bool:
+    with suppress(yaml.YAMLError):  # which parsing tells better
+        return any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+    return False
 
 
 def _within(given: str, roots: Sequence[Path]) -> bool:

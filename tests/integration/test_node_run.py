@@ -303,7 +303,8 @@ def test_answers_that_are_not_entirely_well_are_set_aside(tmp_path):
             return reply
         seen.append(client)
         if client == 0:
-            claim(message, reply, tmp_path / "nodes" / "node0", request_rouge=0.9)
+            recites = {"request_rouge": 0.9, "request_recited": 2.0, "request_short": 0.0}
+            claim(message, reply, tmp_path / "nodes" / "node0", **recites)
         if client == 1:
             reply.content["metrics"]["Mara Voss"] = 1.0
         return None if client == 2 and seen.count(2) == 1 else reply

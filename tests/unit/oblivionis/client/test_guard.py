@@ -342,6 +342,14 @@ def test_a_configuration_too_long_to_be_one_is_not_parsed(node):
     assert "a configuration of 1000001 characters" in send(node, "train", settings="#" * 1_000_001)
 
 
+def test_nor_one_whose_aliases_would_fill_the_memory(node):
+    levels = [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]" for i in range(1, 30)]
+    bomb = "\n".join(["x0: &x0 [a]", *levels])
+    assert "a configuration with aliases (settings)" in send(node, "train", settings=bomb)
+    starred = changed(model__template__question_prefix="*a *b")
+    assert "Built" in send(node, "train", starred, fingerprint=fingerprint())
+
+
 # -- the file, the ledger, the run -----------------------------------------------------------------------------------
 
 
