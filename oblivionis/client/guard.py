@@ -90,6 +90,7 @@ class Guard:
         limit = getattr(self._policy.limits, rule)
         today = time.strftime("%Y-%m-%d", time.gmtime())
         path = self._folder / USAGE_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self._folder / f".{USAGE_FILE}.lock", timeout=60):
                 used = _usage(path, today)
