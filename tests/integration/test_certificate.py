@@ -119,7 +119,7 @@ def test_nothing_else_than_the_requests_own_records_in_a_sound_model_passes(foun
     checks = run_checks(found, Certificate())
     assert overall(checks) == result
     if check:
-        assert [c.name for c in checks if c.required and c.result == result][0] == check
+        assert next(c.name for c in checks if c.required and c.result == result) == check
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_a_certificate_states(finished, certified):
     run, _ = finished
     _, certificate, request = certified
     (part,) = certificate["requests"]
-    assert certificate["demand"] == {"id": request.id, "clients": [request.client], "records": 1}
+    assert certificate["demand"] == {"id": request.id, "clients": [request.client], "records": len(request.record_ids)}
     assert part["request"]["record_ids"] == list(request.record_ids)
     assert part["request"]["served_round"] == request.served_round
     models = part["evidence"]["models"]
@@ -355,10 +355,11 @@ def test_a_certificate_covers_all_requests_of_a_demand(finished, tmp_path):
         body = {k: v for k, v in line.items() if k not in ("prev", "hash")}
         body |= {"group": "art17-0001"} if line["event"] == "submitted" else {}
         head = append_linked(path, body, head)["hash"]
-    result = call("certificate", "create", grouped, "art17-0001", "--key", key)
+    out = tmp_path / "out"
+    result = call("certificate", "create", grouped, "art17-0001", "--key", key, "--out", out)
     requests = list(Ledger(path))
     assert result.code == 0 and len(requests) == 2 and all(r.id in result.out for r in requests)
-    certificate = json.loads((grouped / "certificates" / "art17-0001" / "certificate.json").read_text())
+    certificate = json.loads((out / "certificate.json").read_text())
     assert certificate["demand"]["clients"] == sorted({r.client for r in requests})
     assert certificate["result"] == of_all([part["result"] for part in certificate["requests"]])
     assert (

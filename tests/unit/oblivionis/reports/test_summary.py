@@ -281,7 +281,8 @@ def test_the_kinds_of_requests_that_were_served(tmp_path):
     ledger.failed("l-7", 2, "needs retain <records>")
     assert report.requests_line(run, 0.5) == (
         "8 deletion requests for 11 records: 1 covered, 1 not verified, 1 pending, 5 verified (verified: the model "
-        "recited its records before and does not any more; recited: ROUGE-L recall above 0.5); served: 2 clients left, 1 subject on 3 clients, 2 single records"
+        "recited its records before and does not any more; recited: ROUGE-L recall above 0.5); "
+        "served: 2 clients left, 1 subject on 3 clients, 2 single records"
     )
     page = Page(run, config)
     assert report.requests_line(run, 0.5) in page.text
