@@ -9,7 +9,7 @@ import os
 import sys
 
 MODULES = ("oblivionis.cli.main",)
-SCRIPTS = ("flwr", "flwr-serverapp", "flwr-simulation", "oblivionis")
+SCRIPTS = ("flwr", "flwr-serverapp", "flwr-simulation", "oblivionis", "several.py")
 CODE = "from multiprocessing.forkserver import main"
 START_S = 120
 
