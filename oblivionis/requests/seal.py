@@ -1,8 +1,8 @@
 """The ledger binds what a run's figures rest on: configuration, models and files are named by their SHA-256.
 
-A line `stage` says, before a stage starts, by which configuration, with the certificate's thresholds, it will
-go. A line `sealed` says, when the stages are done, which models and which files they left; a line `measured` the same of what
-is measured later. Who edits a file afterwards, or swaps a checkpoint, contradicts the ledger.
+A line `stage` says, before a stage starts, by which configuration, with the certificate's thresholds, it goes. A
+line `sealed` says, when the stages are done, which models and files they left; a line `measured` the same of what is
+measured later. Who edits a file afterwards, or swaps a checkpoint, contradicts the ledger.
 """
 
 from __future__ import annotations

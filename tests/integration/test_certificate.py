@@ -258,7 +258,7 @@ def test_what_a_certificate_states(finished, certified):
         for row in run.metrics()
         if row["evaluator"] == "requests" and row["moment"] == "before_unlearn" and request.id in row["requests"]
     ]
-    assert part["evidence"]["before"]["prob"] == pytest.approx(row[request.record_ids[0]]["prob"])
+    assert part["evidence"]["before"]["prob"] == pytest.approx(sum(of["prob"] for of in row.values()) / len(row))
     assert "runs" not in certificate["replay"]["command"] and str(run.path.parent) not in json.dumps(certificate)
     assert certificate["result"] == part["result"] == overall([Check(**c) for c in part["checks"]])
 
@@ -362,9 +362,7 @@ def test_a_certificate_covers_all_requests_of_a_demand(finished, tmp_path):
     certificate = json.loads((out / "certificate.json").read_text())
     assert certificate["demand"]["clients"] == sorted({r.client for r in requests})
     assert certificate["result"] == of_all([part["result"] for part in certificate["requests"]])
-    assert (
-        call("certificate", "verify", grouped / "certificates" / "art17-0001", "--public-key", f"{key}.pub").code == 0
-    )
+    assert call("certificate", "verify", out, "--public-key", f"{key}.pub").code == 0
 
 
 def test_the_page_beside_must_say_the_same(finished, certified, tmp_path):
