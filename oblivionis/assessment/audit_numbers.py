@@ -11,10 +11,10 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from oblivionis.assessment import evaluators
-from oblivionis.files import parse_json
+from oblivionis.files import read_json
 
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
 """When a client is asked, and what that is called in metrics.jsonl."""
@@ -23,6 +23,19 @@ COUNTS = ("forget_records", "retain_records", "failed_evaluators")
 
 NAMES = frozenset({REQUEST_ROUGE, REQUEST_PROB, *COUNTS, *evaluators.told_by_clients()})
 """Everything that a client may tell of its records; nothing else is sent, and nothing else is accepted."""
+
+
+class _Of(TypedDict):
+    request: str
+    client: int
+
+
+class _Audit(_Of, total=False):
+    round: int
+    before: dict[str, float]
+    after: dict[str, float]
+    final: dict[str, float]
+    failed: dict[str, str]
 
 
 def check_numbers(told: Mapping[str, object]) -> dict[str, float]:
@@ -47,9 +60,8 @@ def audit_path(run: Path, request_id: str) -> Path:
 
 
 def read_audit(run: Path, request_id: str) -> dict[str, Any] | None:
-    """What is known of a request, None before its first audit."""
+    """What is known of a request, None before its first audit. FileError, with the key, for a damaged file."""
     try:
-        found = parse_json(audit_path(run, request_id).read_bytes())
-    except (FileNotFoundError, ValueError):
+        return read_json(audit_path(run, request_id), _Audit)
+    except FileNotFoundError:
         return None
-    return found if isinstance(found, dict) else None

@@ -52,7 +52,8 @@ def load(
     def rows(name: str) -> list[Row]:
         return list(read_rows(path / f"{name}.json", problems) if path else _from_hub(name, revision))
 
-    train = _train(rows("full"), problems)
+    full = rows("full")
+    train = _train(full, problems)
     content = by_content(train)
     forget_ids: set[str] = set()
     for row in rows(forget_split):
@@ -72,7 +73,8 @@ def load(
     }
     evaluation = {key: _questions(key, rows(name), need, content, problems) for key, (name, need) in sets.items()}
     raise_if_any(path or HUB_NAME, problems)
-    corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation)
+    places = {"train": {record.id: row.where for record, row in zip(train, full, strict=True)}}
+    corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation, places)
     return withhold(corpus, holdout_authors, seed) if holdout_authors else corpus
 
 
@@ -123,7 +125,8 @@ def _questions(
 ) -> tuple[Record, ...]:
     records = []
     for i, row in enumerate(rows):
-        same = content.get((row.values.get("question", ""), row.values.get("answer", "")), [])
+        asked = (row.values.get("question"), row.values.get("answer"))
+        same = content.get(asked, []) if all(isinstance(text, str) for text in asked) else []  # type: ignore[arg-type]
         record = to_record(
             row,
             problems,

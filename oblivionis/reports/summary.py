@@ -18,10 +18,12 @@ from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config, Template
 from oblivionis.data.partition import Partition, describe
+from oblivionis.data.recitable import LEAST_UNITS, unmeasurable
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.models.corpus import corpus_of
+from oblivionis.models.lengths import too_long
 from oblivionis.naming import LOG_SETS, MODELS, SETS
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports.format import bytes_text, number, printable
@@ -43,6 +45,7 @@ EXPLAINED = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retra
 """What the glossary calls the model that a stage ends with."""
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
+SHOWN_RECORDS = 20
 
 
 def stage_metrics(
@@ -384,6 +387,32 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
             shares.add_row(str(row["client"]), *(str(row[key] or "·") for key in columns.values()))
     title = f"{_count(facts['clients'], 'client')}, {facts['clients_with_forget']} of them with records to forget"
     console.print(Text(title, style="bold"), shares, sep="\n")
+
+
+def print_unfit(corpus: Corpus, config: Config, console: Console) -> None:
+    """What of the data cannot be trained on or verified as it is: texts too long, answers too short to be recited."""
+    lines = []
+    try:
+        long, limit = too_long(corpus, config), config.model.max_length
+    except OblivionisError as error:
+        lines += [f"How long the records are in tokens is not known: {error}"]
+    else:
+        if long:
+            what = "a run refuses them" if config.model.on_overflow == "error" else "their ends are cut off"
+            lines += [f"{_count(len(long), 'text')} longer than model.max_length={limit} tokens; {what}:"]
+            lines += [f"  {printable(line)}" for line in _some(long)]
+    if not corpus.is_text and (short := unmeasurable(corpus.train)):
+        lines += [
+            f"{_count(len(short), 'record')} cannot be verified by recitation, the answer has fewer than {LEAST_UNITS} "
+            f"measurable units: ids {', '.join(map(printable, _some(short)))}"
+        ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - SHOWN_RECORDS
+    return [*texts[:SHOWN_RECORDS], *([f"… and {more} more"] if more > 0 else [])]
 
 
 def print_subjects(subjects: Subjects, console: Console) -> None:

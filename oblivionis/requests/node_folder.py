@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypedDict
 
-from oblivionis.files import append_lines, read_lines, write_json
+from oblivionis.files import append_lines, read_json, read_lines, write_json
+
+
+class _Tombstone(TypedDict):
+    record_id: str
+    request_id: str
+
+
+class _Left(TypedDict):
+    request_id: str
 
 
 class NodeFolder:
@@ -26,7 +35,7 @@ class NodeFolder:
 
     def buried(self) -> dict[str, str]:
         """The request that buried each record, by record id."""
-        return {row["record_id"]: row["request_id"] for row in read_lines(self.tombstones_path)}
+        return {row["record_id"]: row["request_id"] for row in read_lines(self.tombstones_path, _Tombstone)}
 
     def bury(self, record_ids: Iterable[str], request_id: str) -> None:
         """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are."""
@@ -47,6 +56,6 @@ class NodeFolder:
     def left_by(self) -> str | None:
         """The request by which this client left, None while it takes part."""
         try:
-            return str(json.loads(self.left_path.read_text(encoding="utf-8"))["request_id"])
+            return read_json(self.left_path, _Left)["request_id"]
         except FileNotFoundError:
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from oblivionis.chain import HASH, check_chain
 from oblivionis.config.schema import Config
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import verdicts
+from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.found import forget_answers, leakage_audit
 from oblivionis.requests.ledger import Request
@@ -89,7 +89,7 @@ def _own_measurements(run: RunDirectory, request: Request) -> dict[str, dict[str
 def _run_leakage(run: RunDirectory, config: Config, request: Request) -> dict[str, Any] | None:
     """Of the worst of the request's questions in the latest leakage audit; else of all, at the stage's end."""
     audit = leakage_audit(run, STAGE)
-    if audit is not None:
+    if audit is not None and "terms" in audit:
         terms = audit["terms"]
         rows = [r for r in audit["questions"] if r["id"] in set(request.record_ids) and r.get("m_bin") is not None]
         alpha = terms["alpha_per_question"]
@@ -171,13 +171,11 @@ def _oracle(run: RunDirectory, config: Config) -> dict[str, Any] | None:
 
 def _attacks(run: RunDirectory) -> list[dict[str, Any]] | None:
     """The latest attacks on the final model, the harmless one left out."""
-    for path in sorted((run.path / "attacks").glob(f"{STAGE}-*/results.json"), reverse=True):
-        try:
-            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-            return [_attack(row) for row in rows if row["attack"] != "none" and STAGE in row["models"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
+    found = sorted((run.path / "attacks").glob(f"{STAGE}-*/results.json"))
+    if not found:
+        return None
+    rows = read_results(found[-1])["rows"]
+    return [_attack(row) for row in rows if row["attack"] != "none" and STAGE in row["models"]]
 
 
 def _attack(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from oblivionis import __version__
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
-from oblivionis.errors import OblivionisError
-from oblivionis.files import write_atomic, write_json
+from oblivionis.errors import FileError, OblivionisError
+from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, overall, run_checks
 from oblivionis.reports.certificate.evidence import STAGE, gather
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, certificate_page
@@ -213,12 +213,12 @@ def _replay(run: RunDirectory, config: configuration.Config) -> dict[str, str]:
 def _read(path: Path) -> dict[str, Any]:
     file = path / JSON_FILE if path.is_dir() else path
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CertificateError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        found = read_json(file)
+    except FileNotFoundError:
+        raise CertificateError(f"{file} cannot be read: there is no such file") from None
+    except FileError as error:
+        raise CertificateError(f"{file} is no erasure certificate: {error}") from None
+    if found.get("format") != FORMAT:
         raise CertificateError(f"{file} is no erasure certificate")
     if found.get("version") != VERSION:
         raise CertificateError(f"{file} has version {found.get('version')}; this program reads version {VERSION}")
@@ -227,6 +227,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _key_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
+        return read_bytes(path)
+    except FileNotFoundError:
+        raise CertificateError(f"{path} cannot be read: there is no such file") from None
+    except FileError as error:
+        raise CertificateError(str(error)) from None
