@@ -21,7 +21,7 @@ from oblivionis.cli.deploy import deploy_cli
 from oblivionis.cli.leakage import audit_leakage
 from oblivionis.cli.people import audit_person, request_from_audit
 from oblivionis.cli.request import request_cli
-from oblivionis.cli.stopping import signals, stopping
+from oblivionis.cli.stopping import leave, signals, stopping
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
@@ -95,7 +95,7 @@ def main() -> None:
     with signals():
         code = _guard(lambda: cli(standalone_mode=False))
         stopping.finish(code)
-    sys.exit(code)
+    leave(code)
 
 
 def _guard(command: Callable[[], object]) -> int:

@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 GRACE_S = 7.0
 _CODE = 130
@@ -79,6 +81,17 @@ class Stopping:
 
 stopping = Stopping()
 """Of this process' command."""
+
+
+def leave(code: int) -> NoReturn:
+    """End the process: threads and exit handlers that hang are not waited for longer than `GRACE_S`."""
+
+    def late() -> None:
+        time.sleep(GRACE_S)
+        os._exit(code)
+
+    threading.Thread(target=late, name="oblivionis-end", daemon=True).start()
+    sys.exit(code)
 
 
 @contextmanager
