@@ -6,10 +6,10 @@ What is read is a regular file: of a pipe or a terminal one would wait for ever,
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -190,11 +190,12 @@ def read_json(path: Path, shape: Any = dict[str, Any], *, finite: bool = True) -
         raise FileError(f"{path}: {error}") from None
 
 
-def read_lines(path: Path, shape: Any = dict[str, Any]) -> list[dict[str, Any]]:
+def read_lines(path: Path, shape: Any = dict[str, Any], *, finite: bool = False) -> list[dict[str, Any]]:
     """All whole lines of `path`, JSON objects of the `shape`, in order; [] without a file.
 
     A line torn by a crash, the beginning of an object, is left out and told once (but not where a chained line follows
-    it: the chain goes on over it). Any other line that is no such object is a FileError, with the line and the key.
+    it: the chain goes on over it), and so is a file without any line. Any other line that is no such object is a
+    FileError, with the line and the key.
     """
     try:
         data = read_bytes(path)
@@ -207,7 +208,7 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = checked(parse_json(line, finite=False), shape)
+            row = checked(parse_json(line, finite=finite), shape)
         except ValueError as error:
             if not is_torn(line):
                 raise FileError(f"{path}:{number}: {error}") from None
@@ -216,6 +217,8 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> list[dict[str, Any]]:
         if "prev" in row:
             torn.clear()
         rows.append(row)
+    if not rows and not torn:
+        tell(f"{path} is empty: a crash, or somebody emptied it")
     for number in torn:
         tell(f"{path}:{number} is torn, by a crash perhaps, and left out")
     return rows
@@ -241,4 +244,4 @@ def tell(text: str) -> None:
     """Warn of a file or a line that is left out, once."""
     if text not in _told:
         _told.add(text)
-        logging.getLogger("oblivionis").warning("%s", text)
+        print(f"warning: {text}", file=sys.stderr)

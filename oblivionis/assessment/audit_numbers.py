@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from oblivionis.assessment import evaluators
+from oblivionis.errors import FileError
 from oblivionis.files import read_json
 
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
@@ -61,7 +62,11 @@ def audit_path(run: Path, request_id: str) -> Path:
 
 def read_audit(run: Path, request_id: str) -> dict[str, Any] | None:
     """What is known of a request, None before its first audit. FileError, with the key, for a damaged file."""
+    path = audit_path(run, request_id)
     try:
-        return read_json(audit_path(run, request_id), _Audit)
+        found = read_json(path, _Audit)
     except FileNotFoundError:
         return None
+    if found["request"] != request_id:
+        raise FileError(f"{path}: request: expected {request_id!r}, found {found['request'][:60]!r}")
+    return found

@@ -182,7 +182,7 @@ def simulate(
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
         run = RunDirectory.open(resume)
-        config = configuration.from_yaml(run.read_config())
+        config = configuration.from_yaml(run.read_config(), run.config_place)
         _check(config, console, new=False)
     else:
         experiment, overrides = split_arguments(arguments)
@@ -429,7 +429,7 @@ def runs_show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run dir
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
-    report.print_summary(directory, configuration.from_yaml(directory.read_config()), Console())
+    report.print_summary(directory, configuration.from_yaml(directory.read_config(), directory.config_place), Console())
 
 
 if __name__ == "__main__":

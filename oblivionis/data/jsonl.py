@@ -228,6 +228,8 @@ def _forget_ids(path: Path, known: Collection[str], problems: list[str]) -> Iter
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{path}: cannot be read as a list of ids ({error})")
         return
+    if not any(line.strip() for line in lines):
+        problems.append(f"{path}: expected at least one id, found none")
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text:
@@ -269,6 +271,8 @@ def _evaluation(
             )
             if record is not None and not _repeats(row, record, first, problems):
                 records.append(record)
+        if not records and not problems:
+            problems.append(f"{path}: expected at least one question, found none")
         sets[name] = tuple(records)
     if "forget" not in sets and forget_ids:
         sets["forget"] = tuple(r for r in train if r.id in forget_ids)

@@ -50,7 +50,11 @@ def load(
     problems: list[str] = []
 
     def rows(name: str) -> list[Row]:
-        return list(read_rows(path / f"{name}.json", problems) if path else _from_hub(name, revision))
+        before = len(problems)
+        found = list(read_rows(path / f"{name}.json", problems) if path else _from_hub(name, revision))
+        if not found and len(problems) == before:
+            problems.append(f"{name}.json: expected at least one question, found none")
+        return found
 
     full = rows("full")
     train = _train(full, problems)

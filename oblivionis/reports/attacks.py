@@ -99,8 +99,11 @@ class _Results(TypedDict):
 def latest(run: RunDirectory) -> list[dict[str, Any]]:
     """The newest results of each attacked stage of a run. FileError for results that are damaged."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted((run.path / "attacks").glob("*/results.json")):
-        results = read_results(path)
+    for folder in sorted((run.path / "attacks").glob("*")):
+        try:
+            results = read_results(folder / "results.json")
+        except FileNotFoundError:  # not finished
+            continue
         if results["round"] >= found.get(results["stage"], {"round": -1})["round"]:
             found[results["stage"]] = results
     return [found[stage] for stage in MODELS if stage in found]

@@ -56,9 +56,11 @@ def leakage_audit(run: RunDirectory, stage: str) -> dict[str, Any] | None:
 
     One that is damaged is told, and where.
     """
-    for path in sorted((run.path / "audits").glob(f"leakage-{stage}-*/audit.json"), reverse=True):
+    for folder in sorted((run.path / "audits").glob(f"leakage-{stage}-*"), reverse=True):
         try:
-            return read_json(path, _LeakageAudit)
-        except (FileError, FileNotFoundError) as error:
+            return read_json(folder / "audit.json", _LeakageAudit)
+        except FileNotFoundError:  # not finished
+            continue
+        except FileError as error:
             tell(f"{error}; this audit is left out")
     return None

@@ -335,7 +335,7 @@ def print_runs(output: Path, console: Console) -> None:
     table = RichTable("run", "model", "data", "strategy", "unlearning", "stages", box=None)
     for run in list_runs(output):
         try:
-            config = configuration.from_yaml(run.read_config())
+            config = configuration.from_yaml(run.read_config(), run.config_place)
         except (configuration.ConfigError, OSError, UnicodeDecodeError):
             table.add_row(Text(run.name), Text("its config.yaml cannot be read", style="yellow"))
             continue

@@ -128,6 +128,8 @@ def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round
             lines[request.id] = number
             requests[request.id] = request
         problems += [f"{path}:{number}: {fault}" for fault in faults]
+    if not requests and not problems:
+        problems.append(f"{path}: expected at least one request, found none")
     if problems:
         raise RequestError("\n".join(problems))
     return Schedule(tuple(requests.values()))

@@ -141,6 +141,11 @@ class RunDirectory:
     def write_config(self, yaml: str) -> None:
         write_atomic(self.path / "config.yaml", yaml)
 
+    @property
+    def config_place(self) -> str:
+        """How problems of the run's configuration name it."""
+        return str(self.path / "config.yaml")
+
     def read_config(self) -> str:
         path = self.path / "config.yaml"
         try:
@@ -309,7 +314,7 @@ def list_runs(output: Path) -> list[RunDirectory]:
 
 def _read(path: Path, shape: Any) -> dict[str, Any] | None:
     try:
-        return read_json(path, shape, finite=False)
+        return read_json(path, shape)
     except FileNotFoundError:
         return None
 

@@ -1,6 +1,6 @@
 """What the files of a run hold, as types that are checked when a file is read: nothing in a folder is taken on trust.
 
-Further keys are nobody's business. Floats may be whole numbers, and NaN or infinite where the program writes them.
+Further keys are nobody's business. Floats may be whole numbers; those of metrics.jsonl may be NaN or infinite.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RulerFacts(TypedDict, total=False):
 
 
 class _Finished(TypedDict):
-    metrics: Known
+    metrics: Numbers
 
 
 class Summary(_Finished, total=False):

@@ -103,6 +103,12 @@ def changed(value, path, new):
     return value
 
 
+def _alike(one, other):
+    """Whether both are of one type of JSON."""
+    numbers = [isinstance(v, int | float) and not isinstance(v, bool) for v in (one, other)]
+    return all(numbers) or type(one) is type(other)
+
+
 def variants(value, number, seed):
     """`number` times `value` with another type somewhere, or something missing, and in words what that is."""
     rng = random.Random(seed)
@@ -113,7 +119,7 @@ def variants(value, number, seed):
         inner = value
         for key in path:
             inner = inner[key]
-        new = rng.choice([KeyError, *(w for w in WRONG if type(w) is not type(inner))])
+        new = rng.choice([KeyError, *(w for w in WRONG if not _alike(w, inner))])
         what = "missing" if new is KeyError else json.dumps(new)
         found.append((f"{'.'.join(map(str, path))} {what}", changed(value, path, new)))
     return found

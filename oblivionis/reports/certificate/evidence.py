@@ -171,11 +171,13 @@ def _oracle(run: RunDirectory, config: Config) -> dict[str, Any] | None:
 
 def _attacks(run: RunDirectory) -> list[dict[str, Any]] | None:
     """The latest attacks on the final model, the harmless one left out."""
-    found = sorted((run.path / "attacks").glob(f"{STAGE}-*/results.json"))
-    if not found:
-        return None
-    rows = read_results(found[-1])["rows"]
-    return [_attack(row) for row in rows if row["attack"] != "none" and STAGE in row["models"]]
+    for folder in sorted((run.path / "attacks").glob(f"{STAGE}-*"), reverse=True):
+        try:
+            rows = read_results(folder / "results.json")["rows"]
+        except FileNotFoundError:  # not finished
+            continue
+        return [_attack(row) for row in rows if row["attack"] != "none" and STAGE in row["models"]]
+    return None
 
 
 def _attack(row: Mapping[str, Any]) -> dict[str, Any]:

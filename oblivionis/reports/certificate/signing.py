@@ -64,7 +64,7 @@ def build(run: RunDirectory, request_id: str) -> dict[str, Any]:
     """The unsigned certificate of a request, as JSON values. Raises CertificateError as `create`."""
     request = _served(run, request_id)
     text = run.read_config()
-    config = configuration.from_yaml(text)
+    config = configuration.from_yaml(text, str(run.path / "config.yaml"))
     evidence = gather(run, config, request)
     checks = run_checks(evidence, config.certificate)
     return {
