@@ -10,14 +10,18 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from support import stubborn_evaluation
 from support.commands import call, in_process
 from support.faulty_runs import child, dies_writing, ended, new_run, outcome, play
+from support.processes import WITHOUT_RAY, until
+from support.simulations import Command
 
 from oblivionis.chain import check_chain
 from oblivionis.requests.ledger import SERVED, VERIFIED, Ledger
 from oblivionis.server import simulation
 
-KILLS, WITHIN_WRITES = 34, 6
+KILLS, KILLS_OF_A_RUN, WITHIN_WRITES = 34, 3, 6
+STOP_S = 10
 MOMENTS = ("temporary", "before", "renamed")
 
 
@@ -49,7 +53,7 @@ def goes_on(run, expected):
 
 
 def test_kills_at_random_moments(undisturbed, tmp_path):
-    """Most of them after the first checkpoint; some runs are killed twice."""
+    """Most of them after the first checkpoint; each run goes on after each of its kills, to the same models."""
     expected, seconds = undisturbed
     rng = random.Random(19)
     killed, later = 0, 0
@@ -57,9 +61,9 @@ def test_kills_at_random_moments(undisturbed, tmp_path):
         if killed >= KILLS and later >= 20:
             break
         run = new_run(tmp_path, f"run-{number}")
-        for _ in range(1 + number % 2):
+        for _ in range(KILLS_OF_A_RUN):
             pid = child(run)
-            time.sleep(rng.uniform(0.1, 0.95) * seconds)
+            time.sleep(rng.uniform(0.1, 0.7) * seconds)
             os.kill(pid, signal.SIGKILL)
             if ended(pid) == -signal.SIGKILL:
                 killed += 1
@@ -167,3 +171,35 @@ def test_two_that_resume_at_once(undisturbed, tmp_path):
     assert codes == [0, 1, 1]
     assert outcome(run) == undisturbed[0]
     sound(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "signals"),
+    [
+        ("plain", [signal.SIGINT]),
+        ("plain", [signal.SIGTERM]),
+        ("stubborn", [signal.SIGTERM]),
+        ("stubborn", [signal.SIGINT, signal.SIGTERM]),
+    ],
+)
+def test_a_stop_during_an_evaluation(undisturbed, tmp_path, kind, signals):
+    """Also where the evaluation has threads that go on computing, and processes of its own, and hears nothing."""
+    run, mark = new_run(tmp_path, "stopped"), tmp_path / "evaluating"
+    patches = os.pathsep.join([str(WITHOUT_RAY), stubborn_evaluation.__file__])
+    told = {"OBLIVIONIS_TEST_EVALUATING": mark, "OBLIVIONIS_TEST_EVALUATION": kind, "OBLIVIONIS_TEST_PATCH": patches}
+    running = Command(tmp_path, "simulate", "--resume", run.path, **told)
+    try:
+        assert until(mark.exists, 120), running.output
+        at = time.monotonic()
+        for number in signals:
+            os.kill(running.process.pid, number)
+            time.sleep(0.3)
+        assert running.finish(3 * STOP_S) == 130, running.output
+        assert time.monotonic() - at < STOP_S, running.output
+        assert not running.descendants(), running.descendants()
+        assert f"continue with: oblivionis simulate --resume {run.path}" in running.output
+        assert "Traceback" not in running.output
+    finally:
+        running.end()
+    goes_on(run, undisturbed[0])

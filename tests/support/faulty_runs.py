@@ -35,7 +35,7 @@ TINY = [
     "data.authors=4",
     "data.questions_per_author=2",
     "data.forget_authors=2",
-    "evaluation.every=1",
+    "evaluation.every=0",
     "evaluation.at_start=false",
     "evaluation.light.questions_per_set=1",
     "evaluation.full.questions_per_set=2",
@@ -62,7 +62,7 @@ def play(run):
 
 
 def child(run, prepare=lambda: None):
-    """The id of a process that plays the run after `prepare()`; it ends with 0, or with 1 and `<run>.error` beside it."""
+    """The id of a process that plays the run after `prepare()`; it ends with 0, or with 1 and a file of the error."""
     pid = os.fork()
     if pid:
         return pid
