@@ -17,10 +17,12 @@ from evaluation.hook import EvaluationSession, Hook, Report
 from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
+from evaluation.metrics.words import words
 from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
 from oblivionis import seeds
 from oblivionis.assessment import evaluators, ruler
 from oblivionis.assessment.context import Context
+from oblivionis.assessment.evaluators import leakage
 from oblivionis.assessment.evaluators.ruler import of_both_profiles
 from oblivionis.assessment.muse import recited
 from oblivionis.assessment.questions import encode_questions, encode_records
@@ -30,6 +32,7 @@ from oblivionis.errors import RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.corpus import corpus_of
+from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
 from oblivionis.runs.progress import Events
@@ -77,14 +80,6 @@ class Measured:
             {**head, "evaluator": name, "metrics": {}, "error": error, **tail}
             for name, error in self.report.failed.items()
         ]
-
-    def forget_rouge(self) -> Mapping[str, float]:
-        """ROUGE-L recall of each forget question that was asked, by record id."""
-        log = self.log
-        if log is None or "eval_log_forget" not in log:
-            return {}
-        recalls = log["eval_log_forget"].get("rougeL_recall", {})
-        return dict(zip(log["ids"]["eval_log_forget"], recalls.values(), strict=True)) if recalls else {}
 
 
 class Assessor:
@@ -167,13 +162,42 @@ class Assessor:
         return Measured(report, time.perf_counter() - started)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
-        """ROUGE-L recall of the greedy answer to each of these training records, by id, in one pass.
+        """ROUGE-L recall, in any script, of the greedy answer to each of these training records, by id, in one pass.
 
         They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
         text the first half is given and the rest expected (`muse.recited`).
         """
         with self._session(vector) as session:
             return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
+
+    @staticmethod
+    def recalls_in(log: Mapping[str, Any] | None) -> dict[str, float]:
+        """The same of the forget questions that a log has the greedy answers to; empty without such a log."""
+        found = forget_answers(log)
+        texts = {i: values["generated_text"] for i, values in found.items() if "generated_text" in values}
+        said, true = [text[1] for text in texts.values()], [text[2] for text in texts.values()]
+        return dict(zip(texts, _recalled(said, true), strict=True))
+
+    def units(self, record_ids: Sequence[str]) -> dict[str, int]:
+        """How many words (graphemes in scripts without spaces) of each record's answer can be recited."""
+        return {r.id: len(words(r.answer)) for r in self._records(record_ids)}
+
+    def leakage(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, dict[str, float]]:
+        """What sampled answers to these training records leak, by id, as the profile `full` samples; of text nothing.
+
+        By name the bounds of `oblivionis.assessment.evaluators.leakage.by_question`.
+        """
+        records = [] if self._corpus.is_text else self._records(record_ids)
+        if not records:
+            return {}
+        context = replace(self._context, name="leakage", full=True)
+        asked = list(zip(records, encode_questions(self._bare(records), self._assembled, self._config), strict=True))
+        found: dict[str, dict[str, float]] = {}
+        with self._session(vector) as session:
+            for evaluator in leakage.of_records(context, asked):
+                details = evaluator.evaluate(session).details
+                found |= leakage.by_question(details, details["samples"])
+        return found
 
     def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
         """How well the model with `vector` knows these training records: by measure, by id.
@@ -193,16 +217,19 @@ class Assessor:
         records = self._records(record_ids)
         if self._corpus.is_text:
             return recited(records, self._assembled, session, self._config.evaluation.muse.continuation)
-        bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
-        questions = encode_questions(bare, self._assembled, self._config)
+        questions = encode_questions(self._bare(records), self._assembled, self._config)
         limit = self._config.evaluation.full.max_new_tokens
         produced = session.greedy([q.prompt for q in questions], limit)
         texts = [self._context.decode(tokens) for tokens in produced]
-        return rouge_l(texts, [r.answer for r in records]).recall.tolist()
+        return _recalled(texts, [r.answer for r in records])
 
     def _records(self, record_ids: Sequence[str]) -> list[Record]:
         known = {record.id: record for record in self._corpus.train}
         return [known[i] for i in record_ids]
+
+    @staticmethod
+    def _bare(records: Sequence[Record]) -> list[Record]:
+        return [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
 
     def _ruler(self) -> RulerEvaluator | None:
         return of_both_profiles(self._context)
@@ -237,6 +264,10 @@ class Assessor:
             pad_id=self._assembled.tokenizer.pad_token_id or 0,
             token_budget=self._config.evaluation.token_budget,
         )
+
+
+def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    return rouge_l(texts, answers, any_script=True).recall.tolist() if texts else []
 
 
 def _of_each(function: str, context: Context, *arguments: Any) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class _Attack(TypedDict):
 
 
 class _Row(_Attack, total=False):
+    records: dict[str, dict[str, float]]
     difference: dict[str, float]
     verdict: Literal["still known", "over-unlearned", "near", "undecided"]
     p_above: float
@@ -85,7 +86,7 @@ class _Compared(_Inference, total=False):
     p: float
 
 
-class _Results(TypedDict):
+class _Made(TypedDict):
     run: str
     stage: str
     round: int
@@ -94,6 +95,10 @@ class _Results(TypedDict):
     membership: list[_Compared]
     left_out: dict[str, str]
     failed: dict[str, str]
+
+
+class _Results(_Made, total=False):
+    adapters: dict[str, str]
 
 
 def latest(run: RunDirectory) -> list[dict[str, Any]]:

@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypedDict
 from oblivionis.chain import GENESIS, HASH, append_linked, head_of
 from oblivionis.errors import OblivionisError
 from oblivionis.files import read_lines
+from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, Judgement
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
-PENDING, SERVED, VERIFIED, REJECTED, COVERED = "pending", "served", "verified", "rejected", "covered"
+PENDING, SERVED, REJECTED, COVERED = "pending", "served", "rejected", "covered"
 OUTCOMES = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back")
 """Events that whoever made a request is told of; besides, that it is covered from the start."""
 
@@ -31,8 +32,9 @@ class Request:
     `strategies.requests.SCOPES`: single records, all records of a client that leaves, or those about `subject`. The
     requests that come of one demand about a subject, one per client, share a `group`. `already` counts the records
     within the scope that earlier requests had asked for; they are not among `record_ids`. `attempts` counts exchanges
-    that failed, `failure` is the reason of the latest. `rouge`: what the latest verification measured. `told`: the id
-    by which the client itself knows a request that it made, empty for one that the server's policy made.
+    that failed, `failure` is the reason of the latest. `rouge`, `judged`, `why`: what the latest verification measured
+    and found (`oblivionis.requests.judgement`). `told`: the id by which
+    the client itself knows a request that it made, empty for one that the server's policy made.
     """
 
     id: str
@@ -50,6 +52,15 @@ class Request:
     failure: str = ""
     rouge: float | None = None
     told: str = ""
+    judged: str = ""
+    why: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """What the latest verification found; the state of a request that was not verified since it was served."""
+        if self.state != SERVED or self.rouge is None:
+            return self.state
+        return self.judged or NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
 
 
 class _Event(TypedDict):
@@ -77,6 +88,13 @@ class LedgerLine(_Event, total=False):
     after: str
     attempts: int
     lines: list[str]
+    outcome: str
+    why: str
+    records: dict[str, int]
+    stage: str
+    config: str
+    files: dict[str, str]
+    models: dict[str, str]
     prev: str
     hash: str
 
@@ -98,6 +116,7 @@ class Ledger:
         self._requests: dict[str, Request] = {}
         self._of_client: dict[int, list[str]] = {}
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
+        self._notes: list[Mapping[str, Any]] = []
         entries = read_lines(path, LedgerLine, finite=True)
         self.head = head_of(entries)
         self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
@@ -155,11 +174,12 @@ class Ledger:
     def rejected(self, request_id: str, server_round: int, reason: str) -> None:
         self._append("rejected", self._requests[request_id], round=server_round, reason=reason)
 
-    def verified(self, request_id: str, server_round: int, passed: bool, **info: float | int | str) -> None:
-        """Record the outcome of a check: `passed` makes the request verified, otherwise it stays served."""
-        self._append(
-            "verified" if passed else "verification_failed", self._requests[request_id], round=server_round, **info
-        )
+    def verified(self, request_id: str, server_round: int, found: Judgement, limit: float) -> None:
+        """Record the outcome of a check: a request that is not verified by it stays served."""
+        event = "verified" if found.outcome == VERIFIED else "verification_failed"
+        info = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
+        counts = {"records": found.counts} if found.records else {}
+        self._append(event, self._requests[request_id], round=server_round, **info, **counts)
 
     def roll_back(self, server_round: int) -> list[str]:
         """Make pending again what was served after `round`; returns the ids."""
@@ -173,6 +193,10 @@ class Ledger:
     def note(self, event: str, **fields: object) -> None:
         """Append a line that is about no request."""
         self._write({"event": event, "time": time.time(), **fields})
+
+    def notes(self, event: str) -> list[Mapping[str, Any]]:
+        """The lines of one event that is about no request, in their order."""
+        return [entry for entry in self._notes if entry["event"] == event]
 
     def unacknowledged(self, client: int) -> list[Mapping[str, Any]]:
         """The lines that `client` is to be told of and has not confirmed, in their order."""
@@ -206,6 +230,7 @@ class Ledger:
 
     def _apply(self, entry: Mapping) -> None:
         if "id" not in entry:
+            self._notes.append(entry)
             if entry["event"] == "acknowledged":
                 for line in entry["lines"]:
                     self._untold.get(int(entry["client"]), {}).pop(line, None)
@@ -236,14 +261,15 @@ class Ledger:
         known = self._requests.get(request_id)
         if known is None:
             raise RequestError(f"{self.path}: event {event!r} names request {request_id!r}, which was never submitted")
+        judged = {"rouge": entry.get("rouge"), "judged": entry.get("outcome", ""), "why": entry.get("why", "")}
         changes: dict[str, dict] = {
             "served": {"state": SERVED, "served_round": entry.get("round")},
             "applied": {},
             "failed": {"attempts": known.attempts + 1, "failure": entry.get("reason", "")},
             "rejected": {"state": REJECTED},
-            "verified": {"state": VERIFIED, "rouge": entry.get("rouge")},
-            "verification_failed": {"rouge": entry.get("rouge")},
-            "rolled_back": {"state": PENDING, "served_round": None, "rouge": None},
+            "verified": {"state": VERIFIED, **judged},
+            "verification_failed": judged,
+            "rolled_back": {"state": PENDING, "served_round": None, "rouge": None, "judged": "", "why": ""},
         }
         if event not in changes:
             raise RequestError(f"{self.path}: unknown event {event!r} for request {request_id!r}")

@@ -28,7 +28,7 @@ class MetricsRow(_Measured, total=False):
     evaluator: str
     error: str
     clients: dict[str, list[int]]
-    requests: dict[str, Numbers]
+    requests: dict[str, dict[str, float | Numbers]]
     seconds: float
     time: float
 

@@ -21,13 +21,16 @@ from oblivionis.errors import FileError
 from oblivionis.files import read_json, read_lines, write_atomic
 from oblivionis.naming import MODELS
 from oblivionis.reports import summary as report
-from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, MEANING, PAGE_FILE
+from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
+from oblivionis.reports.certificate.page import MEANING as RESULTS
 from oblivionis.reports.format import number
-from oblivionis.reports.found import forget_answers, leakage_audit
+from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
 from oblivionis.reports.nodes import SHOWN, audit_rows
-from oblivionis.requests.ledger import PENDING, SERVED, VERIFIED, Ledger, Request
+from oblivionis.requests.judgement import MEANING
+from oblivionis.requests.ledger import PENDING, SERVED, Ledger, Request
+from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 
@@ -111,10 +114,9 @@ def _page(request: Request, known: _Known) -> list[h.Node]:
 
 
 def _in_short(request: Request) -> str:
-    if request.state == VERIFIED:
-        return "It was served, and the final model does not recite its records any more: verified."
-    if request.state == SERVED and request.rouge is not None:
-        return "It was served, but not verified: the final model still recites its records."
+    if request.outcome in MEANING:
+        why = f" ({request.why})" if request.why else ""
+        return f"It was served. {request.outcome}: {MEANING[request.outcome]}{why}."
     if request.state == SERVED:
         return "It was served; the stage has not come to its end, where it is verified."
     if request.state == PENDING:
@@ -138,7 +140,7 @@ def _asked(request: Request, known: _Known) -> h.Element:
             (explained("Asked in round"), str(request.round)),
             ("Reason", request.reason),
             ("One demand with", f"all requests of {request.group}" if request.group else ""),
-            (explained("Request state", "State"), request.state),
+            (explained("Request state", "State"), request.outcome),
             (explained("Served in round"), "–" if request.served_round is None else str(request.served_round)),
             (explained("Failed attempts"), str(request.attempts)),
             (explained("Verification"), _verification(request, known.config.unlearning.requests.verify_max_rouge)),
@@ -149,8 +151,7 @@ def _asked(request: Request, known: _Known) -> h.Element:
 def _verification(request: Request, limit: float) -> str:
     if request.rouge is None:
         return "not done"
-    verdict = "passed" if request.state == VERIFIED else "failed"
-    return f"{verdict}: ROUGE-L recall {number(request.rouge)}, at most {limit:g} was asked for"
+    return f"{request.outcome}: mean ROUGE-L recall {number(request.rouge)}; a record above {limit:g} is recited"
 
 
 def _when(event: Mapping[str, Any]) -> str:
@@ -163,7 +164,8 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
     for event in events:
         note = "" if event["event"] == "submitted" else str(event.get("reason") or "")
         if event["event"].startswith("verif") and event.get("rouge") is not None:
-            note = f"ROUGE-L recall {number(event['rouge'])}, limit {event.get('limit', 0):g}"
+            found = f"ROUGE-L recall {number(event['rouge'])}, limit {event.get('limit', 0):g}"
+            note = "; ".join(filter(None, (event.get("outcome"), event.get("why"), found)))
         if event["event"] == "applied":
             note = f"SHA-256 {event['before'][:12]}… → {event['after'][:12]}…"
         what = EVENTS.get(event["event"], event["event"])
@@ -241,17 +243,21 @@ def _audits(request: Request, known: _Known) -> h.Node:
 
 def _certificate(request: Request, run: RunDirectory) -> h.Node:
     """The latest erasure certificate in the run's own folder."""
-    folder = f"{CERTIFICATES}/{person_slug(request.id)}"
+    names = dict.fromkeys(name for name in (request.group, request.told, request.id) if name)
+    made = [f"{CERTIFICATES}/{person_slug(name)}" for name in names]
+    folder = next((f for f in made if (run.path / f / JSON_FILE).exists()), made[-1])
     file = run.path / folder / JSON_FILE
     try:
         found = read_json(file, _Certificate)
     except FileNotFoundError:
         return None
     result, issued, signed = found["result"], found["issued"], bool(found["signature"])
-    if (meaning := MEANING.get(result)) is None:
-        raise FileError(f"{file}: result: expected one of {', '.join(MEANING)}, found {json.dumps(result[:60])}")
+    if (meaning := RESULTS.get(result)) is None:
+        raise FileError(f"{file}: result: expected one of {', '.join(RESULTS)}, found {json.dumps(result[:60])}")
     link = h.a(href=f"../{folder}/{PAGE_FILE}")[result]
     told = f". {meaning} Issued {issued}, {'signed' if signed else 'not signed'}."
+    if (run.path / folder / SUPERSEDED_FILE).exists():
+        told += " Superseded: more was measured since; make a new one."
     return [h.h2["Erasure certificate"], h.p[link, told]]
 
 
