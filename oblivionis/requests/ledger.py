@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from oblivionis.chain import GENESIS, HASH, append_linked, head_of
 from oblivionis.errors import OblivionisError
@@ -63,6 +63,42 @@ class Request:
         return self.judged or NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
 
 
+class _Event(TypedDict):
+    event: str
+
+
+class LedgerLine(_Event, total=False):
+    """What lines of a ledger hold, as it is checked when they are read."""
+
+    id: str
+    client: int
+    scope: str
+    subject: str
+    time: float
+    round: int
+    record_ids: list[str]
+    count: int
+    already: int
+    group: str
+    reason: str
+    told: str
+    rouge: float | None
+    limit: float
+    before: str
+    after: str
+    attempts: int
+    lines: list[str]
+    outcome: str
+    why: str
+    records: dict[str, int]
+    stage: str
+    config: str
+    files: dict[str, str]
+    models: dict[str, str]
+    prev: str
+    hash: str
+
+
 class Ledger:
     """The requests of one run, kept as a JSON-lines file of events that is only ever appended to.
 
@@ -81,11 +117,17 @@ class Ledger:
         self._of_client: dict[int, list[str]] = {}
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._notes: list[Mapping[str, Any]] = []
-        entries = read_lines(path)
+        entries = read_lines(path, LedgerLine, finite=True)
         self.head = head_of(entries)
         self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
         for event in entries:
-            self._apply(event)
+            try:
+                self._apply(event)
+            except (KeyError, ValueError) as error:
+                raise RequestError(
+                    f"{path}: {event['event']} of {event.get('id', 'no request')}: {error} is missing or unfit; "
+                    "try `oblivionis request verify`"
+                ) from None
 
     def __iter__(self):
         return iter(self._requests.values())
