@@ -74,13 +74,28 @@ def store(target: NDArray, block: slice, values: NDArray[np.float64]) -> None:
 
 
 def distance(a: ArrayRecord, b: ArrayRecord) -> float:
-    """‖a − b‖₂ over all arrays together, in float64. Both have the same names and shapes."""
+    """‖a − b‖₂ over all arrays together, in float64; infinite where that cannot hold its square. Both have the same
+    names and shapes.
+    """
     total = 0.0
-    for name, array in a.items():
-        left, right = view(array).reshape(-1), view(b[name]).reshape(-1)
-        for block in blocks(left.size):
-            difference = np.subtract(left[block], right[block], dtype=np.float64)
-            total += float(difference @ difference)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, array in a.items():
+            left, right = view(array).reshape(-1), view(b[name]).reshape(-1)
+            for block in blocks(left.size):
+                difference = np.subtract(left[block], right[block], dtype=np.float64)
+                total += float(difference @ difference)
+    return math.sqrt(total)
+
+
+def norm(arrays: ArrayRecord) -> float:
+    """‖arrays‖₂ over all of them together, in float64; infinite where that cannot hold its square."""
+    total = 0.0
+    with np.errstate(over="ignore"):
+        for array in arrays.values():
+            flat = view(array).reshape(-1)
+            for block in blocks(flat.size):
+                numbers = flat[block].astype(np.float64)
+                total += float(numbers @ numbers)
     return math.sqrt(total)
 
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.records import Corpus, Record
 from oblivionis.files import parse_json
+from strategies.text import forbidden
 
 TRAIN_FILE = "train.jsonl"
 EVALUATION_FILES = {
@@ -166,6 +167,9 @@ def to_record(
             continue
         if not isinstance(value, str) or not value.strip():
             problems.append(f"{row.where}: {name} must be a non-empty text, found {_shown(value)}")
+    if isinstance(name := values.get("id"), str) and (unfit := forbidden(name)):
+        said = f"id {_shown(name)} has the character {unfit}"
+        problems.append(f"{row.where}: {said}; expected an id without control characters")
     perturbed = values.get("perturbed_answer") or []
     perturbed = [perturbed] if isinstance(perturbed, str) else perturbed
     if not isinstance(perturbed, list) or not all(isinstance(p, str) and p.strip() for p in perturbed):

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from oblivionis.chain import HASH, Checked, append_linked, check_chain, head_of
-from oblivionis.files import read_lines
+from oblivionis.files import keep_private, read_lines
 from oblivionis.requests.ledger import OUTCOMES, RequestError
 from oblivionis.requests.wire import valid_id
 from strategies.protocol import SCOPE_RECORDS, SCOPE_SUBJECT
@@ -176,6 +176,7 @@ class NodeLedger:
         self.node_dir.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.node_dir / f".{LEDGER_FILE}.lock", timeout=_LOCK_SECONDS):
+                keep_private(self.path)
                 yield
         except Timeout:
             raise RequestError(f"{self.path} is in use by another process; try again") from None

@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from oblivionis.errors import OblivionisError
 from strategies import protocol
 from strategies.requests import SCOPES
+from strategies.text import clean, forbidden
 
 LONGEST_TEXT = 1000
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
@@ -121,7 +122,8 @@ def read_question(config: Mapping[str, object]) -> Question | None:
     if protocol.LEDGER not in config:
         return None
     outcomes = [_outcome(*numbered) for numbered in enumerate(_check({**config}, _Outcomes).texts)]
-    return _check({**config, protocol.OUTCOMES: outcomes}, Question)
+    question = _check({**config, protocol.OUTCOMES: outcomes}, Question)
+    return msgspec.structs.replace(question, run=clean(question.run, LONGEST_TEXT))
 
 
 def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]
     event = "covered" if entry["event"] == "submitted" else entry["event"]
     kept = {k: entry[k] for k in (*NUMBERS, *HASHES) if entry.get(k) is not None}
     if event in ("failed", "rejected"):
-        kept["reason"] = str(entry.get("reason", ""))[:LONGEST_TEXT]
+        kept["reason"] = clean(str(entry.get("reason", "")), LONGEST_TEXT)
     return {"event": event, "id": told, "line": line, "round": int(entry["round"]), **kept}
 
 
@@ -162,6 +164,8 @@ def read_answer(record: Mapping[str, object]) -> Answer:
         named = tuple(found.records[start : start + count])
         if len(set(named)) < count:
             raise WireError(f"request {name} names a record twice")
+        if unfit := next((c for i in named if (c := forbidden(i))), ""):
+            raise WireError(f"request {name} names a record with the character {unfit} in its id")
         told.append(Told(name, scope, named))
         start += count
     return Answer(tuple(told), found.head, tuple(found.acknowledged))
@@ -174,7 +178,7 @@ def _outcome(number: int, text: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise WireError(f"{where}: {_shown(text)} is no JSON ({error})") from None
     _check(value, _Outcome, where)
-    return value
+    return value | {key: clean(value[key], LONGEST_TEXT) for key in ("reason",) if key in value}
 
 
 def _check(value: Any, expected: type[_Checked], where: str = "") -> _Checked:

@@ -17,6 +17,7 @@ from oblivionis.reports import verdicts
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.found import forget_answers, leakage_audit
 from oblivionis.requests.ledger import Request
+from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 STAGE = "unlearn"
@@ -191,8 +192,9 @@ def _attack(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("event", "round", "time", "rouge", "limit", "before", "after", "num-examples", "unlearn-steps", HASH)
-    return {name: entry[name] for name in kept if entry.get(name) is not None}
+    kept = ("event", "round", "time", "rouge", "limit", "before", "after", HASH)
+    told = {k: v for k, v in told_numbers(entry).items() if k in ("num-examples", "unlearn-steps")}
+    return {name: entry[name] for name in kept if entry.get(name) is not None} | told
 
 
 def _models(run: RunDirectory, entries: Sequence[Mapping[str, Any]], request: Request) -> dict[str, Any]:

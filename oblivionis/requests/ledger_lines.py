@@ -1,0 +1,81 @@
+"""What a line of a run's ledger must be, whoever wrote it, and the numbers that a client told with its reply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from strategies.requests import SCOPES
+from strategies.told import UNLEARN
+
+TOLD = "told"
+"""Key of the numbers that a client told, in a line `served`; in `submitted` the client's own id of the request."""
+OWN = frozenset(("event", "id", "client", "scope", "subject", "time", "prev", "hash"))
+"""Fields of a line that no caller may give."""
+
+
+def told_numbers(entry: Mapping[str, Any]) -> Mapping[str, float]:
+    """What a client told in a line `served`, also where they stand beside the line's own fields, as they once did."""
+    nested = entry.get(TOLD)
+    found = nested if isinstance(nested, Mapping) else {name: entry[name] for name in UNLEARN if name in entry}
+    return {name: value for name, value in found.items() if name in UNLEARN and _number(value)}
+
+
+def line_fault(entry: Mapping[str, Any]) -> str:
+    """What is wrong with the fields of a line, empty if nothing is. Fields that are unknown are nobody's business."""
+    if not isinstance(entry.get("event"), str):
+        return f"event is {entry.get('event')!r}, expected a text"
+    if "id" not in entry:
+        told = entry.get("client"), entry.get("lines")
+        if entry["event"] == "acknowledged" and not (_count(told[0]) and _texts(told[1])):
+            return "it acknowledges nothing: expected a client and a list of lines"
+        return ""
+    for name, (fits, expected) in _FIELDS.items():
+        if name in entry and not fits(entry[name]):
+            return f"{name} is {_shown(entry[name])}, expected {expected}"
+    lacking = [name for name in ("client", "time") if name not in entry]
+    lacking += [name for name in ("round", "record_ids") if entry["event"] == "submitted" and name not in entry]
+    return f"{lacking[0]} is missing" if lacking else ""
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "id": (lambda v: _text(v) and bool(v), "a text"),
+    "client": (_count, "a whole number"),
+    "round": (_count, "a whole number"),
+    "count": (_count, "a whole number"),
+    "already": (_count, "a whole number"),
+    "attempts": (_count, "a whole number"),
+    "time": (lambda v: _number(v) and 0 <= v < 1e11, "seconds since 1970"),
+    "scope": (lambda v: v in SCOPES, f"one of {', '.join(SCOPES)}"),
+    "subject": (_text, "a text"),
+    "group": (_text, "a text"),
+    "reason": (_text, "a text"),
+    "before": (_text, "a text"),
+    "after": (_text, "a text"),
+    "rouge": (lambda v: v is None or _number(v), "a number"),
+    "limit": (lambda v: v is None or _number(v), "a number"),
+    "record_ids": (_texts, "a list of texts"),
+    TOLD: (lambda v: _text(v) or (isinstance(v, dict) and all(map(_number, v.values()))), "a text, or numbers by name"),
+}
