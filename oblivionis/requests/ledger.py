@@ -81,7 +81,7 @@ class Ledger:
                 self.read(entry)
             except RequestError as error:
                 raise RequestError(
-                    f"{path}: line {number}: {error}. Is the file as it was written (`oblivionis request verify`)? Then "
+                    f"{path}: line {number}: {error}. Is the file as it was (`oblivionis request verify`)? Then "
                     "`oblivionis request repair` sets such lines aside"
                 ) from None
 
