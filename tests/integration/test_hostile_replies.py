@@ -1,4 +1,4 @@
-"""Clients that lie: whatever a reply says, the run goes on, the ledger stays true, and nobody gets another's request."""
+"""Clients that lie: whatever a reply says, the run goes on, the ledger stays true, nobody gets another's request."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 from support.churn import QUIET
 from support.hostile_replies import HARMLESS, REFUSED, SEQUENCES
 from support.nodes import write_nodes
-from support.stages import BASE, execute, new_run, tombstones
+from support.stages import execute, new_run, tombstones
 
 from oblivionis.chain import check_chain
 from oblivionis.config.schema import Config
@@ -20,7 +20,6 @@ from oblivionis.requests.ledger_lines import line_fault
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import NodeLedger
 from strategies import protocol
-from strategies.bounds import Bounds
 from strategies.told import TRAIN, UNLEARN
 
 CLIENTS = 9
@@ -28,8 +27,28 @@ LIARS = 4
 """In every round so many clients lie; the others are honest."""
 KINDS = {**REFUSED, **HARMLESS}
 FIELDS = frozenset(
-    ("event", "id", "client", "scope", "subject", "time", "round", "record_ids", "count", "already", "group", "reason")
-    + ("told", "attempts", "rouge", "limit", "before", "after", "prev", "hash")
+    [
+        "event",
+        "id",
+        "client",
+        "scope",
+        "subject",
+        "time",
+        "round",
+        "record_ids",
+        "count",
+        "already",
+        "group",
+        "reason",
+        "told",
+        "attempts",
+        "rouge",
+        "limit",
+        "before",
+        "after",
+        "prev",
+        "hash",
+    ]
 )
 
 
@@ -57,6 +76,7 @@ SIZES = [
     "data.authors=18",
     "data.questions_per_author=2",
     "data.forget_authors=9",
+    "federation.timeout=0.05",  # the answers are there at once, or never
     *QUIET,
 ]
 
@@ -74,7 +94,7 @@ def finetuned(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unlearned(finetuned, tmp_path_factory):
-    """Every lie once in answer to `train.unlearn`, each about a request of its own; the client never tells the truth."""
+    """Every lie once in answer to `train.unlearn`, each about a request of its own."""
     config: Config = finetuned[0]
     base = finetuned[1]
     held = load_partition(corpus_of(config), config).ids
@@ -245,8 +265,8 @@ def asked(tmp_path_factory):
     settings = ["data=node", f"data.nodes={folder}", "federation.clients=3", "stages=[finetune, unlearn]"]
     settings += ["federation.rounds.finetune=1", f"federation.rounds.unlearn={len(QUERIES)}", "unlearning=grad_diff"]
     settings += ["unlearning.requests.policy=nodes", "evaluation.audit.profile=light", "model.lora.rank=2", *QUIET]
-    config, run = new_run(home, "run", *[s for s in settings if s not in BASE], "federation.fraction_train=0.34")
-    events, grid = execute(config, run, tamper)
+    config, run = new_run(home, "run", *settings, "federation.fraction_train=0.34", "federation.timeout=0.05")
+    events, _ = execute(config, run, tamper)
     assert next(turns, None) is None, "every lie was told"
     return config, run, events, told, folder
 
@@ -275,4 +295,4 @@ def test_the_weight_of_a_node_is_what_it_declared_first(asked):
     _, run, _, _, _ = asked
     known = json.loads((run.path / "known-nodes.json").read_text())
     assert {client: node["records"] for client, node in known.items()}.items() <= {"0": 6, "1": 6, "2": 6}.items()
-    assert isinstance(Bounds(), Bounds) and not tombstones(run)
+    assert not tombstones(run), "the clinics keep theirs in their own folders"
