@@ -30,7 +30,10 @@ def view(array: Array) -> NDArray:
     version = np.lib.format.read_magic(stream)
     if version not in _HEADER_READERS:
         raise ValueError(f"unknown npy version {version}")
-    shape, fortran_order, dtype = _HEADER_READERS[version](stream)
+    try:
+        shape, fortran_order, dtype = _HEADER_READERS[version](stream)
+    except Exception as error:  # numpy reads a header as Python text, which fails in as many ways as Python has
+        raise ValueError(f"its header makes no sense ({type(error).__name__})") from None
     if dtype.kind not in "fiub":
         raise ValueError(f"dtype {dtype} is not numeric")
     size, offset = math.prod(shape), stream.tell()

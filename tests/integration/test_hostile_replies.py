@@ -26,30 +26,8 @@ CLIENTS = 9
 LIARS = 4
 """In every round so many clients lie; the others are honest."""
 KINDS = {**REFUSED, **HARMLESS}
-FIELDS = frozenset(
-    [
-        "event",
-        "id",
-        "client",
-        "scope",
-        "subject",
-        "time",
-        "round",
-        "record_ids",
-        "count",
-        "already",
-        "group",
-        "reason",
-        "told",
-        "attempts",
-        "rouge",
-        "limit",
-        "before",
-        "after",
-        "prev",
-        "hash",
-    ]
-)
+LINE = "event id client scope subject time round record_ids count already group reason told attempts rouge limit before"
+FIELDS = frozenset(f"{LINE} after prev hash".split())
 
 
 def lies(names, clients):
