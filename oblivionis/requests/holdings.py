@@ -16,6 +16,7 @@ from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import ERASURE, SCOPE_CLIENT
 from strategies.requests import UnlearnRequest
+from strategies.told import UNLEARN
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class LedgerRequests:
     def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
         own = {k: v for k, v in numbers.items() if k in ERASURE}
-        told = {k: v for k, v in numbers.items() if k not in ERASURE}
+        told = {k: v for k, v in numbers.items() if k in UNLEARN}
         self._ledger.served(request.request_id, server_round, count=len(request.record_ids), told=told, **own)
 
     def failed(self, request: UnlearnRequest, server_round: int, reason: str) -> None:

@@ -23,8 +23,8 @@ from strategies import protocol
 from strategies.told import TRAIN, UNLEARN
 
 CLIENTS = 9
-LIARS = 4
-"""In every round so many clients lie; the others are honest."""
+LIARS = 8
+"""So many clients lie in every round of finetuning."""
 KINDS = {**REFUSED, **HARMLESS}
 LINE = "event id client scope subject time round record_ids count already group reason told attempts rouge limit before"
 FIELDS = frozenset(f"{LINE} after prev hash".split())
@@ -51,8 +51,8 @@ def lying(plan, message_type):
 SIZES = [
     f"federation.clients={CLIENTS}",
     "federation.fraction_train=1.0",
-    "data.authors=18",
-    "data.questions_per_author=2",
+    "data.authors=27",
+    "data.questions_per_author=3",
     "data.forget_authors=9",
     "federation.timeout=0.05",  # the answers are there at once, or never
     *QUIET,
@@ -76,7 +76,7 @@ def unlearned(finetuned, tmp_path_factory):
     config: Config = finetuned[0]
     base = finetuned[1]
     held = load_partition(corpus_of(config), config).ids
-    rounds = math.ceil(len(KINDS) / CLIENTS)
+    rounds, trained = math.ceil(len(KINDS) / CLIENTS), config.federation.rounds.finetune
     plan, lines = lies(KINDS, range(CLIENTS)), []
     names = {name: f"r{n:02d}" for n, name in enumerate(KINDS)}
     for (server_round, client), name in plan.items():
@@ -86,7 +86,8 @@ def unlearned(finetuned, tmp_path_factory):
     file = home / "requests.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = [*SIZES, "stages=[unlearn]", f"start_from={base.path}", "model.lora.rank=2", "unlearning=grad_diff"]
-    settings += [f"federation.rounds.unlearn={rounds}", "unlearning.requests.extra_rounds=0"]
+    settings += [f"federation.rounds.{stage}={n}" for stage, n in (("unlearn", rounds), ("finetune", trained))]
+    settings += ["unlearning.requests.extra_rounds=0"]
     settings += ["unlearning.requests.policy=file", f"unlearning.requests.file={file}", "unlearning.epochs=1"]
     config, run = new_run(home, "unlearn", *settings)
     events, _ = execute(config, run, lying(plan, protocol.UNLEARN))
@@ -104,7 +105,8 @@ def test_there_are_enough_lies():
 def test_no_lie_ends_a_run(finetuned, unlearned):
     for run, stage in ((finetuned[1], "finetune"), (unlearned[0], "unlearn")):
         summary = run.stage_summary(stage)
-        assert summary is not None and summary["rounds"] == len(federation_rows(run))
+        rows = [row for row in federation_rows(run) if row["stage"] == stage]
+        assert summary is not None and summary["rounds"] == len(rows)
 
 
 def test_the_liar_is_left_out_and_nobody_else(finetuned):
