@@ -72,11 +72,11 @@ def _answer(asked: Asked, needed_by: str) -> str:
 
 
 def _recall(texts: list[str], asked: Asked) -> np.ndarray:
-    return rouge_l(texts, _answer(asked, "rouge_l_recall")).recall
+    return rouge_l(texts, _answer(asked, "rouge_l_recall"), any_script=True).recall
 
 
 def _f1(texts: list[str], asked: Asked) -> np.ndarray:
-    return rouge_l(texts, _answer(asked, "rouge_l_f1")).f1
+    return rouge_l(texts, _answer(asked, "rouge_l_f1"), any_script=True).f1
 
 
 def _folded(text: str) -> str:
@@ -114,7 +114,8 @@ def _keyword(texts: list[str], asked: Asked) -> list[float]:
     return [float(search(_folded(text)) is not None) for text in texts]
 
 
-# Graded, need the answer: the share of the answer's words that the text holds in order, and ROUGE-L's F1.
+# Graded, need the answer: the share of the answer's words (of any script) that the text holds in order, and ROUGE-L's
+# F1.
 rouge_l_recall: LeakageFunction = _TextFunction("rouge_l_recall", False, _recall)
 rouge_l_f1: LeakageFunction = _TextFunction("rouge_l_f1", False, _f1)
 # Binary: any keyword appears, case-folded, any white space between its words, not as a part of a longer word. Letters

@@ -17,6 +17,7 @@ from evaluation.hook import EvaluationSession, Hook, Report
 from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
+from evaluation.metrics.words import words
 from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
 from oblivionis import seeds
 from oblivionis.assessment import evaluators, ruler
@@ -30,6 +31,7 @@ from oblivionis.errors import RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble
 from oblivionis.models.corpus import corpus_of
+from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
 from oblivionis.runs.progress import Events
@@ -77,14 +79,6 @@ class Measured:
             {**head, "evaluator": name, "metrics": {}, "error": error, **tail}
             for name, error in self.report.failed.items()
         ]
-
-    def forget_rouge(self) -> Mapping[str, float]:
-        """ROUGE-L recall of each forget question that was asked, by record id."""
-        log = self.log
-        if log is None or "eval_log_forget" not in log:
-            return {}
-        recalls = log["eval_log_forget"].get("rougeL_recall", {})
-        return dict(zip(log["ids"]["eval_log_forget"], recalls.values(), strict=True)) if recalls else {}
 
 
 class Assessor:
@@ -167,13 +161,25 @@ class Assessor:
         return Measured(report, time.perf_counter() - started)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
-        """ROUGE-L recall of the greedy answer to each of these training records, by id, in one pass.
+        """ROUGE-L recall, in any script, of the greedy answer to each of these training records, by id, in one pass.
 
         They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
         text the first half is given and the rest expected (`muse.recited`).
         """
         with self._session(vector) as session:
             return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
+
+    @staticmethod
+    def recalls_in(log: Mapping[str, Any] | None) -> dict[str, float]:
+        """The same of the forget questions that a log has the greedy answers to; empty without such a log."""
+        found = forget_answers(log)
+        texts = {i: values["generated_text"] for i, values in found.items() if "generated_text" in values}
+        said, true = [text[1] for text in texts.values()], [text[2] for text in texts.values()]
+        return dict(zip(texts, _recalled(said, true), strict=True))
+
+    def units(self, record_ids: Sequence[str]) -> dict[str, int]:
+        """How many words (graphemes in scripts without spaces) of each record's answer can be recited."""
+        return {r.id: len(words(r.answer)) for r in self._records(record_ids)}
 
     def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
         """How well the model with `vector` knows these training records: by measure, by id.
@@ -198,7 +204,7 @@ class Assessor:
         limit = self._config.evaluation.full.max_new_tokens
         produced = session.greedy([q.prompt for q in questions], limit)
         texts = [self._context.decode(tokens) for tokens in produced]
-        return rouge_l(texts, [r.answer for r in records]).recall.tolist()
+        return _recalled(texts, [r.answer for r in records])
 
     def _records(self, record_ids: Sequence[str]) -> list[Record]:
         known = {record.id: record for record in self._corpus.train}
@@ -237,6 +243,10 @@ class Assessor:
             pad_id=self._assembled.tokenizer.pad_token_id or 0,
             token_budget=self._config.evaluation.token_budget,
         )
+
+
+def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
+    return rouge_l(texts, answers, any_script=True).recall.tolist() if texts else []
 
 
 def _of_each(function: str, context: Context, *arguments: Any) -> dict[str, Any]:

@@ -7,36 +7,93 @@ moment of `MOMENTS` that was measured the numbers by name; `failed` says why a m
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from evaluation.metrics.catalogue import ROUNDING, Metric
 from oblivionis.assessment import evaluators
 from oblivionis.files import parse_json
 
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
 """When a client is asked, and what that is called in metrics.jsonl."""
 REQUEST_ROUGE, REQUEST_PROB = "request_rouge", "request_prob"
+REQUEST_RECITED, REQUEST_SHORT = "request_recited", "request_short"
+"""How many of a request's records the model recites; how many have too short an answer to tell."""
 COUNTS = ("forget_records", "retain_records", "failed_evaluators")
 
-NAMES = frozenset({REQUEST_ROUGE, REQUEST_PROB, *COUNTS, *evaluators.told_by_clients()})
+OWN = {
+    metric.key: metric
+    for metric in (
+        Metric(REQUEST_ROUGE, "ROUGE-L recall", "oracle", None, "Mean over the request's records."),
+        Metric(REQUEST_PROB, "Prob", "oracle", None, "Mean over the request's records."),
+        Metric(REQUEST_RECITED, "Records recited", "oracle", None, "", most=None, whole=True),
+        Metric(REQUEST_SHORT, "Records too short to tell", None, None, "", most=None, whole=True),
+        *(Metric(name, name, None, None, "", most=None, whole=True) for name in COUNTS),
+    )
+}
+ORDERED = (
+    ("leakage_mu_lower", "leakage_mean"),
+    ("leakage_mean", "leakage_mu_upper"),
+    ("leakage_mean", "leakage_max"),
+    ("leakage_mean", "leakage_ed"),
+    ("wikimem_forget_strict", "wikimem_forget_lenient"),
+    ("wikimem_retain_strict", "wikimem_retain_lenient"),
+)
+"""The first of each pair is never above the second."""
+
+NAMES = frozenset({REQUEST_ROUGE, REQUEST_PROB, REQUEST_RECITED, REQUEST_SHORT, *COUNTS, *evaluators.told_by_clients()})
 """Everything that a client may tell of its records; nothing else is sent, and nothing else is accepted."""
 
 
-def check_numbers(told: Mapping[str, object]) -> dict[str, float]:
-    """`told` as numbers by name. Raises ValueError for an unknown name, for what is no finite number, and where the
-    mean ROUGE-L recall of the request's records, by which it is verified, is missing or not within [0, 1]."""
-    for name, value in told.items():
+def check_numbers(told: Mapping[str, object], records: int, limit: float) -> dict[str, float]:
+    """`told` as numbers by name; `records`: how many the request names; `limit`: a recall above it is a recitation.
+
+    Raises ValueError for an unknown name, for what is no finite number in its range, and where numbers that the
+    verification goes by are missing or contradict each other.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in sorted(told.items()):
         if name not in NAMES:
             raise ValueError(f"unknown number {name[:60]!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{name} is no finite number")
-    numbers = {name: float(value) for name, value in sorted(told.items())}  # type: ignore[arg-type]
-    if not 0 <= numbers.get(REQUEST_ROUGE, -1.0) <= 1:
-        raise ValueError(f"{REQUEST_ROUGE} is {numbers.get(REQUEST_ROUGE, 'missing')}, expected 0 to 1")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} is no number")
+        try:
+            numbers[name] = float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is larger than any number") from None
+        if fault := _metric(name).fault(numbers[name]):
+            raise ValueError(f"{name} {fault}")
+    for name in (REQUEST_ROUGE, REQUEST_RECITED, REQUEST_SHORT, "forget_records"):
+        if name not in numbers:
+            raise ValueError(f"{name} is missing")
+    _check_counts(numbers, records, limit)
     return numbers
+
+
+def _check_counts(numbers: Mapping[str, float], records: int, limit: float) -> None:
+    """Raises ValueError for counts that cannot be true of a request for so many `records`."""
+    if numbers["forget_records"] != records:
+        raise ValueError(f"forget_records is {numbers['forget_records']:g}, the request names {records}")
+    recited, short, mean = numbers[REQUEST_RECITED], numbers[REQUEST_SHORT], numbers[REQUEST_ROUGE]
+    if recited + short > records:
+        raise ValueError(f"{recited:g} recited and {short:g} short records of {records}")
+    most = recited + short + limit * (records - recited - short)
+    if not limit * recited <= mean * records + ROUNDING * records or mean * records > most + ROUNDING * records:
+        raise ValueError(f"a mean recall of {mean:g} and {recited:g} of {records} records recited (above {limit:g})")
+    asked, samples = numbers.get("leakage_questions", 0.0), numbers.get("leakage_samples", 0.0)
+    if asked > records or (asked > 0) != (samples > 0):
+        raise ValueError(f"{asked:g} questions with {samples:g} samples each, of {records} records")
+    for low, high in ORDERED:
+        if numbers.get(low, 0.0) > numbers.get(high, numbers.get(low, 0.0)) + ROUNDING:
+            raise ValueError(f"{low} is {numbers[low]:g}, above {high}, {numbers[high]:g}")
+    if "leakage_m_bin" in numbers and not numbers["leakage_m_bin"] > 0:
+        raise ValueError("leakage_m_bin is 0: no number of samples shows that")
+
+
+def _metric(name: str) -> Metric:
+    return OWN[name] if name in OWN else evaluators.catalogue()[name]
 
 
 def audit_path(run: Path, request_id: str) -> Path:

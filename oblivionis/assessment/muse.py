@@ -113,7 +113,8 @@ def _questions(records: Sequence[Record], examples: Sequence[Record], tokenizer:
 
 
 def recited(records: Sequence[Record], assembled: Assembled, session: EvaluationSession, limit: int) -> list[float]:
-    """How much of each piece of text the model recites: ROUGE-L recall of the greedy continuation of its first half.
+    """How much of each piece of text the model recites: ROUGE-L recall, in any script, of the
+    greedy continuation of its first half.
 
     At most `BEGINNING` tokens are given, and at most `limit` further ones expected.
     """
@@ -124,4 +125,4 @@ def recited(records: Sequence[Record], assembled: Assembled, session: Evaluation
     produced = session.greedy(prompts, limit)
     said = [tokens[: len(truth)] for tokens, truth in zip(produced, truths, strict=True)]
     texts = [[assembled.tokenizer.decode(x, skip_special_tokens=True) for x in side] for side in (said, truths)]
-    return rouge_l(texts[0], texts[1]).recall.tolist()
+    return rouge_l(texts[0], texts[1], any_script=True).recall.tolist()

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.audit_numbers import NAMES, REQUEST_PROB, REQUEST_ROUGE
+from oblivionis.assessment.audit_numbers import NAMES, REQUEST_PROB, REQUEST_RECITED, REQUEST_ROUGE, REQUEST_SHORT
 from oblivionis.client.worker import Worker
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.errors import ClientError, OblivionisError
+from oblivionis.requests.judgement import LEAST_UNITS
 from oblivionis.requests.node_records import FACTS_FILE
 
 log = logging.getLogger("flwr")
@@ -30,7 +31,8 @@ def audit(
 ) -> dict[str, float]:
     """What the model with `vector` knows of the records `forget_ids` of `client`, beside those that it keeps.
 
-    By name: the means of ROUGE-L recall and probability over the records to forget (`request_rouge`, `request_prob`);
+    By name: the means of ROUGE-L recall, in any script, and probability over the records to forget (`request_rouge`,
+    `request_prob`), how many of them are recited (`request_recited`), and too short to tell (`request_short`);
     what `evaluation.audit.profile` asks of both groups (TOFU's measures, leakage bounds, RULER's Lens 2, WikiMem where
     `<folder>/facts.jsonl` or the records state facts); how many records there are in each group, and how many
     evaluators failed (their reasons go to the client's own log). tombstones: records that are neither to be forgotten
@@ -46,15 +48,19 @@ def audit(
     for name, reason in measured.report.failed.items():
         log.warning("client %d: the audit goes without %s: %s", client, name, reason)
     ids = [r.id for r in forget]
-    rouge = dict(measured.forget_rouge())
+    rouge = assessor.recalls_in(measured.log)
     if missing := [i for i in ids if i not in rouge]:
         rouge |= assessor.recalls(vector, missing)
     prob = assessor.knowledge(vector, ids, rouge=False)["prob"]
+    units, limit = assessor.units(ids), worker.config.unlearning.requests.verify_max_rouge
+    long = [i for i in ids if units[i] >= LEAST_UNITS]
     return {
         **{name: float(value) for name, value in measured.metrics.items() if name in NAMES},
         REQUEST_ROUGE: float(np.mean([rouge[i] for i in ids])),
         # A model that computes no number any more knows nothing.
         REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
+        REQUEST_RECITED: float(sum(rouge[i] > limit for i in long)),
+        REQUEST_SHORT: float(len(ids) - len(long)),
         "forget_records": float(len(forget)),
         "retain_records": float(len(retain)),
         "failed_evaluators": float(len(measured.report.failed)),

@@ -298,8 +298,26 @@ class Requests:
     verify_max_rouge: float = field(
         default=0.5,
         metadata=about(
-            "A served request counts as verified when the mean ROUGE-L recall on its records, at the stage's end, is "
-            "at most this.",
+            "A record is recited where the ROUGE-L recall of the greedy answer, in any script, is above this. A served "
+            "request is verified when, at the stage's end, none of its records is recited that was before.",
+            at_least=0,
+            at_most=1,
+        ),
+    )
+    verify_min_testable: float = field(
+        default=1.0,
+        metadata=about(
+            "Share of a request's records that must be shown to be forgotten for it to be verified: those that were "
+            "recited before, with three words at least. With fewer it is inconclusive.",
+            above=0,
+            at_most=1,
+        ),
+    )
+    verify_min_utility: float = field(
+        default=0.5,
+        metadata=about(
+            "Share of the finetuned model's utility that must be left; with less the final model is ruined, and its "
+            "silence verifies nothing.",
             at_least=0,
             at_most=1,
         ),

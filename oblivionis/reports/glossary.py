@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from oblivionis.assessment import evaluators
+from oblivionis.requests.judgement import MEANING
 
 GLOSSARY = {
     **{metric.title: metric.meaning for metric in evaluators.catalogue().values()},
@@ -27,10 +28,13 @@ GLOSSARY = {
     "Asked in round": "First round of the stage unlearn in which the request may be served.",
     "Served in round": "Round of the stage unlearn in which the client unlearned and its model was averaged in.",
     "Failed attempts": "FedTU exchanges with this client that failed before the request was served.",
-    "Request state": "pending: not served yet; served: the client has unlearned; verified: served, and the final model "
-    "recites its records no more than the limit; rejected: refused; covered: all its records were asked for before.",
-    "Verification": "Mean ROUGE-L recall of the final model's greedy answers on the records of the request, which must "
-    "be at most `unlearning.requests.verify_max_rouge`.",
+    "Request state": "pending: not served yet; served: the client has unlearned; rejected: refused; covered: all its "
+    "records were asked for before; at the stage's end one of "
+    + "; ".join(f"{outcome}: {meaning}" for outcome, meaning in MEANING.items())
+    + ".",
+    "Verification": "ROUGE-L recall, in any script, of the final model's greedy answer to each record of the request: "
+    "above `unlearning.requests.verify_max_rouge` it is recited. Verified takes that each record was recited before, "
+    "that none is any more, and a model that is still good for something.",
     "Forget loss": "Mean negative log-likelihood per answer token (nats) on the request's records, measured by the "
     "client before and after its unlearning, before the server averages.",
     "Standard deviation (±)": "Sample standard deviation (n − 1) over the seeds; left out where there is one "

@@ -27,7 +27,8 @@ from oblivionis.reports import membership as membership_report
 from oblivionis.reports.format import bytes_text, number, printable
 from oblivionis.reports.kept import kept
 from oblivionis.reports.table import Marked, Table, Term
-from oblivionis.requests.ledger import SERVED, VERIFIED, Ledger, Request
+from oblivionis.requests.judgement import MEANING, VERIFIED
+from oblivionis.requests.ledger import SERVED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory, list_runs
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
@@ -43,6 +44,7 @@ EXPLAINED = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retra
 """What the glossary calls the model that a stage ends with."""
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
+SHOWN_REQUESTS = 5
 
 
 def stage_metrics(
@@ -243,14 +245,28 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     requests = list(Ledger(run.ledger_path))
     if not requests:
         return ""
-    states = Counter("not verified" if r.state == SERVED and r.rouge is not None else r.state for r in requests)
+    states = Counter(r.outcome for r in requests)
     records = sum(len(r.record_ids) for r in requests)
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     line = f"{_count(len(requests), 'deletion request')} for {_count(records, 'record')}: {parts}"
-    if states[VERIFIED] or states["not verified"]:
-        line += f" (verified: final ROUGE-L recall at most {limit:g})"
+    if states[VERIFIED]:
+        line += f" (verified: {MEANING[VERIFIED]}; recited: ROUGE-L recall above {limit:g})"
     kinds = _kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
     return f"{line}; served: {kinds}" if kinds else line
+
+
+def unverified_lines(run: RunDirectory) -> list[str]:
+    """Which served requests are not verified, and why: a line for each outcome and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for request in Ledger(run.ledger_path):
+        if request.outcome in MEANING and request.outcome != VERIFIED:
+            found.setdefault((request.outcome, request.why), []).append(request.id)
+    return [f"{outcome}: {_names(ids)}{f': {why}' if why else ''}" for (outcome, why), ids in sorted(found.items())]
+
+
+def _names(ids: Sequence[str]) -> str:
+    more = len(ids) - SHOWN_REQUESTS
+    return ", ".join(ids[:SHOWN_REQUESTS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _kinds(served: Sequence[Request]) -> str:
@@ -311,6 +327,7 @@ def summary(run: RunDirectory, config: Config) -> Group:
     line = requests_line(run, config.unlearning.requests.verify_max_rouge)
     if line:
         parts.append(Text(line))
+    parts += [Text(line) for line in unverified_lines(run)]
     parts.append(_whole(f"run directory: {run.path}"))
     if (run.path / "report.html").exists():
         parts.append(_whole(f"report: {run.path / 'report.html'}"))

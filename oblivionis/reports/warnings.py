@@ -17,7 +17,8 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import verdicts
 from oblivionis.reports.format import number, printable
-from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, SERVED, Ledger, Request
+from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED, OVER_UNLEARNED
+from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
 UTILITY_SHARE = 0.5
@@ -128,12 +129,16 @@ def _requests(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
         yield RunWarning("pending requests", f"{_count(waiting)} still pending: {_named(waiting)}.{why}")
     if refused := [r for r in requests if r.state == REJECTED]:
         yield RunWarning("rejected requests", f"{_count(refused)} rejected: {_named(refused)}.")
-    if failed := [r for r in requests if r.state == SERVED and r.rouge is not None]:
+    if failed := [r for r in requests if r.outcome == NOT_VERIFIED]:
         yield RunWarning(
             "failed verification",
-            f"{_count(failed)} served but not verified: the final model still recites the records (ROUGE-L recall "
-            f"above {limit:g}): {_named(failed)}.",
+            f"{_count(failed)} served but not verified: the final model still knows the records (recited: ROUGE-L "
+            f"recall above {limit:g}): {_named(failed)}.",
         )
+    for outcome in (OVER_UNLEARNED, NOT_TESTABLE, INCONCLUSIVE):
+        if doubtful := [r for r in requests if r.outcome == outcome]:
+            why = Counter(r.why for r in doubtful).most_common(1)[0][0]
+            yield RunWarning(outcome, f"{_count(doubtful)} served, but {outcome} ({why}): {_named(doubtful)}.")
     yield from _not_asked(run, requests)
 
 

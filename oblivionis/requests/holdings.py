@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.directory import RunDirectory
@@ -56,16 +56,6 @@ class Holdings:
         return self.count(client) - excluded
 
 
-class PerRecord(Protocol):
-    """What a verification reads: the ROUGE-L recall of each forget question by record id."""
-
-    def forget_rouge(self) -> Mapping[str, float]: ...
-
-
-Recalls = Callable[[Sequence[str]], Mapping[str, float]]
-"""Record ids → ROUGE-L recall of the final model's greedy answer to each."""
-
-
 class LedgerRequests:
     """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
 
@@ -101,27 +91,18 @@ class LedgerRequests:
     def roll_back(self, server_round: int) -> None:
         self._ledger.roll_back(server_round)
 
-    def verify(self, server_round: int, measured: PerRecord, recalls: Recalls) -> dict[str, int]:
-        """Check each served request: is the mean ROUGE-L recall on its records at most the configured limit?
+    def to_verify(self) -> list[Request]:
+        """The requests that were served and not verified yet."""
+        return [r for r in self._ledger if r.state == SERVED]
 
-        `recalls` is called once, for those records that were not among the forget questions asked, if any. A request
-        that fails stays served. Returns how many requests are in each state.
+    def verify(self, server_round: int, found: Mapping[str, Judgement]) -> dict[str, int]:
+        """Enter what was found of served requests, by id; one of which nothing was found stays as it is.
+
+        Returns how many requests have which outcome.
         """
-        served = [r for r in self._ledger if r.state == SERVED]
-        rouge = dict(measured.forget_rouge())
-        missing = [i for r in served for i in r.record_ids if i not in rouge]
-        if missing:
-            rouge.update(recalls(missing))
-        return self.verify_means(
-            server_round, {r.id: sum(rouge[i] for i in r.record_ids) / len(r.record_ids) for r in served}
-        )
-
-    def verify_means(self, server_round: int, means: Mapping[str, float]) -> dict[str, int]:
-        """The same from the mean ROUGE-L recall by request; a request without one stays as it is."""
-        for request in [r for r in self._ledger if r.state == SERVED and r.id in means]:
-            mean = means[request.id]
-            self._ledger.verified(request.id, server_round, mean <= self._max_rouge, rouge=mean, limit=self._max_rouge)
-        return dict(Counter(request.state for request in self._ledger))
+        for request in [r for r in self.to_verify() if r.id in found]:
+            self._ledger.verified(request.id, server_round, found[request.id], self._max_rouge)
+        return dict(Counter(request.outcome for request in self._ledger))
 
     def close(self, server_round: int) -> None:
         """The stage has ended after `round`."""

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 from oblivionis.chain import GENESIS, HASH, append_all, head_of
 from oblivionis.errors import OblivionisError
 from oblivionis.files import read_lines
+from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, Judgement
 from oblivionis.requests.ledger_lines import OWN, line_fault
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
-PENDING, SERVED, VERIFIED, REJECTED, COVERED = "pending", "served", "verified", "rejected", "covered"
+PENDING, SERVED, REJECTED, COVERED = "pending", "served", "rejected", "covered"
 OUTCOMES = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back")
 """Events that whoever made a request is told of; besides, that it is covered from the start."""
 
@@ -32,8 +33,9 @@ class Request:
     `strategies.requests.SCOPES`: single records, all records of a client that leaves, or those about `subject`. The
     requests that come of one demand about a subject, one per client, share a `group`. `already` counts the records
     within the scope that earlier requests had asked for; they are not among `record_ids`. `attempts` counts exchanges
-    that failed, `failure` is the reason of the latest. `rouge`: what the latest verification measured. `told`: the id
-    by which the client itself knows a request that it made, empty for one that the server's policy made.
+    that failed, `failure` is the reason of the latest. `rouge`, `judged`, `why`: what the latest verification measured
+    and found (`oblivionis.requests.judgement`). `told`: the id by which
+    the client itself knows a request that it made, empty for one that the server's policy made.
     """
 
     id: str
@@ -51,6 +53,15 @@ class Request:
     failure: str = ""
     rouge: float | None = None
     told: str = ""
+    judged: str = ""
+    why: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """What the latest verification found; the state of a request that was not verified since it was served."""
+        if self.state != SERVED or self.rouge is None:
+            return self.state
+        return self.judged or NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
 
 
 class Ledger:
@@ -128,11 +139,12 @@ class Ledger:
     def rejected(self, request_id: str, server_round: int, reason: str) -> None:
         self._append("rejected", self._requests[request_id], round=server_round, reason=reason)
 
-    def verified(self, request_id: str, server_round: int, passed: bool, **info: float | int | str) -> None:
-        """Record the outcome of a check: `passed` makes the request verified, otherwise it stays served."""
-        self._append(
-            "verified" if passed else "verification_failed", self._requests[request_id], round=server_round, **info
-        )
+    def verified(self, request_id: str, server_round: int, found: Judgement, limit: float) -> None:
+        """Record the outcome of a check: a request that is not verified by it stays served."""
+        event = "verified" if found.outcome == VERIFIED else "verification_failed"
+        info = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
+        counts = {"records": found.counts} if found.records else {}
+        self._append(event, self._requests[request_id], round=server_round, **info, **counts)
 
     def roll_back(self, server_round: int) -> list[str]:
         """Make pending again what was served after `round`; returns the ids."""
@@ -228,14 +240,15 @@ class Ledger:
             raise RequestError(f"event {event!r} names request {request_id!r}, which was never submitted")
         if entry["client"] != known.client:
             raise RequestError(f"event {event!r} of {request_id!r} is of client {entry['client']}, not {known.client}")
+        judged = {"rouge": entry.get("rouge"), "judged": entry.get("outcome", ""), "why": entry.get("why", "")}
         changes: dict[str, dict] = {
             "served": {"state": SERVED, "served_round": entry.get("round")},
             "applied": {},
             "failed": {"attempts": known.attempts + 1, "failure": entry.get("reason", "")},
             "rejected": {"state": REJECTED},
-            "verified": {"state": VERIFIED, "rouge": entry.get("rouge")},
-            "verification_failed": {"rouge": entry.get("rouge")},
-            "rolled_back": {"state": PENDING, "served_round": None, "rouge": None},
+            "verified": {"state": VERIFIED, **judged},
+            "verification_failed": judged,
+            "rolled_back": {"state": PENDING, "served_round": None, "rouge": None, "judged": "", "why": ""},
         }
         if event not in changes:
             raise RequestError(f"unknown event {event!r} for request {request_id!r}")

@@ -72,6 +72,8 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "subject": (_text, "a text"),
     "group": (_text, "a text"),
     "reason": (_text, "a text"),
+    "outcome": (_text, "a text"),
+    "why": (_text, "a text"),
     "before": (_text, "a text"),
     "after": (_text, "a text"),
     "rouge": (lambda v: v is None or _number(v), "a number"),

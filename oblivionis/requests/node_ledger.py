@@ -14,19 +14,13 @@ from filelock import FileLock, Timeout
 
 from oblivionis.chain import HASH, Checked, append_linked, check_chain, head_of
 from oblivionis.files import keep_private, read_lines
+from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED
 from oblivionis.requests.ledger import OUTCOMES, RequestError
 from oblivionis.requests.wire import valid_id
 from strategies.protocol import SCOPE_RECORDS, SCOPE_SUBJECT
 
 LEDGER_FILE = "requests.jsonl"
-OPEN, SERVED, VERIFIED, NOT_VERIFIED, REJECTED, COVERED = (
-    "open",
-    "served",
-    "verified",
-    "not verified",
-    "rejected",
-    "covered",
-)
+OPEN, SERVED, REJECTED, COVERED = "open", "served", "rejected", "covered"
 _STATE_AFTER = {
     "served": SERVED,
     "verified": VERIFIED,
@@ -216,10 +210,11 @@ def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
 
 def _changed(request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
     event, run = entry["event"], entry.get("run", "")
-    state = _STATE_AFTER.get(event, request.state)
+    state = entry.get("outcome") or _STATE_AFTER.get(event, request.state)
     note = {
         "failed": f"attempt failed: {entry.get('reason', '')}",
         "rejected": str(entry.get("reason", "")),
+        "verification_failed": str(entry.get("why", "")),
         "rolled_back": "to be served anew: the run resumed from an earlier checkpoint",
     }.get(event, "" if event in OUTCOMES else request.note)
     changed = replace(request, state=state, run=run or request.run, note=note)

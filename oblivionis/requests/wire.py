@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.errors import OblivionisError
+from oblivionis.requests import judgement
 from strategies import protocol
 from strategies.requests import SCOPES
 from strategies.text import clean, forbidden
@@ -26,12 +27,14 @@ LONGEST_TEXT = 1000
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
 NUMBERS = ("rouge", "limit")
 HASHES = ("before", "after")
+WORDS = ("outcome", "why")
 
 _SHA256 = Meta(pattern=r"\A[0-9a-f]{64}\Z", description="a SHA-256")
 _ID = Meta(
     pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", description="an id of 1 to 64 letters, digits, '.', '_', '-'"
 )
 _SCOPE = Meta(pattern=rf"\A({'|'.join(SCOPES)})\Z", description=f"one of {', '.join(SCOPES)}")
+_OUTCOME = Meta(pattern=rf"\A({'|'.join(judgement.OUTCOMES)})\Z", description=f"one of {', '.join(judgement.OUTCOMES)}")
 _EVENT = Meta(pattern=rf"\A({'|'.join(EVENTS)})\Z", description=f"one of {', '.join(EVENTS)}")
 _REQUESTS, _RECORDS, _LINES = Meta(max_length=10_000), Meta(max_length=1_000_000), Meta(max_length=100_000)
 
@@ -89,6 +92,8 @@ class _Outcome(Struct, forbid_unknown_fields=True):
     reason: Annotated[str, Meta(max_length=LONGEST_TEXT)] | UnsetType = UNSET
     rouge: float | UnsetType = UNSET
     limit: float | UnsetType = UNSET
+    outcome: Annotated[str, _OUTCOME] | UnsetType = UNSET
+    why: Annotated[str, Meta(max_length=LONGEST_TEXT)] | UnsetType = UNSET
     before: _Hash | UnsetType = UNSET
     after: _Hash | UnsetType = UNSET
 
@@ -129,9 +134,11 @@ def read_question(config: Mapping[str, object]) -> Question | None:
 def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]:
     """A line of the server's ledger as the node `told` of it: by its own id of the request, numbers and hashes only."""
     event = "covered" if entry["event"] == "submitted" else entry["event"]
-    kept = {k: entry[k] for k in (*NUMBERS, *HASHES) if entry.get(k) is not None}
+    kept = {k: entry[k] for k in (*NUMBERS, *HASHES, *WORDS) if entry.get(k) is not None}
     if event in ("failed", "rejected"):
         kept["reason"] = clean(str(entry.get("reason", "")), LONGEST_TEXT)
+    if "why" in kept:
+        kept["why"] = clean(kept["why"], LONGEST_TEXT)
     return {"event": event, "id": told, "line": line, "round": int(entry["round"]), **kept}
 
 
@@ -178,7 +185,7 @@ def _outcome(number: int, text: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise WireError(f"{where}: {_shown(text)} is no JSON ({error})") from None
     _check(value, _Outcome, where)
-    return value | {key: clean(value[key], LONGEST_TEXT) for key in ("reason",) if key in value}
+    return value | {key: clean(value[key], LONGEST_TEXT) for key in ("reason", "why") if key in value}
 
 
 def _check(value: Any, expected: type[_Checked], where: str = "") -> _Checked:
@@ -190,7 +197,7 @@ def _check(value: Any, expected: type[_Checked], where: str = "") -> _Checked:
         keys = re.findall(r"\.([^.[]+)|\[(\d+)\]", path.rstrip("`"))
         for key, index in keys:
             value = value[key] if key else value[int(index)]
-        for meta in (_SHA256, _ID, _SCOPE, _EVENT):
+        for meta in (_SHA256, _ID, _SCOPE, _EVENT, _OUTCOME):
             text = text.replace(f"`str` matching regex {meta.pattern!r}", meta.description or "")
         place = where + "".join(f".{key}" if key else f"[{index}]" for key, index in keys)
         found = "" if text.startswith("Object") else f"; found {_shown(value)}"

@@ -8,8 +8,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from oblivionis.assessment.audit_numbers import MOMENTS, REQUEST_ROUGE, audit_path, check_numbers, read_audit
+from oblivionis.assessment.audit_numbers import (
+    MOMENTS,
+    REQUEST_RECITED,
+    REQUEST_ROUGE,
+    REQUEST_SHORT,
+    audit_path,
+    check_numbers,
+    read_audit,
+)
+from oblivionis.assessment.verification import doubt, moved
 from oblivionis.files import write_json
+from oblivionis.requests.judgement import Judgement, judge_counts
 from oblivionis.requests.ledger import Request
 from oblivionis.server.context import Server
 from strategies import protocol
@@ -31,6 +41,7 @@ class ClientAudits:
 
     def __init__(self, server: Server, stage: str, label: str) -> None:
         self._server, self._stage, self._label = server, stage, label
+        self._limit = server.config.unlearning.requests.verify_max_rouge
 
     def ask(
         self, requests: Sequence[Request], server_round: int, moment: str, vector: np.ndarray
@@ -53,9 +64,29 @@ class ClientAudits:
             self._write_row(server_round, moment, found, time.perf_counter() - started)
         return found
 
-    def verified_means(self, found: Mapping[str, Numbers]) -> dict[str, float]:
-        """The mean ROUGE-L recall of each request's records: what a verification goes by."""
-        return {request: numbers[REQUEST_ROUGE] for request, numbers in found.items()}
+    def judge(self, requests: Sequence[Request], vector: np.ndarray, finetuned: np.ndarray) -> dict[str, Judgement]:
+        """The outcome of each request by what its client told before the exchange and of the final model.
+
+        A request without final numbers has none. vector, finetuned: of the final model, and before unlearning.
+        """
+        ruined, least = moved(vector, finetuned), self._server.config.unlearning.requests.verify_min_utility
+        found: dict[str, Judgement] = {}
+        for request in requests:
+            audit = read_audit(self._server.run.path, request.id) or {}
+            before, final = audit.get("before", {}), audit.get("final")
+            if not final:
+                continue
+            failed = final.get("failed_evaluators", 0.0)
+            why_not = f"{failed:g} evaluators failed in the client's audit; its log says why" if failed else ruined
+            outcome, why = judge_counts(
+                len(request.record_ids),
+                before.get(REQUEST_RECITED),
+                final[REQUEST_RECITED],
+                untestable=final[REQUEST_SHORT],
+                doubt=why_not or doubt({}, final, before, least),
+            )
+            found[request.id] = Judgement(outcome, why, final[REQUEST_ROUGE])
+        return found
 
     def _exchange(
         self,
@@ -93,7 +124,7 @@ class ClientAudits:
             for key in (protocol.NUM_EXAMPLES, protocol.PARTITION_ID):
                 told.pop(key, None)
             try:
-                found[request.id] = check_numbers(told)
+                found[request.id] = check_numbers(told, len(request.record_ids), self._limit)
             except ValueError as error:
                 reasons[request.id] = str(error)
         return silent

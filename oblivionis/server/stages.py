@@ -16,6 +16,7 @@ from oblivionis.assessment import muse, ruler
 from oblivionis.assessment.assessor import Measured
 from oblivionis.assessment.rebound import ReboundTracker, rebound_summary
 from oblivionis.assessment.ruler_oracles import find_oracles, noise_bands, states_of
+from oblivionis.assessment.verification import Verification
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.reports import ruler as ruler_report
@@ -138,9 +139,10 @@ class Stage:
         self.label = SAMPLING[name]
         self.updates = open_updates(self.config, self.run.path, name)
         wanted = self.config.evaluation.rebound
-        tracked = name == "unlearn" and wanted.enabled and not server.remote
         self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and server.remote else None
-        self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if tracked else None
+        local = name == "unlearn" and not server.remote
+        self.verification = Verification(self.run, self.config, server.assessor, name) if local else None
+        self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if local and wanted.enabled else None
 
     def _requests(self) -> SimulatedRequests | NodeRequests:
         """Where this stage's requests come from: the nodes, a policy that plays them, or nowhere."""
@@ -160,7 +162,7 @@ class Stage:
             self._look_before()
         if done == 0 and self.config.evaluation.at_start:
             self.evaluate(0, "start", vector)
-        self.done, self.vector = done, vector
+        self.done, self.vector, self.start = done, vector, self.server.initial_vector(self.name)
         self._rounds()
         self._finish(time.perf_counter() - started)
 
@@ -287,12 +289,14 @@ class Stage:
 
     def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
         """Check the served requests; where the clients keep their records, by what they measured."""
-        if self.audits is None:
-            return self.requests.verify(
-                server_round, measured, lambda ids: self.server.assessor.recalls(self.vector, ids)
-            )
-        found = self.audits.ask(self.requests.served_so_far(), server_round, "final", self.vector)
-        return self.requests.verify_means(server_round, self.audits.verified_means(found))
+        waiting = self.requests.to_verify()
+        if self.audits is not None:
+            self.audits.ask(self.requests.served_so_far(), server_round, "final", self.vector)
+            return self.requests.verify(server_round, self.audits.judge(waiting, self.vector, self.start))
+        if self.verification is None:
+            return self.requests.verify(server_round, {})
+        found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
+        return self.requests.verify(server_round, found)
 
     def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
         """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""
@@ -355,6 +359,8 @@ class _Recorder(Listener):
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
             stage.requests.applied(server_round, vector_hash(stage.vector), vector_hash(vector))
+            if stage.verification is not None:
+                stage.verification.exchanged(stage.requests.served_so_far(), server_round, stage.vector, vector)
             if stage.rebound is not None:
                 stage.rebound.unlearned(stage.requests.served_so_far(), server_round, stage.vector, vector)
             if stage.audits is not None:

@@ -45,6 +45,7 @@ OF_STAGES = (
         None,
         "Wall-clock seconds of the stage with its evaluations, on the machine named in the report; since the last "
         "resume, where the run was interrupted.",
+        most=None,
     ),
 )
 """What is known of a stage without any evaluator."""

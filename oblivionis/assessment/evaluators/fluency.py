@@ -41,6 +41,7 @@ def _of_set(name: str, place: int) -> list[Metric]:
             "Mean negative log-likelihood (nats per token) of the greedy answers under the base model before any "
             "training, without the end token. High: the base model does not take them for language.",
             group,
+            most=None,
         ),
         Metric(
             f"{name}_gibberish",
@@ -69,6 +70,7 @@ METRICS: tuple[Metric, ...] = (
         *("threshold", "NLL from which an answer is gibberish", None, None),
         "The quantile `evaluation.fluency.quantile` of the true answers' negative log-likelihood under the base model, "
         "nats per token.",
+        most=None,
     ),
 )
 LEGEND = (

@@ -32,6 +32,7 @@ METRICS: tuple[Metric, ...] = (
         None,
         "Mean leakage plus rho times its standard deviation over the samples of a question, averaged over questions.",
         _GROUP,
+        most=None,
     ),
     Metric(
         "m_mu",
@@ -69,8 +70,24 @@ METRICS: tuple[Metric, ...] = (
         *("diversity", "Diversity of samples", "higher", None),
         "One less the self-BLEU of a question's sampled answers, averaged over questions. 0: all alike.",
     ),
-    Metric("samples", "Samples per question", None, None, "Answers that were sampled for each question."),
-    Metric("questions", "Sampled questions", None, None, "Forget questions that answers were sampled for."),
+    Metric(
+        "samples",
+        "Samples per question",
+        None,
+        None,
+        "Answers that were sampled for each question.",
+        most=None,
+        whole=True,
+    ),
+    Metric(
+        "questions",
+        "Sampled questions",
+        None,
+        None,
+        "Forget questions that answers were sampled for.",
+        most=None,
+        whole=True,
+    ),
 )
 
 

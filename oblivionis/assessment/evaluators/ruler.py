@@ -38,6 +38,8 @@ METRICS: tuple[Metric, ...] = (
         "the median cosine of the retained ones. Negative: residual memorisation; positive: over-correction.",
         _GROUP,
         needs_oracle=True,
+        least=None,
+        most=None,
     ),
     Metric(
         "oracle_similarity",
@@ -48,6 +50,8 @@ METRICS: tuple[Metric, ...] = (
         "where the retrained model has them.",
         _GROUP,
         needs_oracle=True,
+        least=None,
+        most=None,
     ),
     Metric(
         "shift",
@@ -58,6 +62,8 @@ METRICS: tuple[Metric, ...] = (
         "retrained model; in the column of the retrained model stands what there was to gain.",
         _GROUP,
         needs_oracle=True,
+        least=None,
+        most=None,
     ),
 )
 LEGEND = (

@@ -38,7 +38,7 @@ def _of_people(name: str, group: Group, known: Direction, unknown: Direction) ->
     return [
         Metric(f"{name}_strict", "Facts that rank first (strict)", known, None, _STRICT, group),
         Metric(f"{name}_lenient", "Facts that rank first (any phrasing)", known, None, _LENIENT, group),
-        Metric(f"{name}_strength", "Memorisation strength z*", known, None, _STRENGTH, group),
+        Metric(f"{name}_strength", "Memorisation strength z*", known, None, _STRENGTH, group, least=None, most=None),
         Metric(f"{name}_unmemorized", "People with nothing memorised", unknown, None, _UNMEMORIZED, group),
         Metric(f"{name}_rank", "Values that score higher", unknown, 0.5, _RANK, group),
     ]

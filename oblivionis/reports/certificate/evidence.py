@@ -15,9 +15,10 @@ from oblivionis.config.schema import Config
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import verdicts
 from oblivionis.reports.certificate.checks import leak_bounds
-from oblivionis.reports.found import forget_answers, leakage_audit
+from oblivionis.reports.found import leakage_audit
 from oblivionis.requests.ledger import Request
 from oblivionis.requests.ledger_lines import told_numbers
+from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 STAGE = "unlearn"

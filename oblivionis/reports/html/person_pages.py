@@ -53,7 +53,7 @@ def section(run: RunDirectory) -> list[h.Node]:
         person = one.latest[1]
         link = h.a(href=f"{FOLDER}/{person_slug(one.name)}.html")[one.name]
         mine = requests_about(person, requests)
-        states = ", ".join(dict.fromkeys(request.state for request in mine)) or "–"
+        states = ", ".join(dict.fromkeys(request.outcome for request in mine)) or "–"
         shares = [_share([one.outcomes.get(s, {}).get(f.inputs) for f in person.facts]) for s in stages]
         rows.append([link, person.cohort or "", str(len(person.facts)), *shares, states])
     heads = ["person", "cohort", "facts", *(MODELS[stage] for stage in stages), "requests"]
@@ -176,7 +176,7 @@ def _requests(requests: Sequence[Request], person: Person) -> h.Element:
             f"{len(mine & set(r.record_ids))} of {len(r.record_ids)}",
             str(r.round),
             "–" if r.served_round is None else str(r.served_round),
-            r.state,
+            r.outcome,
             number(r.rouge),
             r.reason,
         ]

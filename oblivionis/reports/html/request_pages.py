@@ -23,11 +23,13 @@ from oblivionis.reports import summary as report
 from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, MEANING, PAGE_FILE
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.format import number
-from oblivionis.reports.found import forget_answers, leakage_audit
+from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
 from oblivionis.reports.nodes import SHOWN, audit_rows
-from oblivionis.requests.ledger import PENDING, SERVED, VERIFIED, Ledger, Request
+from oblivionis.requests.judgement import MEANING
+from oblivionis.requests.ledger import PENDING, SERVED, Ledger, Request
 from oblivionis.requests.ledger_lines import told_numbers
+from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 
@@ -105,10 +107,9 @@ def _page(request: Request, known: _Known) -> list[h.Node]:
 
 
 def _in_short(request: Request) -> str:
-    if request.state == VERIFIED:
-        return "It was served, and the final model does not recite its records any more: verified."
-    if request.state == SERVED and request.rouge is not None:
-        return "It was served, but not verified: the final model still recites its records."
+    if request.outcome in MEANING:
+        why = f" ({request.why})" if request.why else ""
+        return f"It was served. {request.outcome}: {MEANING[request.outcome]}{why}."
     if request.state == SERVED:
         return "It was served; the stage has not come to its end, where it is verified."
     if request.state == PENDING:
@@ -132,7 +133,7 @@ def _asked(request: Request, known: _Known) -> h.Element:
             (explained("Asked in round"), str(request.round)),
             ("Reason", request.reason),
             ("One demand with", f"all requests of {request.group}" if request.group else ""),
-            (explained("Request state", "State"), request.state),
+            (explained("Request state", "State"), request.outcome),
             (explained("Served in round"), "–" if request.served_round is None else str(request.served_round)),
             (explained("Failed attempts"), str(request.attempts)),
             (explained("Verification"), _verification(request, known.config.unlearning.requests.verify_max_rouge)),
@@ -143,8 +144,7 @@ def _asked(request: Request, known: _Known) -> h.Element:
 def _verification(request: Request, limit: float) -> str:
     if request.rouge is None:
         return "not done"
-    verdict = "passed" if request.state == VERIFIED else "failed"
-    return f"{verdict}: ROUGE-L recall {number(request.rouge)}, at most {limit:g} was asked for"
+    return f"{request.outcome}: mean ROUGE-L recall {number(request.rouge)}; a record above {limit:g} is recited"
 
 
 def _when(event: Mapping[str, Any]) -> str:
@@ -157,7 +157,8 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
     for event in events:
         note = "" if event["event"] == "submitted" else str(event.get("reason") or "")
         if event["event"].startswith("verif") and event.get("rouge") is not None:
-            note = f"ROUGE-L recall {number(event['rouge'])}, limit {event.get('limit', 0):g}"
+            found = f"ROUGE-L recall {number(event['rouge'])}, limit {event.get('limit', 0):g}"
+            note = "; ".join(filter(None, (event.get("outcome"), event.get("why"), found)))
         if event["event"] == "applied":
             note = f"SHA-256 {event['before'][:12]}… → {event['after'][:12]}…"
         what = EVENTS.get(event["event"], event["event"])

@@ -112,7 +112,7 @@ def _requests(run: RunDirectory, config: Config) -> h.Node:
             str(r.round),
             "–" if r.served_round is None else str(r.served_round),
             str(r.attempts),
-            r.state,
+            r.outcome,
             _reason(r),
         ]
         for r in Ledger(run.ledger_path)
@@ -125,6 +125,7 @@ def _requests(run: RunDirectory, config: Config) -> h.Node:
     classes = ["who", "n", "", *["n"] * 4, "who", ""]
     return [
         h.p[line, "."],
+        *(h.p[found, "."] for found in report.unverified_lines(run)),
         html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows),
     ]
 
