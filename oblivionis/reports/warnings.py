@@ -17,7 +17,7 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import verdicts
 from oblivionis.reports.format import number, printable
-from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED, OVER_UNLEARNED
+from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 

@@ -34,6 +34,8 @@ def repair(path: Path) -> Repaired:
     apart. The lines after them are linked anew, a copy of the file stays beside it, and a last line says all this.
     Raises RunError for a ledger whose chain is broken: whoever altered it altered it, and that is not mended here.
     """
+    if not path.exists():
+        return Repaired({}, None)
     checked = check_chain(path)
     if checked.faults:
         raise RunError(

@@ -20,8 +20,9 @@ from oblivionis.config.schema import Config
 from oblivionis.files import read_lines, write_atomic
 from oblivionis.naming import MODELS
 from oblivionis.reports import summary as report
-from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, MEANING, PAGE_FILE
+from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
+from oblivionis.reports.certificate.page import MEANING as RESULTS
 from oblivionis.reports.format import number
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined

@@ -13,6 +13,7 @@ from support import tiny_llama
 from torch.utils.data import DataLoader, Sampler
 from transformers import get_scheduler
 
+from clients import optimisation
 from clients.flat import FlatParameters
 from clients.optimisation import Updater, learning_rate_factor
 from clients.training import NonFiniteError, TrainSettings, train
@@ -119,7 +120,7 @@ def test_the_first_update_of_fedprox_is_that_of_fedavg_to_the_last_bit(mode: str
     """φ is φ_global then, so the term's gradient is 0, whatever the size of the parameters."""
     results = []
     for prox in (False, True):
-        model = tiny_llama.lora() if mode == "lora" else tiny_llama.model()
+        model = tiny_llama.lora() if mode == "lora" else tiny_llama.base()
         start = FlatParameters(model).numpy()
         many = {"epochs": 1, "batch_size": len(RECORDS)}
         results.append(fast(model, prox=(mu, start) if prox else None, **many)[1])

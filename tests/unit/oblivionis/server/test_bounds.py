@@ -13,19 +13,20 @@ from strategies.fedtu import NodeMap
 from strategies.memory_grid import MemoryGrid
 
 
-@pytest.mark.parametrize("growth", [1.0, 1.05, 1.5, 3.0, 30.0])
-def test_no_step_of_adam_is_longer_than_the_bound(growth):
-    """Gradients that grow are the worst that Adam can be given: the first moment follows them faster than the second."""
-    value = torch.zeros(1, requires_grad=True)
+@pytest.mark.parametrize(("quiet", "growth"), [(0, 1.0), (0, 1.11), (0, 3.0), (6000, 1.0), (6000, 1.11), (6000, 3.0)])
+def test_no_step_of_adam_is_longer_than_the_bound(quiet, growth):
+    """Gradients that grow by β₂/β₁ = 1.11 after a long quiet are the worst: the first moment outruns the second."""
+    value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.AdamW([value], lr=1e-3, weight_decay=0.0, eps=1e-30)
     longest = 0.0
-    for step in range(60):
+    for step in range(quiet + 120):
         before = value.item()
-        value.grad = torch.tensor([1e-10 * growth**step])
+        value.grad = torch.tensor([1e-10 * growth ** (step - quiet) if step >= quiet else 0.0], dtype=torch.float64)
         optimiser.step()
         longest = max(longest, abs(value.item() - before) / 1e-3)
-    assert longest <= LONGEST_STEP * (1 + 1e-3)
-    assert longest > (3 if growth > 1.4 else 0.99), "the bound is not far from what can happen"
+    assert 0.99 < longest <= LONGEST_STEP
+    if (quiet, growth) == (6000, 1.11):
+        assert longest > 7.2, "the bound can be reached"
 
 
 def test_the_longest_update_by_hand():
