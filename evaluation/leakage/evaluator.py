@@ -29,8 +29,8 @@ class LeakageEvaluator:
     questions: those to ask; decode: token ids to text; function: leakage h of a text; samples: answers sampled per
     question; terms: significance and thresholds; rule: the sampling distribution; seed: equal seeds draw equal chances.
     The metrics are those of `Summary.overall` and, from two samples on, `diversity`: one minus the samples' self-BLEU,
-    mean over the questions. The details hold the columns and the question ids. The session's token budget is one of
-    forward passes; sampling keeps to `decoding.default_token_budget` instead.
+    mean over the questions. The details hold the columns, the question ids and the number of samples. The session's
+    token budget is one of forward passes; sampling keeps to `decoding.default_token_budget` instead.
     """
 
     questions: Sequence[Prompted]
@@ -73,7 +73,7 @@ class LeakageEvaluator:
         if self.samples > 1:
             metrics["diversity"] = float(np.mean([diversity(t) for t in texts]))
         columns = {name: column.tolist() for name, column in summary.columns.items()}
-        return Result(metrics, {"ids": [a.id for a in asked], "columns": columns})
+        return Result(metrics, {"ids": [a.id for a in asked], "columns": columns, "samples": self.samples})
 
     def _texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
         return [self.decode(tokens) for tokens in answers]

@@ -22,6 +22,7 @@ from evaluation.ruler.evaluator import Embedded, References, RulerEvaluator
 from oblivionis import seeds
 from oblivionis.assessment import evaluators, ruler
 from oblivionis.assessment.context import Context
+from oblivionis.assessment.evaluators import leakage
 from oblivionis.assessment.evaluators.ruler import of_both_profiles
 from oblivionis.assessment.muse import recited
 from oblivionis.assessment.questions import encode_questions, encode_records
@@ -181,6 +182,23 @@ class Assessor:
         """How many words (graphemes in scripts without spaces) of each record's answer can be recited."""
         return {r.id: len(words(r.answer)) for r in self._records(record_ids)}
 
+    def leakage(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, dict[str, float]]:
+        """What sampled answers to these training records leak, by id, as the profile `full` samples; of text nothing.
+
+        By name the bounds of `oblivionis.assessment.evaluators.leakage.by_question`.
+        """
+        records = [] if self._corpus.is_text else self._records(record_ids)
+        if not records:
+            return {}
+        context = replace(self._context, name="leakage", full=True)
+        asked = list(zip(records, encode_questions(self._bare(records), self._assembled, self._config), strict=True))
+        found: dict[str, dict[str, float]] = {}
+        with self._session(vector) as session:
+            for evaluator in leakage.of_records(context, asked):
+                details = evaluator.evaluate(session).details
+                found |= leakage.by_question(details, details["samples"])
+        return found
+
     def knowledge(self, vector: np.ndarray, record_ids: Sequence[str], *, rouge: bool) -> dict[str, dict[str, float]]:
         """How well the model with `vector` knows these training records: by measure, by id.
 
@@ -199,8 +217,7 @@ class Assessor:
         records = self._records(record_ids)
         if self._corpus.is_text:
             return recited(records, self._assembled, session, self._config.evaluation.muse.continuation)
-        bare = [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
-        questions = encode_questions(bare, self._assembled, self._config)
+        questions = encode_questions(self._bare(records), self._assembled, self._config)
         limit = self._config.evaluation.full.max_new_tokens
         produced = session.greedy([q.prompt for q in questions], limit)
         texts = [self._context.decode(tokens) for tokens in produced]
@@ -209,6 +226,10 @@ class Assessor:
     def _records(self, record_ids: Sequence[str]) -> list[Record]:
         known = {record.id: record for record in self._corpus.train}
         return [known[i] for i in record_ids]
+
+    @staticmethod
+    def _bare(records: Sequence[Record]) -> list[Record]:
+        return [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
 
     def _ruler(self) -> RulerEvaluator | None:
         return of_both_profiles(self._context)

@@ -15,16 +15,13 @@ from oblivionis.config.schema import Config
 from oblivionis.files import write_json
 from oblivionis.requests.judgement import NOT_VERIFIED, Judgement, RecordEvidence, judge_request
 from oblivionis.requests.judgement import OVER_UNLEARNED as AVOIDED
+from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges
 from oblivionis.requests.ledger import Request
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 if TYPE_CHECKING:
     from oblivionis.assessment.assessor import Assessor, Measured
 
-FILE = "judgements.json"
-"""In the run: the outcome of each request with the evidence of each of its records, and of which model."""
-EVALUATOR = "requests"
-MOMENTS = ("before_unlearn", "after_unlearn")
 UTILITY = ("model_utility", "retain_prob", "muse_knowmem_retain")
 """What says how much a model is still good for: the first of them that the finetuned model has."""
 MOST_MOVED = 100.0
@@ -91,19 +88,22 @@ class Verification:
         retrained = self._run.load_checkpoint("retrain").vector if self._run.stage_summary("retrain") else None
         oracle = {} if retrained is None else self._recalls(retrained, ids, log("retrain"))
         units = self._assessor.units(ids)
+        leaks = dict((measured.log or {}).get("leakage", {}))
+        leaks |= self._assessor.leakage(vector, [i for i in ids if i not in leaks])
         doubt, settings = self._doubt(measured, vector, finetuned), self._config.unlearning.requests
         found: dict[str, Judgement] = {}
         evidence: dict[str, Any] = {}
         for request in asked:
             of = {i: RecordEvidence(units[i], final[i], before[i], oracle.get(i)) for i in request.record_ids}
+            knows = self._knows(request.record_ids, vector, retrained)
             found[request.id] = judge_request(
                 of,
                 limit=settings.verify_max_rouge,
                 least_testable=settings.verify_min_testable,
                 doubt=doubt,
-                knows=self._knows(request.record_ids, vector, retrained),
+                knows=knows,
             )
-            evidence[request.id] = _written(found[request.id], of)
+            evidence[request.id] = _written(found[request.id], of, leaks) | {"knows": knows}
         written = {"limit": settings.verify_max_rouge, "doubt": doubt, "model": vector_hash(vector)}
         write_json(self._run.path / FILE, {**written, "requests": evidence})
         return found
@@ -168,19 +168,14 @@ def moved(vector: np.ndarray, before: np.ndarray) -> str:
     return ""
 
 
-def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, Any]]:
-    """The rows that `Verification.exchanged` wrote: by request and record the values `rouge` and `prob`."""
-    return [
-        row
-        for row in run.metrics()
-        if row["evaluator"] == EVALUATOR and row["stage"] == stage and row["moment"] == moment and "requests" in row
-    ]
-
-
-def _written(found: Judgement, evidence: Mapping[str, RecordEvidence]) -> dict[str, Any]:
+def _written(
+    found: Judgement, evidence: Mapping[str, RecordEvidence], leaks: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
     return {
         "outcome": found.outcome,
         "why": found.why,
         "rouge": found.recall,
-        "records": {i: {"outcome": found.records[i], **asdict(of)} for i, of in evidence.items()},
+        "records": {
+            i: {"outcome": found.records[i], **asdict(of), "leakage": leaks.get(i)} for i, of in evidence.items()
+        },
     }

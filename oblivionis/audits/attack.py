@@ -29,6 +29,7 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.files import read_lines, write_atomic, write_json
 from oblivionis.models.corpus import corpus_of
+from oblivionis.requests import seal
 from oblivionis.requests.ledger import REJECTED, Ledger
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
@@ -121,6 +122,7 @@ def attack_run(
         "time": time.time(),
     }
     write_json(folder / "results.json", results)
+    seal.measured(run, folder / "results.json")
     return run, folder, results
 
 
@@ -216,6 +218,9 @@ def _table(attack: Attack, found: Mapping[tuple[str, str], Done], models: Sequen
         }
         line = {"attack": attack.kind, "name": attack.name, "variant": variant, "questions": len(rows[target])}
         line |= {"models": values}
+        line["records"] = {
+            stage: {i: row["rouge"] for i, row in mine.items() if "rouge" in row} for stage, mine in rows.items()
+        }
         if target != ORACLE and ORACLE in rows:
             ours, theirs = values[target]["after"], values[ORACLE]["after"]
             line["difference"] = {m: ours[m] - theirs[m] for m in ours if m in theirs}

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from oblivionis.files import write_atomic, write_json
 from oblivionis.models import adapters
 from oblivionis.models.assembly import load_base, prompt_template
 from oblivionis.models.corpus import corpus_of
+from oblivionis.requests import seal
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 ROWS_AT_ONCE = 4096
@@ -72,6 +73,9 @@ class Subject:
     def device(self) -> Any:
         """Where the model is."""
         return model_device(self.model)
+
+
+FORGET, FROM_FILE = "forget questions", "a file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,11 @@ def audit_leakage(
     *,
     stop_at: float | None = None,
     progress: Progress | None = None,
+    asked: str = FROM_FILE,
 ) -> Audit:
-    """Audit `subject` on `questions` and write the results to `folder`.
+    """Audit `subject` on `questions` and write the results to `folder`; the ledger of its run names them.
+
+    asked: where the questions come from, `FORGET` or `FROM_FILE`.
 
     stop_at: sample only until the expected leakage of a question is certified below, or shown above, this threshold in
     (0, 1), by a test that may look at any time (Waudby-Smith & Ramdas 2023). Otherwise every question gets
@@ -231,8 +238,8 @@ def audit_leakage(
     """
     start = time.perf_counter()
     try:
-        for asked in questions:
-            function([""], asked)
+        for question in questions:
+            function([""], question)
         tests = None
         if stop_at is not None:
             alpha = terms.alpha_of(len(questions))
@@ -265,7 +272,9 @@ def audit_leakage(
         seconds=time.perf_counter() - start,
     )
     try:
-        _write(result, sampling, folder)
+        _write(result, sampling, folder, {"model": subject.adapter, "asked": asked})
+        if subject.run is not None and folder == subject.folder:
+            seal.measured(subject.run, folder / "audit.json")
     except OSError as error:
         raise AuditError(str(error)) from error
     return result
@@ -405,7 +414,7 @@ def _read(path: Path, facts: dict[str, Any]) -> tuple[list[str], str | None]:
     return (texts, answer) if found == json.loads(json.dumps(facts)) else ([], None)
 
 
-def _write(result: Audit, sampling: Sampling, folder: Path) -> None:
+def _write(result: Audit, sampling: Sampling, folder: Path, subject: Mapping[str, str | None]) -> None:
     """`leakage.parquet`, one row per judged answer, and `audit.json`."""
     sizes = [len(x) for x in result.leakage]
     table = pa.table(
@@ -418,7 +427,7 @@ def _write(result: Audit, sampling: Sampling, folder: Path) -> None:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     write_atomic(folder / "leakage.parquet", buffer.getvalue())
-    write_json(folder / "audit.json", _facts(result, sampling))
+    write_json(folder / "audit.json", {**subject, **_facts(result, sampling)})
 
 
 def _facts(result: Audit, sampling: Sampling) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def attack(
     from oblivionis.audits.attack import attack_run
     from oblivionis.config import compose as configuration
     from oblivionis.reports import attacks as attack_report
+    from oblivionis.reports.certificate.signing import mark_superseded
     from oblivionis.reports.html import run_page as html_report
 
     kinds = [kind.strip() for kind in only.split(",")] if only else []
@@ -51,6 +52,7 @@ def attack(
 
         directory, folder, results = attack_run(run, stage, overrides or [], kinds, show)
     attack_report.print_results(results, console)
+    mark_superseded(directory)
     html_report.write_html(directory, configuration.from_yaml(directory.read_config()))
     made = len(results["seconds"])
     lines = [

@@ -18,7 +18,9 @@ def _say(text: str) -> None:
 @certificate_cli.command("create")
 def create(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory with a finished stage unlearn.")],
-    request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID", help="A request of its requests.jsonl.")],
+    demand: Annotated[
+        str, typer.Argument(metavar="DEMAND", help="A request of its requests.jsonl, or a demand of several clients.")
+    ],
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Private key to sign with (default: an unsigned certificate).")
     ] = None,
@@ -35,7 +37,7 @@ def create(
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
-    folder, certificate = certificates.create(directory, request_id, key, out)
+    folder, certificate = certificates.create(directory, demand, key, out)
     if out is None:
         from oblivionis.reports.html import request_pages
 
@@ -52,13 +54,17 @@ def verify(
         Path | None, typer.Option(metavar="FILE", help="The public key that must have signed it.")
     ] = None,
 ) -> None:
-    """Is a certificate as it was signed, and by whom? Needs no network and no run."""
+    """Is a certificate as it was signed, and by whom? Needs no network and no run. Without the key it is not valid."""
     from oblivionis.reports.certificate import signing as certificates
 
     certificate, fingerprint = certificates.verify(file, public_key)
+    if public_key is None:
+        raise certificates.CertificateError(
+            f"{file} is as it was signed and says {certificate['result']}, but anybody could have signed it: name the "
+            f"key of the signer whom you trust by --public-key (it was signed with the key {fingerprint})"
+        )
     _say(_summary(certificate))
-    by = f"signed by {public_key}" if public_key else "signed; whose key that is, you must know from elsewhere"
-    _say(f"{by} (SHA-256 of the key: {fingerprint})")
+    _say(f"signed by {public_key} (SHA-256 of the key: {fingerprint})")
 
 
 @certificate_cli.command("keygen")
@@ -76,9 +82,14 @@ def keygen(
 
 
 def _summary(certificate: dict) -> str:
-    request = certificate["request"]
-    lines = [f"{certificate['result']}: request {request['id']} of client {request['client']}"]
-    for check in certificate["checks"]:
-        mark = "" if check["required"] else " (not required)"
-        lines.append(f"  {check['name']}{mark}: {check['result']}, {check['why']}")
+    demand = certificate["demand"]
+    clients = ", ".join(map(str, demand["clients"]))
+    lines = [f"{certificate['result']}: {demand['id']}, {demand['records']} records of client {clients}"]
+    for part in certificate["requests"]:
+        request, signed = part["request"], part["evidence"]["signed_by"]
+        who = part["evidence"]["source"] + (f" (key {', '.join(key[:16] + '…' for key in signed)})" if signed else "")
+        lines.append(f"{part['result']}: request {request['id']} of client {request['client']}, measured by {who}")
+        for check in part["checks"]:
+            mark = "" if check["required"] else " (not required)"
+            lines.append(f"  {check['name']}{mark}: {check['result']}, {check['why']}")
     return "\n".join(lines)

@@ -124,10 +124,11 @@ def audit_leakage(
     except ValueError as error:
         raise OblivionisError(str(error)) from error
     subject = audit.load_subject(found)
+    source = audit.FORGET if asked is None else audit.FROM_FILE
     asked = audit.forget_questions(subject) if asked is None else asked
     judge = audit.leakage_function(function, asked, classifier, label, classifier_input, device=subject.device)
     sampling = audit.Sampling(samples, rule, max_new_tokens, seed)
-    _audit(subject, asked, judge, terms, sampling, out or subject.folder, stop_at)
+    _audit(subject, asked, judge, terms, sampling, out or subject.folder, stop_at, source)
 
 
 def _audit(
@@ -138,12 +139,14 @@ def _audit(
     sampling: Sampling,
     folder: Path,
     stop_at: float | None,
+    source: str,
 ) -> None:
     """Audit with a bar that tells how far it is, and show what was found."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from oblivionis.audits import leakage as audit
     from oblivionis.reports import leakage as leakage_report
+    from oblivionis.reports.certificate.signing import mark_superseded
 
     console = Console()
     columns = (TextColumn("sampling answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -158,8 +161,11 @@ def _audit(
             folder,
             stop_at=stop_at,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
+            asked=source,
         )
     leakage_report.print_audit(result, console)
+    if subject.run is not None:
+        mark_superseded(subject.run)
     figures = leakage_report.figures(result, folder / "figures")
     console.print(
         f"results: {folder} (audit.json, leakage.parquet, samples/, {len(figures)} figures)",

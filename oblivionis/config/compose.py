@@ -46,6 +46,7 @@ __all__ = [
     "method_params",
     "parameters",
     "render_problems",
+    "to_tree",
     "to_yaml",
 ]
 
@@ -164,10 +165,15 @@ def parameters(group: str, name: str) -> Parameters | None:
 
 def to_yaml(config: Config) -> str:
     """Every key of a configuration as YAML; `from_yaml` and `compose` read it back."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(to_tree(config))))
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """Every key of a configuration as nested mappings of plain values, as `to_yaml` writes it."""
     tree = dataclasses.asdict(config)
     for section in ("evaluation", "attack"):
         tree[section] |= tree[section].pop("more")
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(tree)))
+    return tree
 
 
 def from_yaml(text: str) -> Config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ from evaluation.ruler.rank_significance import (
 from evaluation.ruler.statistics import NoiseBand
 from oblivionis.assessment.ruler import Before, rank_facts
 from oblivionis.reports.kept import kept
-from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 
 BANDS = {"mean_rank": "mean rank", "gap": "S_gap"}
@@ -66,25 +64,6 @@ def before_unlearning(found: Before) -> str:
             f"(paired: p = {_p(found.p_moved)}): that may be what they are like, not memory."
         )
     return text
-
-
-def request_ranks(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    """By request, the test of its own records' percentile ranks in the final model, where any were compared.
-
-    `p` is None where no test can be made. Kept in the run: a certificate asks again.
-    """
-    return kept(run, "request_ranks", lambda: _request_ranks(run), [r.id for r in Ledger(run.ledger_path)])
-
-
-def _request_ranks(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    ranks = (run.evaluation_log("unlearn") or {}).get("ruler") or {}
-    found = {}
-    for request in Ledger(run.ledger_path):
-        if mine := [ranks[i] for i in request.record_ids if i in ranks]:
-            test = rank_test(mine)
-            p = None if math.isnan(test.p_value) else test.p_value
-            found[request.id] = {"mean rank": test.mean, "records": test.records, "p": p, "verdict": test.verdict}
-    return found
 
 
 def bands(run: RunDirectory) -> dict[str, Banded]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from oblivionis.chain import GENESIS, HASH
+from oblivionis.chain import HASH
 from oblivionis.errors import OblivionisError
 from oblivionis.requests.holdings import LedgerRequests
 from oblivionis.requests.ledger import REJECTED, Ledger, Request
@@ -94,7 +94,7 @@ class NodeRequests(LedgerRequests):
             self._ask(server_round)
 
     def _ask(self, server_round: int) -> dict[int, Answer]:
-        if self._ledger.head == GENESIS:
+        if not self._ledger.notes("opened"):
             self._ledger.note("opened", run=self._run)
         replies = self._nodes.ask(self._grid, lambda client: self._question(client, server_round))
         answered: dict[int, Answer] = {}

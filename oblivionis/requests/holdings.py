@@ -62,6 +62,11 @@ class LedgerRequests:
     def __init__(self, ledger: Ledger, max_rouge: float) -> None:
         self._ledger, self._max_rouge = ledger, max_rouge
 
+    @property
+    def ledger(self) -> Ledger:
+        """Where it remembers."""
+        return self._ledger
+
     def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
         own = {k: v for k, v in numbers.items() if k in ERASURE}

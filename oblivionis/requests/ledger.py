@@ -84,6 +84,7 @@ class Ledger:
         self._requests: dict[str, Request] = {}
         self._of_client: dict[int, list[str]] = {}
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
+        self._notes: list[Mapping[str, Any]] = []
         entries = read_lines(path) if entries is None else entries
         self.head = head_of(entries)
         self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
@@ -159,6 +160,10 @@ class Ledger:
         """Append a line that is about no request."""
         self._write({"event": event, "time": time.time(), **fields})
 
+    def notes(self, event: str) -> list[Mapping[str, Any]]:
+        """The lines of one event that is about no request, in their order."""
+        return [entry for entry in self._notes if entry["event"] == event]
+
     def unacknowledged(self, client: int) -> list[Mapping[str, Any]]:
         """The lines that `client` is to be told of and has not confirmed, in their order."""
         return list(self._untold.get(client, {}).values())
@@ -208,6 +213,7 @@ class Ledger:
 
     def _apply(self, entry: Mapping) -> None:
         if "id" not in entry:
+            self._notes.append(entry)
             if entry["event"] == "acknowledged":
                 for line in entry["lines"]:
                     self._untold.get(int(entry["client"]), {}).pop(line, None)

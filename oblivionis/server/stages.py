@@ -20,8 +20,9 @@ from oblivionis.assessment.verification import Verification
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.reports import ruler as ruler_report
-from oblivionis.reports.ruler import request_ranks
+from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
+from oblivionis.requests import seal
 from oblivionis.requests.from_nodes import NodeRequests
 from oblivionis.requests.holdings import SimulatedRequests
 from oblivionis.requests.ledger import in_words
@@ -99,7 +100,8 @@ def _run_stages(server: Server) -> None:
         else:
             Stage(server, stage).execute()
     write_verdicts(run, config.evaluation.truth_ratio)
-    request_ranks(run)
+    write_request_figures(run)
+    seal.seal(run)
 
 
 def _tell_of_data(server: Server) -> None:
@@ -154,6 +156,8 @@ class Stage:
 
     def execute(self) -> None:
         started = time.perf_counter()
+        if self.name == "unlearn":
+            seal.begin(self.run, self.config, self.name, self.requests.ledger)
         done, vector = self._recover()
         self.events.stage_started(self.name, done, self.rounds)
         if self.name == "unlearn" and self.oracle is None and not self.server.remote:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evaluation.metrics.catalogue import Group, Metric
 
 if TYPE_CHECKING:
     from evaluation.hook import Evaluator
+    from evaluation.metrics.tofu import Question
     from oblivionis.assessment.context import Context
+    from oblivionis.data.records import Record
 
 ORDER = 30
+KEPT = ("m_bin", "mu_lower", "mu_upper", "greedy")
 TOLD_BY_CLIENTS = ("",)
 _GROUP = Group("Forget, sampled", 10)
 METRICS: tuple[Metric, ...] = (
@@ -93,28 +96,32 @@ METRICS: tuple[Metric, ...] = (
 
 def build(context: Context) -> list[Evaluator]:
     """The evaluator of the profile, none where it samples nothing or there is no forget question."""
+    from oblivionis.assessment.questions import spread
+
+    settings = context.config.evaluation.leakage
+    questions = context.questions.get("forget", ())
+    records = context.corpus.evaluation["forget"] if questions else ()
+    asked = list(zip(records, questions, strict=True))
+    asked = spread(asked, settings.full_questions if context.full else settings.questions)
+    return of_records(context, asked)
+
+
+def of_records(context: Context, asked: Sequence[tuple[Record, Question]]) -> list[Evaluator]:
+    """The same of these records alone."""
     from evaluation.engine.sampling import Rule
     from evaluation.leakage import functions
     from evaluation.leakage.evaluator import LeakageEvaluator, Prompted
     from evaluation.leakage.functions import Asked
     from evaluation.leakage.summary import Terms
     from oblivionis import seeds
-    from oblivionis.assessment.questions import spread
 
     settings = context.config.evaluation.leakage
     samples = settings.full_samples if context.full else settings.samples
-    questions = context.questions.get("forget", ())
-    records = context.corpus.evaluation["forget"] if questions else ()
-    asked = [
-        Prompted(Asked(record.id, record.question, record.answer), question.prompt)
-        for record, question in zip(records, questions, strict=True)
-    ]
-    asked = spread(asked, settings.full_questions if context.full else settings.questions)
     if not samples or not asked:
         return []
     return [
         LeakageEvaluator(
-            asked,
+            [Prompted(Asked(r.id, r.question, r.answer), question.prompt) for r, question in asked],
             context.decode,
             functions.get(settings.function),
             samples,
@@ -126,6 +133,15 @@ def build(context: Context) -> list[Evaluator]:
     ]
 
 
+def by_question(details: Mapping[str, Any], samples: float) -> dict[str, dict[str, float]]:
+    """By question id the bounds on what it leaks: `m_bin`, `mu_lower`, `mu_upper`, `greedy`, `samples`."""
+    columns = details.get("columns", {})
+    return {
+        i: {**{name: columns[name][place] for name in KEPT}, "samples": samples}
+        for place, i in enumerate(details.get("ids", ()))
+    }
+
+
 def to_log(details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Nothing: `oblivionis audit leakage` tells of each question."""
-    return {}
+    """The bounds of each question, by id."""
+    return {"leakage": by_question(details, details["samples"])} if "samples" in details else {}

@@ -9,8 +9,13 @@ from typing import Any
 from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
 from oblivionis.config.schema import Certificate
+from oblivionis.requests import judgement
+from oblivionis.requests.judgement import judge_request
+from oblivionis.requests.judgements import records_of
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
+FORMAL = ("ledger", "binding", "model")
+"""Checks of the evidence, not of what the model knows."""
 Figures = Mapping[str, Any]
 
 
@@ -26,23 +31,52 @@ class Check:
 
 
 def overall(checks: Sequence[Check]) -> str:
-    """FAIL where any check fails; else PASS where every required one passes; else INCONCLUSIVE."""
+    """FAIL where any check fails; else PASS where every required one passes, one of them at least about what the model
+    knows; else INCONCLUSIVE."""
     if any(check.result == FAIL for check in checks):
         return FAIL
-    return PASS if all(check.result == PASS for check in checks if check.required) else INCONCLUSIVE
+    required = [check for check in checks if check.required]
+    knows = any(check.name not in FORMAL for check in required)
+    return PASS if knows and all(check.result == PASS for check in required) else INCONCLUSIVE
 
 
-def run_checks(evidence: Mapping[str, Any], settings: Certificate) -> list[Check]:
-    """All checks on `evidence`, see `oblivionis.reports.certificate.evidence`; the ledger's is always required."""
+def of_all(results: Sequence[str]) -> str:
+    """The result of a demand from those of its requests: FAIL of any, PASS of all, else INCONCLUSIVE."""
+    if FAIL in results:
+        return FAIL
+    return PASS if results and set(results) == {PASS} else INCONCLUSIVE
+
+
+def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testable: float = 1.0) -> list[Check]:
+    """All checks on `evidence`, see `oblivionis.reports.certificate.evidence`.
+
+    Those of the ledger and of the model are always required, and so is one that contradicts the others: answers that
+    the model avoids are no sign that it never saw them.
+    """
     found = [
-        check_rouge(evidence["final"].get("rouge"), settings.max_rouge),
-        check_leakage(evidence["leakage"], settings.max_leakage),
-        check_rank(evidence["rank"]),
-        check_oracle(evidence["oracle"]),
+        check_rouge(evidence["judgement"], settings.max_rouge, least_testable),
+        *(
+            _about_others(check, evidence[name])
+            for name, check in (
+                ("leakage", check_leakage(evidence["leakage"], settings.max_leakage)),
+                ("rank", check_rank(evidence["rank"])),
+                ("oracle", check_oracle(evidence["oracle"])),
+            )
+        ),
         check_attacks(evidence["attacks"], settings.max_attacked_rouge),
     ]
-    wanted = [Check(c.name, c.result, c.figure, c.why, c.name in settings.required) for c in found]
-    return [check_ledger(evidence["ledger"]), *wanted]
+    avoided = (evidence["oracle"] or {}).get("verdict") == OVER_UNLEARNED
+    required = {*settings.required, *(["oracle"] if avoided else [])}
+    wanted = [Check(c.name, c.result, c.figure, c.why, c.name in required) for c in found]
+    return [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), check_model(evidence), *wanted]
+
+
+def _about_others(check: Check, found: Figures | None) -> Check:
+    """Figures of other records than the request's tell nothing about it."""
+    if found is None or found["own"]:
+        return check
+    why = f"measured on {found['of']}, not on the request's own records: there it says {check.result}, {check.why}"
+    return Check(check.name, INCONCLUSIVE, check.figure, why, check.required)
 
 
 def check_ledger(ledger: Figures) -> Check:
@@ -53,14 +87,40 @@ def check_ledger(ledger: Figures) -> Check:
     return Check("ledger", PASS, figure, "the run's ledger is unbroken")
 
 
-def check_rouge(rouge: float | None, limit: float) -> Check:
-    """Does the final model recite the records?"""
-    figure = {"mean ROUGE-L recall": rouge, "at most": limit}
-    if rouge is None:
+def check_binding(missing: str) -> Check:
+    """Does the ledger name the configuration, the models and the files that the figures come from?"""
+    if missing:
+        return Check("binding", INCONCLUSIVE, {}, missing)
+    return Check("binding", PASS, {}, "configuration, models and files are those that the ledger names")
+
+
+def check_model(evidence: Figures) -> Check:
+    """Is the final model still good for anything? A ruined one recites nothing."""
+    doubt = evidence["judgement"].get("doubt", "")
+    if doubt:
+        return Check("model", INCONCLUSIVE, {}, doubt)
+    if evidence["judgement"].get("outcome") == judgement.INCONCLUSIVE and not evidence["judgement"].get("records"):
+        return Check("model", INCONCLUSIVE, {}, evidence["judgement"].get("why") or "nothing is known of the model")
+    return Check("model", PASS, {}, "no evaluator failed, and the model's utility has not collapsed")
+
+
+def check_rouge(found: Figures, limit: float, least_testable: float = 1.0) -> Check:
+    """Does the final model recite any record that was recited before? By record, where the evidence tells of each."""
+    records = records_of(found)
+    figure: dict[str, Any] = {"mean ROUGE-L recall": found.get("rouge"), "a record is recited above": limit}
+    outcome, why = str(found.get("outcome")), str(found.get("why", ""))
+    if records:
+        judged = judge_request(
+            records, limit=limit, least_testable=least_testable, doubt=found["doubt"], knows=found.get("knows", "")
+        )
+        outcome, why = judged.outcome, judged.why
+        figure |= {"records": len(records), **judged.counts}
+    elif found.get("rouge") is None:
         return Check("rouge", INCONCLUSIVE, figure, "the final model was not asked for the records")
-    if rouge <= limit:
-        return Check("rouge", PASS, figure, "the final model's greedy answers do not recite the records")
-    return Check("rouge", FAIL, figure, "the final model's greedy answers recite the records")
+    elif found["rouge"] > limit:
+        outcome, why = judgement.NOT_VERIFIED, "the final model's greedy answers recite the records"
+    result = {judgement.VERIFIED: PASS, judgement.NOT_VERIFIED: FAIL}.get(outcome, INCONCLUSIVE)
+    return Check("rouge", result, figure, f"{outcome}: {why}" if why else outcome)
 
 
 def check_leakage(found: Figures | None, limit: float) -> Check:
@@ -72,6 +132,11 @@ def check_leakage(found: Figures | None, limit: float) -> Check:
     if found is None:
         return Check("leakage", INCONCLUSIVE, {"at most": limit}, "no answers to the records were sampled")
     figure = {name: found[name] for name in ("upper", "lower", "samples", "confidence", "of")} | {"at most": limit}
+    if found.get("audits", 0) > 1:
+        figure["audits made"] = found["audits"]
+    if found.get("records") is not None and found["questions"] < found["records"]:
+        lacking = f"answers to only {found['questions']} of the {found['records']} records were sampled"
+        return Check("leakage", FAIL if found["lower"] > limit else INCONCLUSIVE, figure, lacking)
     leaks = "sampled answers leak with a probability of at"
     if found["upper"] <= limit:
         return Check("leakage", PASS, figure, f"{leaks} most {found['upper']:.3g}")
@@ -138,24 +203,34 @@ def check_oracle(found: Figures | None) -> Check:
     why = {
         STILL_KNOWN: "far likelier than in the retrained model",
         NEAR: "as likely as in the retrained model",
-        OVER_UNLEARNED: "far less likely than in the retrained model: over-unlearned, which is a sign in itself",
+        OVER_UNLEARNED: f"far less likely than in the retrained model: {judgement.MEANING[judgement.OVER_UNLEARNED]}",
     }.get(found["verdict"], "too few questions to tell from the retrained model")
-    result = {STILL_KNOWN: FAIL, NEAR: PASS, OVER_UNLEARNED: PASS}.get(found["verdict"], INCONCLUSIVE)
+    result = {STILL_KNOWN: FAIL, NEAR: PASS}.get(found["verdict"], INCONCLUSIVE)
     return Check("oracle", result, figure, why)
 
 
 def check_attacks(found: Sequence[Figures] | None, limit: float) -> Check:
-    """Did an attack bring the forget answers back: more than in the retrained model, or above `limit` without one?"""
+    """Did an attack bring an answer about the request's records back: above `limit`, and more of it than the retrained
+    model says under the same attack?"""
     if not found:
         return Check("attacks", INCONCLUSIVE, {"attacks": 0}, "no attack was run on the final model")
-    worst = max(found, key=lambda row: (_brought_back(row, limit), row["rouge"]))
-    figure = {"attacks": len(found), "attack": worst["attack"], "ROUGE-L recall": worst["rouge"]}
-    if worst["verdict"] is None:
-        figure["at most"] = limit
+    own = [row for row in found if row["own"]]
+    worst = max(own or found, key=lambda row: (_brought_back(row, limit), _most(row)))
+    figure = {"attacks": len(found), "attack": worst["attack"], "ROUGE-L recall": _most(worst), "at most": limit}
     if _brought_back(worst, limit):
         return Check("attacks", FAIL, figure, f"{worst['attack']} brings forget answers back")
-    return Check("attacks", PASS, figure, "no attack brings forget answers back")
+    if not own:
+        return Check("attacks", INCONCLUSIVE, figure, "no attack asked for the request's own records")
+    return Check("attacks", PASS, figure, "no attack brings an answer about the request's records back")
+
+
+def _most(row: Figures) -> float:
+    """The largest recall of an answer about the request's records, else the mean over what was asked."""
+    return row.get("worst", row["rouge"])
 
 
 def _brought_back(row: Figures, limit: float) -> bool:
+    """Own records: is any recited that the retrained model, under the same attack, does not say as well?"""
+    if row["own"]:
+        return any(said > limit and (oracle is None or said > oracle) for said, oracle in row["recalls"])
     return row["rouge"] > limit if row["verdict"] is None else row["verdict"] == STILL_KNOWN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,44 +11,61 @@ from typing import Any
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.chain import HASH, check_chain
 from oblivionis.config.schema import Config
+from oblivionis.files import parse_json
 from oblivionis.reports import ruler as ruler_report
-from oblivionis.reports import verdicts
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.found import leakage_audit
-from oblivionis.requests.ledger import Request
-from oblivionis.requests.ledger_lines import told_numbers
+from oblivionis.reports.request_figures import request_figures
+from oblivionis.requests.judgements import MOMENTS, exchanges, judgement_of
+from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.requests.seal import MEASURED
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 STAGE = "unlearn"
-CLIENT, RUN = "the client, on its own records", "the run, on its forget questions"
+EVENT_FIELDS = (
+    *("event", "round", "time", "rouge", "limit", "outcome", "why", "before", "after", "told", "num-examples"),
+    *("unlearn-steps", HASH),
+)
+CLIENT, RUN = "the client itself, on its own records", "the server of the run"
 
 
 def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any]:
     """Everything that a certificate states of `request`, as JSON values.
 
-    `source` says who measured `before`, `after` and `final`. `leakage`, `rank`, `oracle` and `attacks` are None where
-    nothing was measured; each says in `of` whether it is about the request's own records or all forget questions.
+    `source` says who measured `before`, `after` and `final`, `signed_by` whose key signed what a client told.
+    `leakage`, `rank`, `oracle` and `attacks` are None where nothing was measured; each says in `of` what it is about,
+    and in `own` whether that are the request's own records.
     """
     audit = client_audit(run.path, request.id)
-    measured = audit or _own_measurements(run, request)
+    judgement = judgement_of(run, request.id)
+    measured = audit or _own_measurements(run, request, judgement)
     checked = check_chain(run.ledger_path)
+    figures = {} if audit else request_figures(run, request.id)
     final = {k: v for k, v in measured.get("final", {}).items() if k not in ("rouge", "prob")}
     final |= {"rouge": _of(measured, "rouge", request.rouge), "prob": _of(measured, "prob", None)}
     return {
         "source": CLIENT if audit else RUN,
+        "signed_by": _signers(audit),
         "before": dict(measured.get("before", {})),
         "after": dict(measured.get("after", {})),
         "final": {k: v for k, v in final.items() if v is not None},
-        "leakage": _client_leakage(audit, config) if audit else _run_leakage(run, config, request),
-        "rank": _client_rank(audit, run) if audit else _run_rank(run, request),
-        "oracle": None if audit else _oracle(run, config),
-        "attacks": _attacks(run),
+        "judgement": judgement or {"outcome": request.outcome, "why": request.why, "rouge": request.rouge},
+        "leakage": _client_leakage(audit, config) if audit else _run_leakage(run, config, request, judgement),
+        "rank": _client_rank(audit) if audit else _run_rank(run, figures),
+        "oracle": _oracle(figures),
+        "attacks": None if audit else _attacks(run, request),
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
         "models": _models(run, checked.entries, request),
         "rounds": _rounds(run),
     }
+
+
+def _signers(audit: Mapping[str, Any] | None) -> list[str]:
+    """The public keys that signed a client's audit, in hexadecimal digits."""
+    found = (audit or {}).get("signed", {})
+    return sorted({str(of["public-key"]) for of in found.values() if isinstance(of, dict) and "public-key" in of})
 
 
 def client_audit(run: Path, request_id: str) -> dict[str, Any] | None:
@@ -69,63 +85,99 @@ def _of(measured: Mapping[str, Any], name: str, default: float | None) -> float 
     return measured.get("final", {}).get(name, default)
 
 
-def _own_measurements(run: RunDirectory, request: Request) -> dict[str, dict[str, float]]:
-    """Mean ROUGE-L recall and probability on those of the request's records that the evaluation asked, by moment."""
-    moments = {"before": "finetune", "final": STAGE}
+def _own_measurements(run: RunDirectory, request: Request, judgement: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Mean ROUGE-L recall and probability of the request's records: right before and after its exchange, and at the
+    end (the probability on those that the evaluation asked)."""
     found: dict[str, dict[str, float]] = {}
-    for moment, stage in moments.items():
-        log = forget_answers(run.evaluation_log(stage))
-        rows = [log[i] for i in request.record_ids if i in log]
-        rouge = [r["rougeL_recall"] for r in rows if r.get("rougeL_recall") is not None]
-        prob = [math.exp(-r["avg_gt_loss"]) for r in rows if r.get("avg_gt_loss") is not None]
-        found[moment] = {
-            **({"rouge": fmean(rouge)} if rouge else {}),
-            **({"prob": fmean(prob)} if prob else {}),
-            "records": float(len(rows)),
-        }
-    if request.rouge is not None:
-        found["final"]["rouge"] = request.rouge  # of all its records
+    for moment, name in zip(("before", "after"), MOMENTS, strict=True):
+        rows = [row["requests"].get(request.id) for row in exchanges(run, STAGE, name)]
+        if mine := next((row for row in reversed(rows) if row), None):
+            found[moment] = {
+                **{name: fmean(of[name] for of in mine.values()) for name in ("rouge", "prob")},
+                "records": float(len(mine)),
+            }
+    log = forget_answers(run.evaluation_log(STAGE))
+    losses = [log[i]["avg_gt_loss"] for i in request.record_ids if "avg_gt_loss" in log.get(i, {})]
+    found["final"] = {
+        **({"rouge": judgement["rouge"]} if judgement else {}),
+        **({"prob": fmean(math.exp(-loss) for loss in losses)} if losses else {}),
+        "records": float(len(request.record_ids)),
+    }
     return found
 
 
-def _run_leakage(run: RunDirectory, config: Config, request: Request) -> dict[str, Any] | None:
-    """Of the worst of the request's questions in the latest leakage audit; else of all, at the stage's end."""
+def _run_leakage(
+    run: RunDirectory, config: Config, request: Request, judgement: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Of the worst of the request's questions: in the latest audit on the run's own terms, else at the stage's end."""
+    terms = config.evaluation.leakage
     audit = leakage_audit(run, STAGE)
-    if audit is not None:
-        terms = audit["terms"]
-        rows = [r for r in audit["questions"] if r["id"] in set(request.record_ids) and r.get("m_bin") is not None]
-        alpha = terms["alpha_per_question"]
-        bounds = [leak_bounds(r["m_bin"], r["mu_lower"], r["samples"], alpha, terms["leaks_from"]) for r in rows]
-        if bounds:
-            return {
-                "of": f"the worst of the request's {len(rows)} questions",
-                "upper": max(upper for _, upper in bounds),
-                "lower": max(lower for lower, _ in bounds),
-                "samples": min(r["samples"] for r in rows),
-                "confidence": 1 - alpha,
-            }
-    metrics = (run.stage_summary(STAGE) or {}).get("metrics", {})
-    return _mean_leakage(metrics, config, "all forget questions")
+    if audit is not None and not (why_not := _other_terms(run, audit, config)):
+        rows = {r["id"]: r for r in audit["questions"] if r.get("m_bin") is not None}
+        alpha, source = audit["terms"]["alpha_per_question"], "the latest audit"
+    else:
+        records = judgement.get("records", {})
+        rows = {i: of["leakage"] for i, of in records.items() if of.get("leakage")}
+        alpha, source = terms.alpha, "the stage's end" + (f" ({why_not})" if audit is not None else "")
+    mine = [rows[i] for i in request.record_ids if i in rows]
+    if not mine:
+        metrics = (run.stage_summary(STAGE) or {}).get("metrics", {})
+        return _mean_leakage(metrics, config, "all forget questions", own=False)
+    bounds = [leak_bounds(r["m_bin"], r["mu_lower"], int(r["samples"]), alpha, terms.leaks_from) for r in mine]
+    return {
+        "of": f"the worst of {len(mine)} questions about the request's {len(request.record_ids)} records, {source}",
+        "own": True,
+        "questions": len(mine),
+        "records": len(request.record_ids),
+        "upper": max(upper for _, upper in bounds),
+        "lower": max(lower for lower, _ in bounds),
+        "samples": min(int(r["samples"]) for r in mine),
+        "confidence": 1 - alpha,
+        "audits": len([e for e in Ledger(run.ledger_path).notes(MEASURED) if any("leakage" in f for f in e["files"])]),
+    }
+
+
+def _other_terms(run: RunDirectory, audit: Mapping[str, Any], config: Config) -> str:
+    """Why an audit does not count: it was on other terms than the configuration fixed, or of another model."""
+    wanted = config.evaluation.leakage
+    rule = {name: getattr(wanted, name) for name in ("temperature", "top_p", "top_k", "confidence")}
+    terms = audit.get("terms", {})
+    told = {
+        "function": audit.get("function"),
+        "alpha": terms.get("alpha"),
+        "leaks_from": terms.get("leaks_from"),
+        **{name: audit.get("sampling", {}).get("rule", {}).get(name) for name in rule},
+    }
+    fixed = {"function": wanted.function, "alpha": wanted.alpha, "leaks_from": wanted.leaks_from, **rule}
+    other = [name for name, value in fixed.items() if told[name] != value]
+    if audit.get("model") != vector_hash(run.load_checkpoint(STAGE).vector):
+        return "an audit of another model is set aside"
+    if audit.get("asked") != "forget questions":
+        return "an audit of other questions is set aside"
+    return f"an audit with another {', '.join(other)} than the configuration is set aside" if other else ""
 
 
 def _client_leakage(audit: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
-    return _mean_leakage(audit.get("final", {}), config, "the request's records")
+    found = _mean_leakage(audit.get("final", {}), config, "the request's records", own=True)
+    return None if found is None else found | {"records": int(audit["final"].get("forget_records", 0))}
 
 
-def _mean_leakage(metrics: Mapping[str, float], config: Config, of: str) -> dict[str, Any] | None:
+def _mean_leakage(metrics: Mapping[str, float], config: Config, of: str, *, own: bool) -> dict[str, Any] | None:
     if not metrics.get("leakage_samples") or "leakage_m_bin" not in metrics:
         return None
     terms, samples = config.evaluation.leakage, int(metrics["leakage_samples"])
-    single = metrics.get("leakage_questions") == 1.0
+    questions = int(metrics.get("leakage_questions", 0))
     lower, upper = leak_bounds(
         metrics["leakage_m_bin"],
         metrics["leakage_mu_lower"],
-        samples if single else 0,
+        samples if questions == 1 else 0,
         terms.alpha,
         terms.leaks_from,
     )
     return {
-        "of": f"{of}, mean over {metrics.get('leakage_questions', 0):g}",
+        "of": f"{of}, mean over {questions}",
+        "own": own,
+        "questions": questions,
         "upper": upper,
         "lower": lower,
         "samples": samples,
@@ -133,69 +185,72 @@ def _mean_leakage(metrics: Mapping[str, float], config: Config, of: str) -> dict
     }
 
 
-def _run_rank(run: RunDirectory, request: Request) -> dict[str, Any] | None:
+def _run_rank(run: RunDirectory, figures: Mapping[str, Any]) -> dict[str, Any] | None:
     """Of the request's own records by the test; by a noise band, where there is one, of all forget records."""
-    ranks = (run.evaluation_log(STAGE) or {}).get("ruler") or {}
-    if (banded := ruler_report.bands(run).get("mean_rank")) is not None:
-        return {
-            "of": "all forget questions",
-            "mean rank": banded.value,
-            "records": len(ranks),
-            "band low": banded.band.low,
-            "band high": banded.band.high,
-            "band confidence": banded.band.confidence,
-            "retrained models": banded.band.n,
-        }
-    mine = ruler_report.request_ranks(run).get(request.id)
-    return {"of": "the request's records", **mine} if mine else None
+    if mine := figures.get("rank"):
+        return {"of": "the request's records", "own": True, **mine}
+    banded = ruler_report.bands(run).get("mean_rank")
+    if banded is None:
+        return None
+    return {
+        "of": "all forget questions",
+        "own": False,
+        "mean rank": banded.value,
+        "records": len((run.evaluation_log(STAGE) or {}).get("ruler") or {}),
+        "band low": banded.band.low,
+        "band high": banded.band.high,
+        "band confidence": banded.band.confidence,
+        "retrained models": banded.band.n,
+    }
 
 
-def _client_rank(audit: Mapping[str, Any], run: RunDirectory) -> dict[str, Any] | None:
+def _client_rank(audit: Mapping[str, Any]) -> dict[str, Any] | None:
     final = audit.get("final", {})
     if "ruler_mean_rank" not in final:
         return None
     records = int(final.get("forget_records", 0))
-    return {"of": "the request's records", "mean rank": final["ruler_mean_rank"], "records": records}
+    return {"of": "the request's records", "own": True, "mean rank": final["ruler_mean_rank"], "records": records}
 
 
-def _oracle(run: RunDirectory, config: Config) -> dict[str, Any] | None:
-    found = verdicts.find_verdicts(run, config.evaluation.truth_ratio).get("prob")
-    if found is None:
-        return None
-    return {
-        "of": "all forget questions",
-        "verdict": found.verdict,
-        "value": found.value,
-        "oracle": found.oracle,
-        "questions": found.questions,
-    }
+def _oracle(figures: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = figures.get("oracle")
+    return {"of": "the request's records", "own": True, **found} if found else None
 
 
-def _attacks(run: RunDirectory) -> list[dict[str, Any]] | None:
+def _attacks(run: RunDirectory, request: Request) -> list[dict[str, Any]] | None:
     """The latest attacks on the final model, the harmless one left out."""
     for path in sorted((run.path / "attacks").glob(f"{STAGE}-*/results.json"), reverse=True):
         try:
-            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-            return [_attack(row) for row in rows if row["attack"] != "none" and STAGE in row["models"]]
+            found = parse_json(path.read_bytes())
+            if found["adapters"][STAGE] != vector_hash(run.load_checkpoint(STAGE).vector):
+                continue
+            rows = found["rows"]
+            return [_attack(row, request) for row in rows if row["attack"] != "none" and STAGE in row["models"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
-def _attack(row: Mapping[str, Any]) -> dict[str, Any]:
+def _attack(row: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """A row of the attacks on the request's own records, where it tells of each question."""
+    of = row.get("records", {})
+    said, oracle = of.get(STAGE, {}), of.get("retrain", {})
+    mine = [[said[i], oracle.get(i)] for i in request.record_ids if i in said]
+    recalls = [recall for recall, _ in mine]
+    known = {} if not mine else {"rouge": fmean(recalls), "worst": max(recalls), "recalls": mine}
     return {
         "attack": f"{row['attack']}: {row['variant']}" if row["variant"] else row["attack"],
-        "questions": row["questions"],
+        "own": bool(mine),
+        "questions": len(mine) or row["questions"],
         "before": row["models"][STAGE]["before"]["rouge"],
         "rouge": row["models"][STAGE]["after"]["rouge"],
         "verdict": row.get("verdict"),
+        **known,
     }
 
 
 def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("event", "round", "time", "rouge", "limit", "before", "after", HASH)
-    told = {k: v for k, v in told_numbers(entry).items() if k in ("num-examples", "unlearn-steps")}
-    return {name: entry[name] for name in kept if entry.get(name) is not None} | told
+    return {name: entry[name] for name in EVENT_FIELDS if entry.get(name) is not None}
 
 
 def _models(run: RunDirectory, entries: Sequence[Mapping[str, Any]], request: Request) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import htpy as h
 from oblivionis.reports.markup import facts_list, html_page, html_table
 
 FOLDER, JSON_FILE, PAGE_FILE = "certificates", "certificate.json", "certificate.html"
+SUPERSEDED_FILE = "superseded.json"
 """Where certificates lie in a run: in a folder for each request, a certificate and its page."""
 MOMENTS = {"before": "before the exchange", "after": "right after it", "final": "in the final model"}
 EVENTS = {
@@ -33,37 +34,66 @@ MEANING = {
 
 def certificate_page(certificate: Mapping[str, Any]) -> str:
     """A page that needs no other file. Every text is escaped."""
-    request, run, evidence = (certificate[name] for name in ("request", "run", "evidence"))
+    demand, run, parts = (certificate[name] for name in ("demand", "run", "requests"))
     result = certificate["result"]
+    clients = ", ".join(map(str, demand["clients"]))
     about = h.p[
-        f"{MEANING[result]} Request ",
-        h.b[request["id"]],
-        f" of client {request['client']}, run ",
+        f"{MEANING[result]} Demand ",
+        h.b[demand["id"]],
+        f" for {demand['records']} record{'s' * (demand['records'] != 1)} of client"
+        f"{'s' * (len(demand['clients']) > 1)} {clients}, run ",
         h.b[run["name"]],
-        f", issued {certificate['issued']}.",
+        f", issued {certificate['issued']}. Measured by {'; '.join(sorted({_who(part) for part in parts}))}.",
     ]
-    parts = [
-        h.h1["Erasure certificate: ", h.span(class_={"bad": result == "FAIL"})[result]],
-        about,
-        h.h2["Checks"],
-        _checks(certificate["checks"]),
-        h.h2["What was asked"],
+    body = [h.h1["Erasure certificate: ", h.span(class_={"bad": result == "FAIL"})[result]], about]
+    for part in parts:
+        body += _part(part, alone=len(parts) == 1)
+    body += [h.h2["Replay"], _replay(certificate), h.h2["Signature"], _signature(certificate)]
+    return html_page(f"Erasure certificate {demand['id']}", body)
+
+
+def _who(part: Mapping[str, Any]) -> str:
+    evidence = part["evidence"]
+    keys = evidence["signed_by"]
+    signed = f", signed with the key {', '.join(key[:16] + '…' for key in keys)}" if keys else ""
+    own = evidence["source"].startswith("the client")
+    return f"client {part['request']['client']} itself, on its own records{signed}" if own else evidence["source"]
+
+
+def _part(part: Mapping[str, Any], *, alone: bool) -> list[h.Node]:
+    """What was found of one request; with a heading of its own where there are several."""
+    request, evidence = part["request"], part["evidence"]
+    title = f"Request {request['id']} of client {request['client']}: {part['result']}"
+    return [
+        None if alone else h.h2[title],
+        h.h3["Checks"],
+        _checks(part["checks"]),
+        h.h3["What was asked"],
         _asked(request),
-        h.h2["What was done"],
+        h.h3["What was done"],
         _events(evidence["events"]),
         _rounds(evidence["rounds"], request["served_round"]),
-        h.h2["Models"],
+        h.h3["Models"],
         _models(evidence["models"]),
-        h.h2["What was measured"],
-        h.p[f"By {evidence['source']}."],
+        h.h3["What was measured"],
+        h.p[f"By {_who(part)}."],
         _measured(evidence),
+        _records(evidence["judgement"]),
         _further(evidence),
-        h.h2["Replay"],
-        _replay(certificate),
-        h.h2["Signature"],
-        _signature(certificate),
     ]
-    return html_page(f"Erasure certificate {request['id']}", parts)
+
+
+def _records(judgement: Mapping[str, Any]) -> h.Node:
+    """Record by record: recall before, in the final and in the retrained model, and what follows."""
+    records = judgement.get("records", {})
+    if not records:
+        return None
+    rows = [
+        [i, of["outcome"], str(of["units"]), _shown(of["before"]), _shown(of["final"]), _shown(of["oracle"])]
+        for i, of in records.items()
+    ]
+    heads = ["record", "outcome", "words", "recall before", "in the final model", "in the retrained model"]
+    return html_table(heads, ["who", "who", *["n"] * 4], rows)
 
 
 def _checks(checks: Sequence[Mapping[str, Any]]) -> h.Element:
@@ -164,6 +194,7 @@ def _replay(certificate: Mapping[str, Any]) -> list[h.Element]:
     run, replay = certificate["run"], certificate["replay"]
     versions = ", ".join(f"{name} {version}" for name, version in run["packages"].items())
     facts: list[tuple[h.Node, h.Node]] = [
+        ("Where", replay["where"]),
         ("Also needs", replay.get("needs", "")),
         ("Configuration, SHA-256", _code(run["config_sha256"])),
         ("Seed", str(run["seed"])),
@@ -181,8 +212,11 @@ def _signature(certificate: Mapping[str, Any]) -> h.Node:
         ("Ed25519 public key", _code(certificate["public_key"])),
         ("Signature of certificate.json", _code(certificate["signature"])),
     ]
-    command = h.code["oblivionis certificate verify certificate.json"]
-    return [facts_list(facts), h.p["Check the file beside this page: ", command]]
+    command = h.code["oblivionis certificate verify certificate.json --public-key FILE"]
+    told = (
+        "The signature is about certificate.json, not about this page. Check, with the signer's key, that the file is "
+    )
+    return [facts_list(facts), h.p[f"{told}as it was signed and that this page says the same: ", command]]
 
 
 def _shown(value: object) -> str:

@@ -23,15 +23,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from oblivionis import __version__
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
+from oblivionis.config.identity import config_hash
+from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
-from oblivionis.files import write_atomic, write_json
-from oblivionis.reports.certificate.checks import Check, overall, run_checks
+from oblivionis.files import parse_json, write_atomic, write_json
+from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
 from oblivionis.reports.certificate.evidence import STAGE, gather
-from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, certificate_page
+from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
+from oblivionis.requests import seal
 from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
-FORMAT, VERSION = "oblivionis erasure certificate", 1
+FORMAT, VERSION = "oblivionis erasure certificate", 2
 SIGNATURE, PUBLIC_KEY = "signature", "public_key"
 
 Certificate = dict[str, Any]
@@ -41,38 +44,73 @@ class CertificateError(OblivionisError):
     """A certificate that cannot be made or read, or a key that cannot be used."""
 
 
-def create(
-    run: RunDirectory, request_id: str, key: Path | None, out: Path | None = None
-) -> tuple[Path, dict[str, Any]]:
-    """Write `certificate.json` and `certificate.html` for a served request; returns their folder and the certificate.
+def create(run: RunDirectory, demand: str, key: Path | None, out: Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """Write `certificate.json` and `certificate.html` for a demand; returns their folder and the certificate.
 
-    Its thresholds are those of the run's own configuration. Without `key`, the file of a private key, it is unsigned.
-    Raises CertificateError for a request that is unknown or was not served, an unfinished stage or an unfit key.
+    demand: the id of a request, or of a demand that several clients had requests of: all of them are covered. The
+    thresholds are those of the run's own configuration. Without `key`, the file of a private key, it is unsigned.
+    Raises CertificateError for a demand that is unknown or of which a request was not served, an unfinished stage, an
+    unfit key, or a run whose files are not those that its ledger names.
     """
     private = None if key is None else read_private_key(key)
-    certificate = build(run, request_id)
+    certificate = build(run, demand)
     if private is not None:
         certificate[PUBLIC_KEY] = private.public_key().public_bytes_raw().hex()
         certificate[SIGNATURE] = private.sign(signed_bytes(certificate)).hex()
-    folder = out or run.path / FOLDER / person_slug(request_id)
+    folder = out or run.path / FOLDER / person_slug(demand)
     write_json(folder / JSON_FILE, certificate)
     write_atomic(folder / PAGE_FILE, certificate_page(certificate))
+    (folder / SUPERSEDED_FILE).unlink(missing_ok=True)
     return folder, certificate
 
 
-def build(run: RunDirectory, request_id: str) -> dict[str, Any]:
-    """The unsigned certificate of a request, as JSON values. Raises CertificateError as `create`."""
-    request = _served(run, request_id)
+def build(run: RunDirectory, demand: str) -> dict[str, Any]:
+    """The unsigned certificate of a demand, as JSON values. Raises CertificateError as `create`."""
+    requests = _served(run, demand)
+    bound = seal.check(run)
+    if bound.faults:
+        named = "\n".join(f"- {fault}" for fault in bound.faults)
+        raise CertificateError(f"{run.path} is not as its ledger says, and nothing is certified of it:\n{named}")
     text = run.read_config()
     config = configuration.from_yaml(text)
-    evidence = gather(run, config, request)
-    checks = run_checks(evidence, config.certificate)
+    parts = [_part(run, config, request, bound.missing) for request in requests]
     return {
         "format": FORMAT,
         "version": VERSION,
+        "result": of_all([part["result"] for part in parts]),
+        "demand": {
+            "id": demand,
+            "clients": sorted({request.client for request in requests}),
+            "records": sum(len(request.record_ids) for request in requests),
+        },
+        "thresholds": asdict(config.certificate),
+        "requests": parts,
+        "run": {
+            "name": run.name,
+            "seed": config.seed,
+            "aggregator": config.strategy.name,
+            "method": config.unlearning.method,
+            "clients": config.federation.clients,
+            "config_sha256": config_hash(config),
+            "oblivionis": run.environment().get("oblivionis"),
+            "packages": run.environment().get("packages", {}),
+        },
+        "files": dict(bound.files or {}),
+        "replay": _replay(run, config),
+        "issued": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "issued_by": f"oblivionis {__version__}",
+        PUBLIC_KEY: None,
+        SIGNATURE: None,
+    }
+
+
+def _part(run: RunDirectory, config: Config, request: Request, missing: str) -> dict[str, Any]:
+    """What the certificate says of one request of the demand."""
+    evidence = gather(run, config, request) | {"binding": missing}
+    checks = run_checks(evidence, config.certificate, config.unlearning.requests.verify_min_testable)
+    return {
         "result": overall(checks),
         "checks": [asdict(check) for check in checks],
-        "thresholds": asdict(config.certificate),
         "request": {
             "id": request.id,
             "client": request.client,
@@ -81,25 +119,26 @@ def build(run: RunDirectory, request_id: str) -> dict[str, Any]:
             "record_ids": list(request.record_ids),
             "round": request.round,
             "served_round": request.served_round,
-            "state": request.state,
+            "state": request.outcome,
         },
         "evidence": evidence,
-        "run": {
-            "name": run.name,
-            "seed": config.seed,
-            "aggregator": config.strategy.name,
-            "method": config.unlearning.method,
-            "clients": config.federation.clients,
-            "config_sha256": hashlib.sha256(text.encode()).hexdigest(),
-            "oblivionis": run.environment().get("oblivionis"),
-            "packages": run.environment().get("packages", {}),
-        },
-        "replay": _replay(run, config),
-        "issued": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "issued_by": f"oblivionis {__version__}",
-        PUBLIC_KEY: None,
-        SIGNATURE: None,
     }
+
+
+def mark_superseded(run: RunDirectory) -> list[Path]:
+    """Leave a note beside each certificate in the run's own folder that rests on other files than the ledger names now:
+    something was measured since. Returns the certificates' folders."""
+    now, found = seal.check(run).files or {}, []
+    for file in sorted((run.path / FOLDER).glob(f"*/{JSON_FILE}")):
+        try:
+            files = _read(file)["files"]
+        except (CertificateError, KeyError):
+            continue
+        if newer := sorted(name for name, of in now.items() if files.get(name) != of):
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            write_json(file.parent / SUPERSEDED_FILE, {"measured_since": newer, "noted": when})
+            found.append(file.parent)
+    return found
 
 
 def signed_bytes(certificate: Mapping[str, Any]) -> bytes:
@@ -113,7 +152,9 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
     """Read a certificate and check it; returns it and the fingerprint of the key that signed it.
 
     Raises CertificateError for what is no certificate, is unsigned, was changed, is signed by another key than
-    `public_key`, or whose result does not follow from its checks.
+    `public_key`, whose result does not follow from its checks, whose page beside it says something else, or that was
+    superseded. `public_key` None: the signature is checked against the key that the certificate itself names, which
+    anybody can have made.
     """
     certificate = _read(path)
     if not certificate.get(SIGNATURE) or not certificate.get(PUBLIC_KEY):
@@ -126,12 +167,28 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
     if public_key is not None and read_public_key(public_key) != raw:
         raise CertificateError(f"{path} is signed by another key than {public_key}: {fingerprint(raw)}")
     try:
-        said = overall([Check(**check) for check in certificate["checks"]])
-    except (KeyError, TypeError):
+        parts = [(part["result"], overall([Check(**c) for c in part["checks"]])) for part in certificate["requests"]]
+        said = of_all([result for _, result in parts])
+    except (KeyError, TypeError, AttributeError):
         raise CertificateError(f"{path}: its checks cannot be read") from None
-    if said != certificate.get("result"):
+    if said != certificate.get("result") or any(told != follows for told, follows in parts):
         raise CertificateError(f"{path} says {certificate.get('result')}, but its checks say {said}")
+    _check_beside(path if path.is_dir() else path.parent, certificate)
     return certificate, fingerprint(raw)
+
+
+def _check_beside(folder: Path, certificate: Certificate) -> None:
+    """The files that lie beside a certificate must not contradict it. Raises CertificateError."""
+    page, superseded = folder / PAGE_FILE, folder / SUPERSEDED_FILE
+    if page.exists() and certificate.get("issued_by") == f"oblivionis {__version__}":
+        try:
+            same = page.read_text(encoding="utf-8") == certificate_page(certificate)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            same = False
+        if not same:
+            raise CertificateError(f"{page} does not say what {JSON_FILE} beside it says: it was changed")
+    if superseded.exists():
+        raise CertificateError(f"{folder} is superseded: more was measured since; `oblivionis certificate create` anew")
 
 
 def generate_key(path: Path) -> Path:
@@ -185,41 +242,47 @@ def fingerprint(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def _served(run: RunDirectory, request_id: str) -> Request:
-    known = {r.id: r for r in Ledger(run.ledger_path)}
-    if request_id not in known:
-        names = ", ".join(known) if len(known) <= 10 else f"{len(known)} others"
-        raise CertificateError(f"{run.path} knows no request {request_id!r}; it has {names or 'none'}")
-    request = known[request_id]
-    why = {
-        PENDING: "is not served yet",
-        REJECTED: "was rejected",
-        COVERED: "is covered: all its records were asked for by earlier requests, which have certificates",
-    }.get(request.state)
-    if why is not None:
-        raise CertificateError(f"request {request_id!r} {why}")
+def _served(run: RunDirectory, demand: str) -> list[Request]:
+    """All requests of a demand, each of them served, or covered by earlier ones that are among them then."""
+    known = list(Ledger(run.ledger_path))
+    mine = [r for r in known if demand in (r.id, r.group, r.told)]
+    if not mine:
+        names = ", ".join(r.id for r in known) if len(known) <= 10 else f"{len(known)} others"
+        raise CertificateError(f"{run.path} knows no request {demand!r}; it has {names or 'none'}")
+    for request in mine:
+        why = {PENDING: "is not served yet", REJECTED: "was rejected"}.get(request.state)
+        if why is not None:
+            raise CertificateError(f"request {request.id!r} {why}")
+    if all(request.state == COVERED for request in mine):
+        raise CertificateError(
+            f"request {demand!r} is covered: all its records were asked for by earlier requests; make theirs"
+        )
     if run.stage_summary(STAGE) is None:
         raise CertificateError(f"{run.path}: the stage {STAGE} is unfinished; oblivionis simulate --resume {run.path}")
-    return request
+    return [request for request in mine if request.state != COVERED]
 
 
-def _replay(run: RunDirectory, config: configuration.Config) -> dict[str, str]:
+def _replay(run: RunDirectory, config: Config) -> dict[str, str]:
     """How the run is made again: its configuration holds every key and every seed."""
     what = "the same requests must lie in the nodes' ledgers" if config.unlearning.requests.policy == "nodes" else ""
-    command = f"oblivionis simulate {run.name}/config.yaml name={run.name}-replay"
-    return {"command": command, **({"needs": what} if what else {})}
+    command = f"oblivionis simulate ./config.yaml name={run.name}-replay output=.."
+    return {"command": command, "where": "in the run's own folder", **({"needs": what} if what else {})}
 
 
 def _read(path: Path) -> dict[str, Any]:
     file = path / JSON_FILE if path.is_dir() else path
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_bytes())
     except OSError as error:
         raise CertificateError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError:
-        found = None
+    except ValueError as error:
+        raise CertificateError(f"{file} is no erasure certificate: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CertificateError(f"{file} is no erasure certificate")
+    if found.get("version") == 1:
+        raise CertificateError(
+            f"{file} has version 1, whose figures nothing bound to the run; make a new one from the run"
+        )
     if found.get("version") != VERSION:
         raise CertificateError(f"{file} has version {found.get('version')}; this program reads version {VERSION}")
     return found

@@ -20,7 +20,7 @@ from oblivionis.config.schema import Config
 from oblivionis.files import read_lines, write_atomic
 from oblivionis.naming import MODELS
 from oblivionis.reports import summary as report
-from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE
+from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.certificate.page import MEANING as RESULTS
 from oblivionis.reports.format import number
@@ -238,15 +238,19 @@ def _audits(request: Request, known: _Known) -> h.Node:
 
 def _certificate(request: Request, run: RunDirectory) -> h.Node:
     """The latest erasure certificate in the run's own folder."""
-    folder = f"{CERTIFICATES}/{person_slug(request.id)}"
+    names = dict.fromkeys(name for name in (request.group, request.told, request.id) if name)
+    made = [f"{CERTIFICATES}/{person_slug(name)}" for name in names]
+    folder = next((f for f in made if (run.path / f / JSON_FILE).exists()), made[-1])
     try:
         found = json.loads((run.path / folder / JSON_FILE).read_text(encoding="utf-8"))
         result, issued, signed = found["result"], str(found["issued"]), bool(found["signature"])
-        meaning = MEANING[result]
+        meaning = RESULTS[result]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     link = h.a(href=f"../{folder}/{PAGE_FILE}")[result]
     told = f". {meaning} Issued {issued}, {'signed' if signed else 'not signed'}."
+    if (run.path / folder / SUPERSEDED_FILE).exists():
+        told += " Superseded: more was measured since; make a new one."
     return [h.h2["Erasure certificate"], h.p[link, told]]
 
 

@@ -1,0 +1,58 @@
+"""What a run's logs say of each request's own records beside the retrained model, and of their representations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from evaluation.metrics.verdict import judge_probability
+from evaluation.ruler.rank_significance import rank_test
+from oblivionis.files import parse_json, write_json
+from oblivionis.requests.ledger import Ledger
+from oblivionis.runs.answers import forget_answers
+from oblivionis.runs.directory import RunDirectory
+
+FILE = "request_figures.json"
+STAGE = "unlearn"
+
+
+def write_request_figures(run: RunDirectory) -> None:
+    """Write `request_figures.json`: by request `oracle` and `rank`, each absent where its records were not compared."""
+    if run.stage_summary(STAGE) is None or not (requests := list(Ledger(run.ledger_path))):
+        return
+    log = run.evaluation_log(STAGE)
+    ranks = (log or {}).get("ruler") or {}
+    ours, theirs = (
+        {i: found["avg_gt_loss"] for i, found in forget_answers(of).items() if "avg_gt_loss" in found}
+        for of in (log, run.evaluation_log("retrain"))
+    )
+    found = {r.id: {**_oracle(r.record_ids, ours, theirs), **_rank(r.record_ids, ranks)} for r in requests}
+    write_json(run.path / FILE, found)
+
+
+def request_figures(run: RunDirectory, request_id: str) -> dict[str, Any]:
+    """What the file says of a request; empty without it."""
+    try:
+        found = parse_json((run.path / FILE).read_bytes())
+        return dict(found.get(request_id, {}))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _oracle(ids: tuple[str, ...], ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, Any]:
+    both = [i for i in ids if i in ours and i in theirs]
+    verdict = judge_probability([ours[i] for i in both], [theirs[i] for i in both]) if both else None
+    if verdict is None:
+        return {}
+    facts = {"verdict": verdict.verdict, "value": verdict.value, "oracle": verdict.oracle}
+    return {"oracle": {**facts, "questions": verdict.questions, "records": len(ids)}}
+
+
+def _rank(ids: tuple[str, ...], ranks: Mapping[str, float]) -> dict[str, Any]:
+    mine = [ranks[i] for i in ids if i in ranks]
+    if not mine:
+        return {}
+    test = rank_test(mine)
+    p = None if math.isnan(test.p_value) else test.p_value
+    return {"rank": {"mean rank": test.mean, "records": test.records, "p": p, "verdict": test.verdict}}

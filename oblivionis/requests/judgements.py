@@ -1,0 +1,42 @@
+"""What a run keeps of the evidence about its requests: `judgements.json`, and rows of metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from oblivionis.files import parse_json
+from oblivionis.requests.judgement import RecordEvidence
+from oblivionis.runs.directory import RunDirectory
+
+FILE = "judgements.json"
+"""In the run: the outcome of each request with the evidence of each of its records, and of which model."""
+EVALUATOR = "requests"
+MOMENTS = ("before_unlearn", "after_unlearn")
+
+
+def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, Any]]:
+    """The rows that a verification wrote at the exchanges: by request and record the values `rouge` and `prob`."""
+    return [
+        row
+        for row in run.metrics()
+        if row["evaluator"] == EVALUATOR and row["stage"] == stage and row["moment"] == moment and "requests" in row
+    ]
+
+
+def judgement_of(run: RunDirectory, request_id: str) -> dict[str, Any]:
+    """What `judgements.json` says of a request, with the file's `limit`, `doubt` and `model`; empty without it."""
+    try:
+        found = parse_json((run.path / FILE).read_bytes())
+        of = dict(found["requests"][request_id])
+        return {**of, "limit": found["limit"], "doubt": found["doubt"], "model": found["model"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def records_of(judgement: Mapping[str, Any]) -> dict[str, RecordEvidence]:
+    """The evidence by record in what `judgement_of` found."""
+    return {
+        i: RecordEvidence(of["units"], of["final"], of["before"], of["oracle"])
+        for i, of in judgement.get("records", {}).items()
+    }
