@@ -99,11 +99,14 @@ def _continuation(grid: Grid, run: RunDirectory) -> str:
 def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
     """Run all stages over `grid`."""
     registered = registrations() if isinstance(grid, HttpGrid) else None
-    if isinstance(grid, InMemoryGrid):
-        grid = WatchedGrid(grid)
+    watched = WatchedGrid(grid) if isinstance(grid, InMemoryGrid) else None
+    grid = grid if watched is None else watched
     if config.federation.churn:
         grid = ChurningGrid(grid, config.federation.churn, config.seed)
-    run_stages(Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop, registered))
+    server = Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop, registered)
+    if watched is not None:
+        watched.partition = server.nodes.partition
+    run_stages(server)
 
 
 def registrations() -> list[Path]:

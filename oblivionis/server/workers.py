@@ -23,18 +23,22 @@ class WatchedGrid(PassingGrid):
     """Passes everything on to `grid`, and ends a run whose worker processes die.
 
     Flower tells of one in an error reply, which any client can send as well. It counts only where `dead` says so, too.
+    `partition`: whose node a node id is, None where nobody knows yet.
     """
 
     def __init__(self, grid: Grid, dead: Callable[[], int] | None = None) -> None:
         super().__init__(grid)
         self._dead = dead_workers if dead is None else dead
+        self.partition: Callable[[int], int | None] = lambda node: None
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """As `grid`. Raises ActorDied for an error that comes of a dead worker."""
         found = list(self._grid.pull_messages(message_ids))
         for message in found:
             if message.has_error() and message.error.code == ErrorCode.UNKNOWN and self._dead():
-                raise ActorDied(f"a worker process of the simulation died: {error_text(message)}")
+                client = self.partition(message.metadata.src_node_id)
+                whose = "a worker process" if client is None else f"the worker process of client {client}"
+                raise ActorDied(f"{whose} died: {error_text(message)}")
         return found
 
 

@@ -58,7 +58,7 @@ def test_only_ray_can_say_that_a_worker_died():
     assert [m.error.code for m in watched.pull_messages(messages)] == [0]
     dead.append("one")
     messages = watched.push_messages([message_to(1000)])
-    with pytest.raises(ActorDied, match="worker process of the simulation died: error 0"):
+    with pytest.raises(ActorDied, match="a worker process died: error 0"):
         watched.pull_messages(messages)
     assert WatchedGrid(MemoryGrid({0: honest(0)})).get_node_ids() == [1000]
     assert list(NodeMap().refresh(WatchedGrid(MemoryGrid({0: honest(0)})))) == [0], "no Ray runs here: nobody is dead"
