@@ -168,7 +168,7 @@ def to_record(
         if not isinstance(value, str) or not value.strip():
             problems.append(f"{row.where}: {name} must be a non-empty text, found {_shown(value)}")
     if isinstance(name := values.get("id"), str) and (unfit := forbidden(name)):
-        said = f"id {_shown(name)} has the character {unfit}"
+        said = f"id {name[:60]!a} has the character {unfit}"
         problems.append(f"{row.where}: {said}; expected an id without control characters")
     perturbed = values.get("perturbed_answer") or []
     perturbed = [perturbed] if isinstance(perturbed, str) else perturbed
