@@ -67,13 +67,6 @@ def append_lines(path: Path, rows: Iterable[Any]) -> None:
         os.fsync(handle.fileno())
 
 
-def keep_private(path: Path) -> None:
-    """Make `path` a file, empty if there was none, that its owner alone may read and write."""
-    path.touch(mode=0o600)
-    if path.stat().st_mode & 0o077:
-        path.chmod(0o600)
-
-
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
     """The value of a JSON text that somebody else wrote; a run's own logs may hold NaN and infinity (finite=False).
 

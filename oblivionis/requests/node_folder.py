@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from oblivionis.files import append_lines, read_lines, write_json
+from oblivionis.files import append_lines, parse_json, read_lines, write_json
 
 
 class NodeFolder:
@@ -26,7 +25,11 @@ class NodeFolder:
 
     def buried(self) -> dict[str, str]:
         """The request that buried each record, by record id."""
-        return {row["record_id"]: row["request_id"] for row in read_lines(self.tombstones_path)}
+        return dict(self.tombstone_lines())
+
+    def tombstone_lines(self) -> list[tuple[str, str]]:
+        """Record id and request of every tombstone, in the order in which they were put up."""
+        return [(row["record_id"], row["request_id"]) for row in read_lines(self.tombstones_path)]
 
     def bury(self, record_ids: Iterable[str], request_id: str) -> None:
         """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are."""
@@ -45,8 +48,10 @@ class NodeFolder:
             write_json(self.left_path, {"request_id": request_id, "time": time.time()})
 
     def left_by(self) -> str | None:
-        """The request by which this client left, None while it takes part."""
+        """The request by which this client left, None while it takes part. A damaged mark is a mark: "unknown"."""
         try:
-            return str(json.loads(self.left_path.read_text(encoding="utf-8"))["request_id"])
+            return str(parse_json(self.left_path.read_bytes())["request_id"])
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError):
+            return "unknown"
