@@ -173,7 +173,17 @@ def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
         message = "a value must be given" if name is None else f"unknown kind {name!r}"
         hint = did_you_mean(str(name), KINDS)
         raise ConfigError([Problem("kind", message, f"one of {', '.join(KINDS)}", hint, where)])
-    return name, _settings(KINDS[name], values, places | {"": display(file)})
+    try:
+        return name, _settings(KINDS[name], values, places | {"": display(file)})
+    except ConfigError as error:
+        raise ConfigError(_placed(problem, display(file)) for problem in error.problems) from None
+
+
+def _placed(problem: Problem, file: str) -> Problem:
+    """The problem, with the suite's file if it says another place or none."""
+    if file in problem.where:
+        return problem
+    return dataclasses.replace(problem, where=f"{problem.where}; {file}" if problem.where else file)
 
 
 def _read(file: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, tuple[Any, str]], dict[str, str], list[Problem]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,23 +12,47 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from oblivionis.errors import RunError
-from oblivionis.files import write_atomic
+from oblivionis.errors import FileError
+from oblivionis.files import need_file, parse_json, write_atomic
 
-_HEADER = "oblivionis"
+_HEADER, _HASH = "oblivionis", "sha256"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> None:
-    """Write `arrays` and the JSON-able `info` atomically."""
+    """Write `arrays` and the JSON-able `info` atomically, and beside them their hash."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_atomic(path, save(contiguous, metadata={_HEADER: json.dumps(dict(info))}))
+    text = json.dumps(dict(info))
+    write_atomic(path, save(contiguous, metadata={_HEADER: text, _HASH: _hash(contiguous, text)}))
 
 
 def read_arrays(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and info of a file that `write_arrays` wrote. RunError, naming `what` it should be, for any other."""
+    """Arrays and info of a file that `write_arrays` wrote. RunError, naming `what` it should be, for any other.
+
+    A file from before there were hashes is read without.
+    """
     try:
+        need_file(path)
         with safe_open(path, framework="np") as handle:
-            info = json.loads((handle.metadata() or {})[_HEADER])
-            return {key: handle.get_tensor(key) for key in handle.keys()}, info  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise RunError(f"{path} is no readable {what}: {error}") from None
+            metadata = handle.metadata() or {}
+            text = metadata[_HEADER]
+            info = parse_json(text)
+            arrays = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118 - no mapping
+    except FileError:
+        raise
+    except (OSError, SafetensorError, ValueError, TypeError) as error:  # TypeError: numbers that numpy does not have
+        raise FileError(f"{path} is no readable {what}: {getattr(error, 'strerror', None) or error}") from None
+    except KeyError:
+        raise FileError(f"{path} is no readable {what}: its header is not that of such a file") from None
+    if not isinstance(info, dict):
+        raise FileError(f"{path} is no readable {what}: its header is not that of such a file")
+    if _HASH in metadata and metadata[_HASH] != _hash(arrays, text):
+        raise FileError(f"{path} is no readable {what}: it is not as it was written")
+    return arrays, info
+
+
+def _hash(arrays: Mapping[str, np.ndarray], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        digest.update(f"\0{name}\0{arrays[name].dtype.str}{arrays[name].shape}\0".encode())
+        digest.update(arrays[name].data if arrays[name].size else b"")
+    return digest.hexdigest()

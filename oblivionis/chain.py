@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.errors import RunError
-from oblivionis.files import append_lines, parse_json
+from oblivionis.files import append_lines, parse_json, read_bytes
 
 PREV, HASH = "prev", "hash"
 GENESIS = "0" * 64
@@ -84,7 +84,7 @@ def check_chain(path: Path) -> Checked:
     Lines cut off at the end leave no trace here.
     """
     try:
-        lines = path.read_bytes().decode(errors="replace").split("\n")
+        lines = read_bytes(path).decode(errors="replace").split("\n")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
     entries: list[Mapping[str, Any]] = []
@@ -118,7 +118,7 @@ def check_chain(path: Path) -> Checked:
 
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
-        value = parse_json(line)
+        value = parse_json(line, unique=False)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -11,6 +11,10 @@ class RunError(OblivionisError):
     """A run directory is missing, incomplete, or does not fit what is asked of it."""
 
 
+class FileError(RunError):
+    """A file is not what it should be; the message has its path, and the line and the key where there are some."""
+
+
 class RunInterrupted(OblivionisError):
     """The user stopped the run; it can be resumed."""
 

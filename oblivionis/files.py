@@ -1,14 +1,32 @@
-"""Files that are whole or absent: atomic replacement, durable append, tolerant reading of the last line."""
+"""Files that are whole or absent: atomic replacement, durable append, and reading that tells what is wrong.
+
+What is read is a regular file: of a pipe or a terminal one would wait for ever, and it is told instead.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import stat
+import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from oblivionis.errors import FileError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_told: set[str] = set()
+"""What `tell` has said."""
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -17,7 +35,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     payload = data.encode() if isinstance(data, str) else data
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "wb") as handle:
+        with _naming(path), os.fdopen(descriptor, "wb") as handle:
             handle.write(payload)
             handle.flush()
             os.fsync(handle.fileno())
@@ -26,6 +44,16 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writing say where: the operating system tells it of names only."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -57,7 +85,7 @@ def append_lines(path: Path, rows: Iterable[Any]) -> None:
     if not text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as handle:
+    with _naming(path), open(path, "ab+") as handle:
         if handle.tell() > 0:
             handle.seek(-1, os.SEEK_END)
             if handle.read(1) != b"\n":
@@ -67,18 +95,47 @@ def append_lines(path: Path, rows: Iterable[Any]) -> None:
         os.fsync(handle.fileno())
 
 
-def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
+def read_bytes(path: Path) -> bytes:
+    """What the regular file `path` holds. FileNotFoundError without one; FileError for all else that prevents it."""
+    try:
+        need_file(path)
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise FileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def need_file(path: Path) -> None:
+    """FileError where `path` is no regular file; OSError, such as FileNotFoundError, where it cannot be looked at."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path}: expected a file, found {_KINDS.get(stat.S_IFMT(mode), 'something else')}")
+
+
+def parse_json(text: str | bytes, *, finite: bool = True, unique: bool = True) -> Any:
     """The value of a JSON text that somebody else wrote; a run's own logs may hold NaN and infinity (finite=False).
 
     Raises ValueError, never anything else, also for what Python's reader takes or chokes on: NaN and infinity, numbers
-    of more than 4,300 digits, nesting beyond its stack, bytes that are no UTF-8. Its first line says what is wrong.
+    beyond float64 or of more than 4,300 digits, nesting beyond its stack, bytes that are no UTF-8, half a character (a
+    lone surrogate) and, where `unique`, a key given twice in an object. Its first line says what is wrong.
     """
+    pairs = _unique if unique else None
     try:
-        return json.loads(text, parse_constant=_refuse if finite else None)
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        if finite:
+            value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=pairs)
+        else:
+            value = json.loads(text, object_pairs_hook=pairs)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
+    except UnicodeEncodeError:
+        raise ValueError("half a character (a lone surrogate) in a text") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as error:
@@ -89,16 +146,102 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no number in JSON")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of `path`, JSON objects, in order; [] without a file. Lines torn by a crash are left out."""
-    if not path.exists():
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:20]} is no number that a computer holds")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {json.dumps(twice[:60])} is given twice")
+    return found
+
+
+def checked(value: Any, shape: Any) -> Any:
+    """`value`, once it is of the `shape`, a type such as a TypedDict. ValueError says which key is not, and why."""
+    import msgspec
+
+    try:
+        msgspec.convert(value, shape)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `")
+        key = path.rstrip("`").removeprefix("$").removeprefix(".")
+        raise ValueError(f"{key}: {_lowered(text)}" if key else _lowered(text)) from None
+    except OverflowError:
+        raise ValueError("a number of too many digits") from None
+    return value
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def read_json(path: Path, shape: Any = dict[str, Any], *, finite: bool = True) -> Any:
+    """The JSON value in `path`, of the `shape`. FileNotFoundError without a file; else FileError, with the key."""
+    data = read_bytes(path)
+    try:
+        return checked(parse_json(data, finite=finite), shape)
+    except ValueError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def read_lines(path: Path, shape: Any = dict[str, Any], *, finite: bool = False) -> list[dict[str, Any]]:
+    """All whole lines of `path`, JSON objects of the `shape`, in order; [] without a file.
+
+    A line torn by a crash, the beginning of an object, is left out and told once (but not where a chained line follows
+    it: the chain goes on over it), and so is a file without any line. Any other line that is no such object is a
+    FileError, with the line and the key.
+    """
+    try:
+        data = read_bytes(path)
+    except FileNotFoundError:
         return []
-    rows = []
-    for line in path.read_bytes().decode(errors="replace").split("\n"):  # U+2028 and its like end no line here
-        try:
-            row = parse_json(line, finite=False)
-        except ValueError:
+    rows: list[dict[str, Any]] = []
+    torn: list[int] = []
+    lines = data.decode(errors="replace").split("\n")  # U+2028 and its like end no line here
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
             continue
-        if isinstance(row, dict):
-            rows.append(row)
+        try:
+            row = checked(parse_json(line, finite=finite), shape)
+        except ValueError as error:
+            if not is_torn(line):
+                raise FileError(f"{path}:{number}: {error}") from None
+            torn.append(number)
+            continue
+        if "prev" in row:
+            torn.clear()
+        rows.append(row)
+    if not rows and not torn:
+        tell(f"{path} is empty: a crash, or somebody emptied it")
+    for number in torn:
+        tell(f"{path}:{number} is torn, by a crash perhaps, and left out")
     return rows
+
+
+def is_torn(line: str) -> bool:
+    """Whether `line`, which is no JSON, is the beginning of a JSON object, as a crash leaves it."""
+    line = line.rstrip("\0").rstrip()
+    if not line:
+        return True  # the file grew, and nothing was written
+    if not line.startswith("{"):
+        return False
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(line) or not line.endswith("}")
+    except (ValueError, RecursionError):
+        pass
+    return False
+
+
+def tell(text: str) -> None:
+    """Warn of a file or a line that is left out, once."""
+    if text not in _told:
+        _told.add(text)
+        print(f"warning: {text}", file=sys.stderr)

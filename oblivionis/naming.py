@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from pathlib import Path
 
+_DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 DATA_FOLDER = "data"
 """Below a client's own folder: its records."""
 MODELS = {
@@ -34,3 +35,15 @@ def subject_key(name: str) -> str:
 def simulated_folder(nodes: str, client: int) -> Path:
     """The folder of a simulated client among `nodes` (`data.nodes`)."""
     return Path(nodes).expanduser() / f"node{client}"
+
+
+def unfit_character(name: str) -> str:
+    """The first character that no id may have, as `U+001B`; empty where there is none.
+
+    Such are controls, line and paragraph separators, marks that turn the direction of writing, and half characters
+    (lone surrogates): an id stands in terminals, ledgers, pages and the names of files.
+    """
+    for character in name:
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTIONS:
+            return f"U+{ord(character):04X}"
+    return ""

@@ -15,8 +15,6 @@ _SEQUENCES = re.compile(
 )
 _JOINERS = "\u200c\u200d"
 """Without them words of some scripts are misspelt."""
-_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""They make a terminal show text in another order than it is written."""
 _OBEYED = ("Cc", "Cs", "Zl", "Zp")
 """Control characters, lone surrogates, line and paragraph separators."""
 
@@ -32,17 +30,6 @@ def clean(text: str, longest: int = LONGEST) -> str:
     """`plain` of `text`, cut to `longest` characters; the last is `…` where it was cut."""
     shown = plain(text[: 8 * longest])
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
-
-
-def forbidden(name: str) -> str:
-    """The first character of an identifier that makes it unfit, as `U+001B`: one that is obeyed or turns text around.
-
-    Empty if there is none.
-    """
-    if name.isprintable():
-        return ""
-    found = (c for c in name if c in _TURNING or unicodedata.category(c) in _OBEYED)
-    return next((f"U+{ord(c):04X}" for c in found), "")
 
 
 def _shown(character: str) -> str:

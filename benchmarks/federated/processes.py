@@ -11,8 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 LOG = "suite.log"
-_GRACE_S = 60.0
+_GRACE_S = 6.0
 
 
 @dataclass
@@ -86,7 +88,8 @@ def start(run: Path, slot: Slot) -> Job:
 
 
 def stop(jobs: list[Job]) -> None:
-    """End runs as Ctrl-C does, and whatever is left of one that takes more than a minute."""
+    """End runs as Ctrl-C does, and whatever is left of one that takes more than `_GRACE_S` seconds."""
+    descendants = [child for job in jobs for child in _descendants(job)]
     for job in jobs:
         with suppress(ProcessLookupError):
             job.process.send_signal(signal.SIGTERM)
@@ -98,3 +101,13 @@ def stop(jobs: list[Job]) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(job.process.pid, signal.SIGKILL)
             job.process.wait()
+            for child in descendants:  # Ray's have sessions of their own
+                with suppress(psutil.Error):
+                    child.kill()
+
+
+def _descendants(job: Job) -> list[psutil.Process]:
+    try:
+        return psutil.Process(job.process.pid).children(recursive=True)
+    except psutil.Error:
+        return []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import pandas as pd
 from rich.console import Console
@@ -14,11 +14,21 @@ from benchmarks.federated.settings import Settings
 from benchmarks.federated.tables import FORMATS, SUFFIXES, build, unknown_metrics
 from benchmarks.output.page import SuiteView, write_suite_html
 from oblivionis import __version__
-from oblivionis.files import write_atomic
+from oblivionis.files import read_json, write_atomic
 from oblivionis.runs.directory import RunDirectory
 
 NODES = "nodes.json"
 TABLES = "tables"
+
+
+class _Run(TypedDict):
+    error: str
+    shared: bool
+
+
+class _Nodes(TypedDict):
+    seconds: float
+    nodes: list[_Run]
 
 
 def write_report(settings: Settings, folder: Path, console: Console) -> None:
@@ -74,7 +84,7 @@ def _facts(settings: Settings, folder: Path, frame: pd.DataFrame) -> Iterator[tu
         environment = RunDirectory(folder / runs[0]).environment()
         yield "Program", f"oblivionis {environment.get('oblivionis', __version__)}"
         yield "Machine", f"{environment.get('platform', '')}, {environment.get('cpus', '')} CPU cores"
-    nodes = json.loads((folder / NODES).read_text(encoding="utf-8"))
+    nodes = read_json(folder / NODES, _Nodes)
     done = [node for node in nodes["nodes"] if not node["error"]]
     shared = [node for node in done if node["shared"]]
     yield "Runs", f"{len(done)}, of which {len(shared)} were there before this suite was started or resumed"

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks.federated.graph import Graph, Node
 from benchmarks.federated.matrix import Axis, Cell
 from oblivionis.config.schema import STAGES
 from oblivionis.errors import RunError
-from oblivionis.files import write_atomic
+from oblivionis.files import read_bytes, write_atomic
 from oblivionis.reports import summary as report
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
@@ -76,14 +78,29 @@ def write(frame: pd.DataFrame, folder: Path) -> None:
     write_atomic(folder / FILE, buffer.getvalue())
 
 
+def read_parquet(file: Path, what: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """The table in `file`. RunError, naming `what` it should be, for a file that is none or lacks a column."""
+    try:
+        table = pq.read_table(io.BytesIO(read_bytes(file)), columns=None if columns is None else list(columns))
+        return table.to_pandas()
+    except FileNotFoundError:
+        raise RunError(f"{file} cannot be read as {what}: there is no such file") from None
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(f"{file} cannot be read as {what}: {reason}") from error
+
+
 def read(path: Path) -> tuple[pd.DataFrame, list[str]]:
     """The results in a file or in a suite's folder, and the names of the axes. Raises RunError."""
     file = path / FILE if path.is_dir() else path
-    try:
-        frame = pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file} cannot be read as results of a suite: {error}") from error
+    frame = read_parquet(file, "results of a suite")
     lacking = [name for name in FIXED if name not in frame.columns]
     if lacking:
         raise RunError(f"{file} is no file of results: it has no column {', '.join(lacking)}")
+    for name in frame.columns:
+        kinds = str if name in FIXED else (str, int, float, bool)
+        if name != "value" and not all(isinstance(text, kinds) for text in frame[name]):
+            raise RunError(f"{file} is no file of results: the column {name} holds something other than texts")
+        if name == "value" and not pd.api.types.is_numeric_dtype(frame[name]):
+            raise RunError(f"{file} is no file of results: the column {name} holds something other than numbers")
     return frame, [str(name) for name in frame.columns if name not in FIXED]

@@ -56,7 +56,7 @@ def _of_runs(cells: Any, folder: Path) -> tuple[dict[str, list[str]], list[str]]
     for cell, run in zip(unlearned.cell, unlearned.run, strict=True):
         try:
             directory = RunDirectory.open(folder / str(run))
-            config = configuration.from_yaml(directory.read_config())
+            config = configuration.from_yaml(directory.read_config(), directory.config_place)
         except (RunError, configuration.ConfigError, OSError):
             continue
         for warning in find_warnings(directory, config):

@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks.tabular.experiment import COLUMNS, KEYS, ORACLE, ORIGINAL, PAIR, TWIN
 from oblivionis.errors import RunError
-from oblivionis.files import write_atomic
+from oblivionis.files import read_bytes, write_atomic
 
 FILE = "results.parquet"
 LABELS = {
@@ -35,6 +37,21 @@ Cell = tuple[str, float, int]
 def label(method: str) -> str:
     """The method as a reader knows it."""
     return LABELS.get(method, method.replace("_", " "))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """The file that an earlier run left. RunError for one that is no such file."""
+    try:
+        frame = pq.read_table(io.BytesIO(read_bytes(path)), columns=list(COLUMNS)).to_pandas()
+        texts = [name for name in frame.columns if not pd.api.types.is_numeric_dtype(frame[name])]
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise RunError(f"{path} is no file of results: {error}") from error
+    lacking = [name for name in COLUMNS if name not in frame.columns]
+    wrong = [name for name in texts if name not in ("dataset", "method")]
+    if lacking or wrong:
+        why = f"it has no column {lacking[0]}" if lacking else f"the column {wrong[0]} does not hold numbers"
+        raise RunError(f"{path} is no file of results: {why}")
+    return frame
 
 
 @dataclass(frozen=True)
@@ -70,10 +87,7 @@ class Results:
         self._path = folder / FILE
         self.frame = pd.DataFrame(columns=list(COLUMNS))
         if self._path.exists():
-            try:
-                self.frame = pd.read_parquet(self._path, columns=list(COLUMNS))
-            except (OSError, ValueError, KeyError) as error:
-                raise RunError(f"{self._path} is no file of results: {error}") from error
+            self.frame = _read(self._path)
         self.finished: set[Cell] = set(zip(*(self.frame[key] for key in KEYS[:3]), strict=True))
 
     def add(self, cell: Cell, rows: Iterable[Mapping[str, Any]]) -> None:

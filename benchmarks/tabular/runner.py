@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from benchmarks.tabular.experiment import Cell, models, train_original
 from benchmarks.tabular.results import Results
 from benchmarks.tabular.settings import Settings
 from oblivionis.errors import RunError, RunFailed
-from oblivionis.files import write_json
+from oblivionis.files import read_json, write_json
 
 DATASETS_FILE = "datasets.json"
 
@@ -81,7 +80,10 @@ def run(settings: Settings, folder: Path, console: Console) -> None:
 def known_datasets(folder: Path) -> dict[str, dict[str, Any]]:
     """What datasets.json says of each dataset: its sizes, or why it is `missing`."""
     file = folder / DATASETS_FILE
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    try:
+        return read_json(file, dict[str, dict[str, Any]])
+    except FileNotFoundError:
+        return {}
 
 
 def _pending(settings: Settings, name: str, results: Results) -> list[tuple[int, float]]:

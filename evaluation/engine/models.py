@@ -84,8 +84,12 @@ def side_by_side(work: Callable[[T], object], items: Iterable[T], workers: int) 
         return
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
-            for _ in pool.map(work, items):
-                pass
+            try:
+                for _ in pool.map(work, items):
+                    pass
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for what is running, and for no more
+                raise
     finally:
         # Some of the limits that a worker sets for itself hold for the whole process.
         torch.set_num_threads(threads)

@@ -40,7 +40,12 @@ class SentenceEncoder:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         model = AutoModel.from_pretrained(source, trust_remote_code=False).eval()
         pooling = Path(source) / "1_Pooling" / "config.json"
-        settings = json.loads(pooling.read_text(encoding="utf-8")) if pooling.is_file() else {}
+        try:
+            settings = json.loads(pooling.read_text(encoding="utf-8")) if pooling.is_file() else {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{pooling}: no JSON ({error})") from None
+        if not isinstance(settings, dict):
+            raise ValueError(f"{pooling}: expected a JSON object")
         return cls(model, tokenizer, bool(settings.get("pooling_mode_cls_token")))
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:

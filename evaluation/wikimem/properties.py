@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 PARAPHRASES = 10
 COUNTERFACTUALS_FILE = "counterfactuals.json"
@@ -89,13 +90,22 @@ def counterfactuals() -> MappingProxyType[str, tuple[str, ...]]:
     return read_counterfactuals(Path(__file__).with_name(COUNTERFACTUALS_FILE))
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
 def read_counterfactuals(source: Path) -> MappingProxyType[str, tuple[str, ...]]:
     """Values of other people by property id, from a file like `counterfactuals.json` or a folder that holds one, such
     as `oblivionis wikimem build` writes. Raises ValueError where there is none or it is laid out differently."""
     path = source / COUNTERFACTUALS_FILE if source.is_dir() else source
     try:
-        lists = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
+        lists = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_once)
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON with counterfactuals by property id ({error})") from error
     if not isinstance(lists, dict) or not lists:
         raise ValueError(f"{path}: expected an object with at least one property id, such as P19, and its values")

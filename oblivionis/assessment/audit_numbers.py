@@ -10,11 +10,12 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from evaluation.metrics.catalogue import ROUNDING, Metric
 from oblivionis.assessment import evaluators
-from oblivionis.files import parse_json
+from oblivionis.errors import FileError
+from oblivionis.files import read_json
 
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
 """When a client is asked, and what that is called in metrics.jsonl."""
@@ -46,6 +47,19 @@ ORDERED = (
 
 NAMES = frozenset({REQUEST_ROUGE, REQUEST_PROB, REQUEST_RECITED, REQUEST_SHORT, *COUNTS, *evaluators.told_by_clients()})
 """Everything that a client may tell of its records; nothing else is sent, and nothing else is accepted."""
+
+
+class _Of(TypedDict):
+    request: str
+    client: int
+
+
+class _Audit(_Of, total=False):
+    round: int
+    before: dict[str, float]
+    after: dict[str, float]
+    final: dict[str, float]
+    failed: dict[str, str]
 
 
 def check_numbers(told: Mapping[str, object], records: int, limit: float) -> dict[str, float]:
@@ -105,9 +119,12 @@ def audit_path(run: Path, request_id: str) -> Path:
 
 
 def read_audit(run: Path, request_id: str) -> dict[str, Any] | None:
-    """What is known of a request, None before its first audit."""
+    """What is known of a request, None before its first audit. FileError, with the key, for a damaged file."""
+    path = audit_path(run, request_id)
     try:
-        found = parse_json(audit_path(run, request_id).read_bytes())
-    except (FileNotFoundError, ValueError):
+        found = read_json(path, _Audit)
+    except FileNotFoundError:
         return None
-    return found if isinstance(found, dict) else None
+    if found["request"] != request_id:
+        raise FileError(f"{path}: request: expected {request_id!r}, found {found['request'][:60]!r}")
+    return found

@@ -63,7 +63,7 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
 
 def _unlike(oracle: RunDirectory, summary: dict[str, Any], config: Config, fingerprint: str) -> list[str]:
     """What an oracle's run does not share with ours and should."""
-    theirs = configuration.from_yaml(oracle.read_config())
+    theirs = configuration.from_yaml(oracle.read_config(), oracle.config_place)
     wrong = [name for name in differing(config, theirs) if name not in FREE]
     if theirs.federation.rounds.retrain != config.federation.rounds.retrain:
         wrong.append("federation.rounds.retrain")

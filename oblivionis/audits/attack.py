@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from oblivionis.audits.battery import Attack, Battery, Row
 from oblivionis.audits.leakage import identity_of
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunInterrupted
-from oblivionis.files import read_lines, write_atomic, write_json
+from oblivionis.files import checked, parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models.corpus import corpus_of
 from oblivionis.requests import seal
 from oblivionis.requests.ledger import REJECTED, Ledger
@@ -54,6 +54,31 @@ class Attacked:
     round: int
     vector: np.ndarray
     identity: str
+
+
+class _Written(TypedDict):
+    seconds: float
+    made_from: dict[str, Any]
+
+
+class _Head(_Written, total=False):
+    rows: int
+
+
+class _Asked(TypedDict):
+    id: str
+    variant: str
+
+
+class _Row(_Asked, total=False):
+    group: str
+    score: float
+    prob: float
+    loss: float
+    rouge: float
+    truth_ratio: float
+    m_mu: float
+    m_bin: float
 
 
 @dataclass(frozen=True)
@@ -174,6 +199,7 @@ def _run_one(attack: Attack, model: Attacked, path: Path, made_from: Mapping[str
     rows = attack.run(model.vector)
     done = Done(rows, time.perf_counter() - started)
     head = {"attack": attack.name, "model": model.stage, "round": model.round, "seconds": done.seconds}
+    head["rows"] = len(rows)
     lines = [{**head, "made_from": made_from}, *rows]
     write_atomic(path, "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines))
     return done
@@ -195,9 +221,11 @@ def _place(attack: Attack, model: Attacked, battery: Battery, folder: Path) -> t
 def _read(path: Path, made_from: Mapping[str, Any]) -> Done | None:
     """A complete attack; None where there is no such file, or not one of these settings."""
     try:
-        head, *rows = read_lines(path)
-        return Done(rows, float(head["seconds"])) if head["made_from"] == made_from else None
-    except (ValueError, KeyError, TypeError):
+        head, *rows = (parse_json(line) for line in read_bytes(path).decode().splitlines())
+        if checked(head, _Head)["made_from"] != made_from or len(rows) != head.get("rows", len(rows)):
+            return None
+        return Done(checked(rows, list[_Row]), float(head["seconds"]))
+    except (FileNotFoundError, ValueError):
         return None
 
 

@@ -35,7 +35,7 @@ from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits.target import AuditError, Target, find_target
 from oblivionis.config.schema import Config
 from oblivionis.data.tokenize import PromptTemplate, encode_prompts, stop_ids
-from oblivionis.files import write_atomic, write_json
+from oblivionis.files import checked, parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models import adapters
 from oblivionis.models.assembly import load_base, prompt_template
 from oblivionis.models.corpus import corpus_of
@@ -405,11 +405,11 @@ class _Store:
 def _read(path: Path, facts: dict[str, Any]) -> tuple[list[str], str | None]:
     """The texts and the greedy answer in a file of samples; nothing where it is missing, torn or of other settings."""
     try:
-        table = pq.read_table(path)
-        found = json.loads((table.schema.metadata or {})[b"oblivionis"])
-        answer = found.pop("greedy")
-        texts = table.column("text").to_pylist()
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, pa.ArrowInvalid):
+        table = pq.read_table(io.BytesIO(read_bytes(path)))
+        found = checked(parse_json((table.schema.metadata or {})[b"oblivionis"]), dict[str, Any])
+        answer = checked(found.pop("greedy"), str)
+        texts = checked(table.column("text").to_pylist(), list[str])
+    except (OSError, KeyError, ValueError, pa.ArrowException):
         return [], None
     return (texts, answer) if found == json.loads(json.dumps(facts)) else ([], None)
 

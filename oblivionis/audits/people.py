@@ -36,7 +36,7 @@ from oblivionis.data.person_records import PersonRecords, as_trained
 from oblivionis.data.records import Record
 from oblivionis.data.tokenize import whole_text
 from oblivionis.errors import RunInterrupted
-from oblivionis.files import write_atomic, write_json
+from oblivionis.files import parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import subject_key
 from oblivionis.runs.directory import package_versions
@@ -380,12 +380,12 @@ def _write(path: Path, made_from: Mapping[str, Any], mine: Sequence[Fact], found
 def _read(path: Path, made_from: Mapping[str, Any], facts: int) -> list[_Scores] | None:
     """What `_write` wrote; None where the file is missing, torn or of another model or other questions."""
     try:
-        table = pq.read_table(path)
-        if json.loads((table.schema.metadata or {})[b"oblivionis"]) != dict(made_from):
+        table = pq.read_table(io.BytesIO(read_bytes(path)))
+        if parse_json((table.schema.metadata or {})[b"oblivionis"]) != dict(made_from):
             return None
         number = table.column("fact").to_numpy()
         return [_one(table.filter(pa.array(number == i))) for i in range(facts)]
-    except (OSError, KeyError, ValueError, TypeError, pa.ArrowInvalid):
+    except (OSError, KeyError, ValueError, TypeError, pa.ArrowException):
         return None
 
 

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from evaluation.wikimem.score import PairScore
-from oblivionis.errors import OblivionisError, RunError
-from oblivionis.files import parse_json
+from oblivionis.errors import FileError, OblivionisError, RunError
+from oblivionis.files import checked, read_json, tell
 from oblivionis.naming import subject_key
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
@@ -94,6 +94,27 @@ class Person:
         return float(np.mean([f.outcome.memorized / f.outcome.phrasings for f in self.facts]))
 
 
+class _Audit(TypedDict):
+    """What `audit.json` holds, as it is checked when it is read; people: as `Person`."""
+
+    model: str
+    run: str | None
+    stage: str | None
+    round: int | None
+    fingerprint: str
+    adapter: str | None
+    seed: int
+    settings: dict[str, Any]
+    versions: dict[str, str | None]
+    subjects_file: str | None
+    against: str | None
+    against_stage: str | None
+    skipped: list[str]
+    people: list[Person]
+    time: float
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class PersonAudit:
     """An audit of a model on facts about people.
@@ -151,9 +172,10 @@ def read_audit(path: Path) -> PersonAudit:
     """The audit in `path`, an `audit.json` or its folder. Raises OblivionisError when it is none."""
     file = path / "audit.json" if path.is_dir() else path
     try:
-        value = parse_json(file.read_bytes())
-    except (OSError, ValueError) as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        value = read_json(file)
+    except (OSError, FileError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        reason = "there is no such file" if missing else str(error).removeprefix(f"{file}: ")
         known = ", ".join(str(p) for p in sorted((path / "audits").glob("person-*")))
         hint = f"its folder: {known}" if known else "its folder"
         raise OblivionisError(
@@ -163,6 +185,7 @@ def read_audit(path: Path) -> PersonAudit:
         if value["format"] != FORMAT:
             raise ValueError(f"its format is {value['format']!r}, expected {FORMAT}")
         known = {name: value[name] for name in PersonAudit.__slots__}
+        checked(value, _Audit)
         people = tuple(_person(row) for row in known["people"])
         return PersonAudit(**known | {"people": people, "skipped": tuple(known["skipped"])})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -191,7 +214,8 @@ def audits_of(run: RunDirectory) -> dict[str, PersonAudit]:
         for path in sorted((run.path / "audits").glob(f"person-{stage}-*/audit.json"), reverse=True):
             try:
                 found[stage] = read_audit(path)
-            except OblivionisError:
+            except OblivionisError as error:
+                tell(f"{error}; this audit is left out")
                 continue
             break
     return found

@@ -126,7 +126,7 @@ def _run_of(audit: PersonAudit) -> tuple[RunDirectory, Config]:
             "directory"
         )
     run = RunDirectory.open(Path(audit.run))
-    return run, configuration.from_yaml(run.read_config())
+    return run, configuration.from_yaml(run.read_config(), run.config_place)
 
 
 def _chosen(audit: PersonAudit, names: Sequence[str]) -> list[Person]:

@@ -28,8 +28,8 @@ from oblivionis import __version__
 from oblivionis.data.wikidata.reader import Labels, Options, Survey, wanted_labels
 from oblivionis.data.wikidata.stream import BEGINNING, Batch, DamagedDump, Dump, DumpError, Position
 from oblivionis.data.wikidata.tables import tables
-from oblivionis.errors import OblivionisError, RunFailed
-from oblivionis.files import write_atomic, write_json
+from oblivionis.errors import FileError, OblivionisError, RunFailed
+from oblivionis.files import read_json, write_atomic, write_json
 
 CHECKPOINT, SUMMARY = "checkpoint.json", "summary.json"
 STAGES = ("people", "labels")
@@ -160,7 +160,7 @@ def _saved(job: _Build) -> dict[str, Any] | None:
     for torn in job.out.glob(".*.json*.tmp"):  # left behind where a process was killed while it wrote
         torn.unlink()
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
         same_dump = saved["fingerprint"] == job.dump.fingerprint(min(saved["size"], _HEAD))
         before = dict(saved["options"])
     except FileNotFoundError:
@@ -169,6 +169,8 @@ def _saved(job: _Build) -> dict[str, Any] | None:
         return None
     except DumpError:
         raise
+    except FileError as error:
+        raise OblivionisError(f"{error}; build into another --out") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OblivionisError(f"{path} cannot be read ({error}); build into another --out") from error
     if not same_dump or saved["format"] != _FORMAT:

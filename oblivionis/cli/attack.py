@@ -53,7 +53,7 @@ def attack(
         directory, folder, results = attack_run(run, stage, overrides or [], kinds, show)
     attack_report.print_results(results, console)
     mark_superseded(directory)
-    html_report.write_html(directory, configuration.from_yaml(directory.read_config()))
+    html_report.write_html(directory, configuration.from_yaml(directory.read_config(), directory.config_place))
     made = len(results["seconds"])
     lines = [
         f"{made} attacks on a model, {sum(results['seconds'].values()):.0f} s when they were made",

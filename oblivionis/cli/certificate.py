@@ -41,7 +41,7 @@ def create(
     if out is None:
         from oblivionis.reports.html import request_pages
 
-        request_pages.write_pages(directory, configuration.from_yaml(directory.read_config()))
+        request_pages.write_pages(directory, configuration.from_yaml(directory.read_config(), directory.config_place))
     _say(_summary(certificate))
     signed = "" if certificate["signature"] else "; not signed: give --key"
     _say(f"{folder / certificates.JSON_FILE} and {certificates.PAGE_FILE}{signed}")

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oblivionis.audits.chat import Chat, ChatError, Decoding, Reply
+from oblivionis.cli.stopping import stopping
 from oblivionis.config.problems import did_you_mean
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import MODELS, SETS
@@ -83,6 +84,7 @@ def answer_lines(chat: Chat, read: Read, console: Console, *, interruptible: boo
         except KeyboardInterrupt:
             if not interruptible:
                 raise
+            stopping.dropped()
             console.print(Text("dropped; /quit or Ctrl-D to end", style="dim"))
 
 

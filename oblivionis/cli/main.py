@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from oblivionis.cli.exchange import audit_exchange, audit_training
 from oblivionis.cli.leakage import audit_leakage
 from oblivionis.cli.people import audit_person, request_from_audit
 from oblivionis.cli.request import request_cli
+from oblivionis.cli.stopping import leave, signals, stopping
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
@@ -63,6 +65,22 @@ for entry in entry_points(group=COMMANDS):
     cli.add_typer(entry.load(), name=entry.name)
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+_WRITABLE = "Choose a place that can be written to, or make this one so, and repeat the command"
+_ROOM = "Make room and repeat the command"
+OF_THE_MACHINE = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: _ROOM,
+    errno.EROFS: _WRITABLE,
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.ENOTDIR: _WRITABLE,
+    errno.EISDIR: _WRITABLE,
+    errno.EEXIST: _WRITABLE,
+    errno.ENAMETOOLONG: _WRITABLE,
+    errno.EIO: "Look after the disk and repeat the command",
+}
+"""Errors of the operating system that are no fault of the program, and what helps."""
 
 Arguments = Annotated[
     list[str] | None,
@@ -77,7 +95,10 @@ Arguments = Annotated[
 
 def main() -> None:
     """Entry point: a user's mistake is one message and exit code 2, a failed run 1, Ctrl-C 130."""
-    sys.exit(_guard(lambda: cli(standalone_mode=False)))
+    with signals():
+        code = _guard(lambda: cli(standalone_mode=False))
+        stopping.finish(code)
+    leave(code)
 
 
 def _guard(command: Callable[[], object]) -> int:
@@ -98,13 +119,29 @@ def _guard(command: Callable[[], object]) -> int:
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in OF_THE_MACHINE:
+            return _fault(errors)
+        where = f"{error.filename}: " if error.filename else ""
+        errors.print(
+            f"error: {where}{error.strerror}; what was complete before is kept. {OF_THE_MACHINE[error.errno]}",
+            style="red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return FAILURE
     except Exception as error:
         if isinstance(code := getattr(error, "exit_code", None), int):  # a mistake in the arguments: click's own text
             getattr(error, "show", lambda: None)()
             return code
-        traceback.print_exc()
-        errors.print("\nThis is a fault of oblivionis, not of your input.", style="red")
-        return FAILURE
+        return _fault(errors)
+
+
+def _fault(errors: Console) -> int:
+    traceback.print_exc()
+    errors.print("\nThis is a fault of oblivionis, not of your input.", style="red")
+    return FAILURE
 
 
 def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
@@ -141,24 +178,25 @@ def simulate(
 
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
-    from oblivionis.runs.directory import RunDirectory
+    from oblivionis.runs.directory import RunDirectory, check_output
 
     console = Console()
     if resume is not None:
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
         run = RunDirectory.open(resume)
-        config = configuration.from_yaml(run.read_config())
+        config = configuration.from_yaml(run.read_config(), run.config_place)
         _check(config, console, new=False)
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
+        check_output(config)
         _check(config, console, new=True)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))
     console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
     with run.lock():
-        hint = f"continue with: oblivionis simulate --resume {run.path}"
+        hint = stopping.hint = f"continue with: oblivionis simulate --resume {run.path}"
         try:
             _simulate(config, run, console)
         except (RunInterrupted, KeyboardInterrupt):
@@ -322,6 +360,7 @@ def data_describe(
         report.print_subjects(Subjects.of(corpus, partition), Console())
     else:
         report.print_data(corpus, partition, Console())
+        report.print_unfit(corpus, config, Console())
 
 
 @model_cli.command("info")
@@ -393,7 +432,7 @@ def runs_show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run dir
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
-    report.print_summary(directory, configuration.from_yaml(directory.read_config()), Console())
+    report.print_summary(directory, configuration.from_yaml(directory.read_config(), directory.config_place), Console())
 
 
 if __name__ == "__main__":

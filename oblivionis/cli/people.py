@@ -122,7 +122,9 @@ def audit_person(
     _audit(subject, person_audit.first_people(facts, limit), settings, folder, read_from, before, console)
     lines = [f"results: {folder} (audit.json, scores/, figures/people.svg)"]
     if subject.run is not None and out is None:
-        html_report.write_html(subject.run, configuration.from_yaml(subject.run.read_config()))
+        html_report.write_html(
+            subject.run, configuration.from_yaml(subject.run.read_config(), subject.run.config_place)
+        )
         lines.append(f"a page per person: {subject.run.path / 'report.html'}")
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 

@@ -331,7 +331,7 @@ def _records(config: Config) -> Iterator[Problem]:
     if records is not None and clients > records:
         yield Problem(
             "federation.clients",
-            f"{clients} clients cannot share {records} record{'' if records == 1 else 's'}",
+            f"{clients} clients cannot share {records} record{'' if records == 1 else 's'}{_of_file(config)}",
             f"1 <= value <= {records}",
         )
 
@@ -346,6 +346,10 @@ def _authors(config: Config) -> Iterator[Problem]:
             f"{clients} clients cannot share {authors} authors (data.partition.scheme is by_author)",
             f"1 <= value <= {authors}",
         )
+
+
+def _of_file(config: Config) -> str:
+    return f" (lines of {_lines_file(config.data.path)})" if config.data.name == "jsonl" and config.data.path else ""
 
 
 def _size(config: Config) -> int | None:

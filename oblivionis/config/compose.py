@@ -176,14 +176,16 @@ def to_tree(config: Config) -> dict[str, Any]:
     return tree
 
 
-def from_yaml(text: str) -> Config:
+def from_yaml(text: str, place: str = "configuration") -> Config:
     """The configuration in a text made by `to_yaml`; a key that is absent has the schema's default.
+
+    `place` names the text in problems, such as the file that it comes from.
 
     Files that the configuration names are not looked for: the text may come from another machine. Raises
     `ConfigError`.
     """
-    content, places, problems = parse_yaml(text, "configuration")
-    layer, more = make_layer(content, places, "configuration")
+    content, places, problems = parse_yaml(text, place)
+    layer, more = make_layer(content, places, place)
     problems += more
     known: dict[str, Parameters] = {}
     for group in PARAMETRISED:

@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from oblivionis.config.problems import Problem
+from oblivionis.errors import FileError
+from oblivionis.files import read_bytes
 
 
 def conf_folder(package: Path) -> Path:
@@ -22,6 +24,8 @@ def conf_folder(package: Path) -> Path:
 
 
 CONF = conf_folder(Path(__file__).resolve().parents[1])
+LARGEST = 100_000
+"""Values of a YAML file: aliases can make a few lines into more than any memory holds."""
 # PyYAML's constructors raise the plain ones for a tagged value that does not fit its tag.
 YAML_ERRORS = (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueError, TypeError, AttributeError)
 
@@ -29,10 +33,15 @@ YAML_ERRORS = (yaml.YAMLError, OmegaConfBaseException, RecursionError, ValueErro
 def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
     """A YAML file as nested mapping, the place (`file:line`) of each dotted path, and what is wrong with the file."""
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        return {}, {}, [Problem(display(file), f"cannot be read: {reason}")]
+        text = read_bytes(file).decode("utf-8-sig")
+    except FileNotFoundError:
+        return {}, {}, [Problem(display(file), "cannot be read: there is no such file")]
+    except FileError as error:
+        return {}, {}, [Problem(display(file), str(error).removeprefix(f"{file}: "))]
+    except UnicodeDecodeError:
+        return {}, {}, [Problem(display(file), "cannot be read: it is not UTF-8 text")]
+    if not text.strip():
+        return {}, {}, [Problem(display(file), "is empty")]
     return parse_yaml(text, display(file))
 
 
@@ -51,6 +60,9 @@ def _parsed(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list
             return {}, {}, []
         if not isinstance(node, yaml.MappingNode):
             return {}, {}, [Problem(place, "is no mapping", "lines of the form key: value", "", f"{place}:1")]
+        if _size(node, {}) > LARGEST:
+            message = f"repeats itself by aliases to more than {LARGEST:,} values"
+            return {}, {}, [Problem(place, message, "", "", place)]
         content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         lines = {path: f"{place}:{line}" for path, line in _lines(node, "", set())}
         return _text_keys(content), lines, []
@@ -64,6 +76,16 @@ def _parsed(text: str, place: str) -> tuple[dict[str, Any], dict[str, str], list
     except YAML_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return {}, {}, [Problem(place, f"is not valid YAML: {reason}", "", "", place)]
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a document has once its aliases are written out."""
+    if id(node) not in known:
+        known[id(node)] = 1  # of one that holds itself, which is refused elsewhere
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        within = parts if isinstance(node, yaml.CollectionNode) else []
+        known[id(node)] = 1 + sum(_size(part, known) for part in within)
+    return known[id(node)]
 
 
 def _text_keys(value: Any) -> Any:

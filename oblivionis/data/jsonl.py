@@ -29,8 +29,9 @@ from typing import Any, NamedTuple
 
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.records import Corpus, Record
-from oblivionis.files import parse_json
-from strategies.text import forbidden
+from oblivionis.errors import FileError
+from oblivionis.files import parse_json, read_bytes
+from oblivionis.naming import unfit_character
 
 TRAIN_FILE = "train.jsonl"
 EVALUATION_FILES = {
@@ -57,26 +58,30 @@ def load(path: Path, *, forget_file: Path | None = None, holdout_file: Path | No
     """
     source = path / TRAIN_FILE if path.is_dir() else path
     problems: list[str] = []
-    train, marked = read_training([source], problems)
+    places: dict[str, dict[str, str]] = {"train": {}}
+    train, marked = read_training([source], problems, places["train"])
     known = {record.id for record in train}
     if not train and not problems:
         problems.append(f"{source}: expected at least one record, found none")
     forget_ids = frozenset(_forget_ids(forget_file, known, problems) if forget_file else marked)
-    evaluation = _evaluation(source.parent, train, forget_ids, problems)
+    evaluation = _evaluation(source.parent, train, forget_ids, problems, places)
     if holdout_file is not None:
-        evaluation["holdout"] = _holdout(holdout_file, train, problems)
+        evaluation["holdout"] = _holdout(holdout_file, train, problems, places)
     raise_if_any(path, problems)
-    return Corpus(name=path.stem, train=tuple(train), forget_ids=forget_ids, evaluation=evaluation)
+    return Corpus(name=path.stem, train=tuple(train), forget_ids=forget_ids, evaluation=evaluation, places=places)
 
 
-def read_training(paths: Iterable[Path], problems: list[str]) -> tuple[list[Record], list[str]]:
+def read_training(
+    paths: Iterable[Path], problems: list[str], places: dict[str, str] | None = None
+) -> tuple[list[Record], list[str]]:
     """The training records of `paths` in their order, and the ids of those marked `forget`.
 
-    Ids are unique over all of them. What is wrong goes to `problems`, with file and line.
+    Ids are unique over all of them. What is wrong goes to `problems`, with file and line; `places` gets those of each
+    record by its id.
     """
     train: list[Record] = []
     marked: list[str] = []
-    first: dict[str, str] = {}
+    first: dict[str, str] = {} if places is None else places
     for row in (row for path in paths for row in read_rows(path, problems)):
         record = to_record(row, problems)
         forget = row.values.get("forget", False)
@@ -118,12 +123,12 @@ def read_questions(path: Path) -> dict[str, tuple[Record, ...]]:
 def read_rows(path: Path, problems: list[str]) -> Iterator[Row]:
     """The JSON objects of `path`, a line each; blank lines are skipped. What cannot be read goes to `problems`."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except FileNotFoundError:
         problems.append(f"{path}: file not found; expected JSON lines")
         return
-    except OSError as error:
-        problems.append(f"{path}: cannot be read ({error.strerror})")
+    except FileError as error:
+        problems.append(str(error))
         return
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
@@ -167,11 +172,10 @@ def to_record(
             continue
         if not isinstance(value, str) or not value.strip():
             problems.append(f"{row.where}: {name} must be a non-empty text, found {_shown(value)}")
-    if isinstance(name := values.get("id"), str) and (unfit := forbidden(name)):
-        said = f"id {name[:60]!a} has the character {unfit}"
-        problems.append(f"{row.where}: {said}; expected an id without control characters")
-    perturbed = values.get("perturbed_answer") or []
-    perturbed = [perturbed] if isinstance(perturbed, str) else perturbed
+    if isinstance(own := values.get("id"), str) and (unfit := unfit_character(own)):
+        problems.append(f"{row.where}: id must have no control characters, found {unfit} in {_shown(own)}")
+    perturbed = values.get("perturbed_answer")
+    perturbed = [] if perturbed is None else perturbed
     if not isinstance(perturbed, list) or not all(isinstance(p, str) and p.strip() for p in perturbed):
         problems.append(f"{row.where}: perturbed_answer must be a list of non-empty texts, found {_shown(perturbed)}")
     for name in set(values).difference(FIELDS):
@@ -217,10 +221,15 @@ def _repeats(row: Row, record: Record, first: dict[str, str], problems: list[str
 
 def _forget_ids(path: Path, known: Collection[str], problems: list[str]) -> Iterator[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_bytes(path).decode("utf-8-sig").split("\n")
+    except FileError as error:
+        problems.append(str(error))
+        return
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{path}: cannot be read as a list of ids ({error})")
         return
+    if not any(line.strip() for line in lines):
+        problems.append(f"{path}: expected at least one id, found none")
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text:
@@ -233,14 +242,18 @@ def _forget_ids(path: Path, known: Collection[str], problems: list[str]) -> Iter
                 problems.append(f"{path.name}:{number}: {error}")
                 continue
             value = value.get("id") if isinstance(value, dict) else value
-        if value in known:
+        if isinstance(value, str) and value in known:
             yield value
         else:
             problems.append(f"{path.name}:{number}: no training record has the id {_shown(value)}")
 
 
 def _evaluation(
-    folder: Path, train: list[Record], forget_ids: frozenset[str], problems: list[str]
+    folder: Path,
+    train: list[Record],
+    forget_ids: frozenset[str],
+    problems: list[str],
+    places: dict[str, dict[str, str]],
 ) -> dict[str, tuple[Record, ...]]:
     content = by_content(train)
     sets: dict[str, tuple[Record, ...]] = {}
@@ -249,7 +262,7 @@ def _evaluation(
         if not path.exists():
             continue
         records: list[Record] = []
-        first: dict[str, str] = {}
+        first: dict[str, str] = places.setdefault(name, {})
         for row in read_rows(path, problems):
             key = (row.values.get("question"), row.values.get("answer"))
             same = content.get(key, []) if all(isinstance(k, str) for k in key) else []  # type: ignore[arg-type]
@@ -258,6 +271,8 @@ def _evaluation(
             )
             if record is not None and not _repeats(row, record, first, problems):
                 records.append(record)
+        if not records and not problems:
+            problems.append(f"{path}: expected at least one question, found none")
         sets[name] = tuple(records)
     if "forget" not in sets and forget_ids:
         sets["forget"] = tuple(r for r in train if r.id in forget_ids)
@@ -266,11 +281,13 @@ def _evaluation(
     return {name: sets[name] for name in EVALUATION_FILES if sets.get(name)}
 
 
-def _holdout(path: Path, train: list[Record], problems: list[str]) -> tuple[Record, ...]:
+def _holdout(
+    path: Path, train: list[Record], problems: list[str], places: dict[str, dict[str, str]]
+) -> tuple[Record, ...]:
     """The records of the file, none of which may be a training record."""
     content, ids = by_content(train), {r.id for r in train}
     records: list[Record] = []
-    first: dict[str, str] = {}
+    first: dict[str, str] = places.setdefault("holdout", {})
     for row in read_rows(path, problems):
         record = to_record(row, problems)
         if record is None or _repeats(row, record, first, problems):
@@ -284,5 +301,5 @@ def _holdout(path: Path, train: list[Record], problems: list[str]) -> tuple[Reco
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=bool(isinstance(value, str) and unfit_character(value)))
     return text if len(text) <= 40 else text[:37] + "…"

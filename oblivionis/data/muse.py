@@ -29,7 +29,8 @@ from typing import Any
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.jsonl import Row, read_rows
 from oblivionis.data.records import Corpus, Record
-from oblivionis.files import parse_json
+from oblivionis.errors import FileError
+from oblivionis.files import need_file, parse_json, read_bytes
 
 HUB_NAMES = {"muse_news": "muse-bench/MUSE-News", "muse_books": "muse-bench/MUSE-Books"}
 FORGET_SETS = ("raw", "scal_1", "scal_2", "scal_3", "scal_4")
@@ -140,13 +141,17 @@ def _read(file: Path, problems: list[str]) -> list[Row]:
         return list(read_rows(file, problems))
     try:
         if file.suffix == ".txt":
-            return [Row(file.name, {"text": file.read_text(encoding="utf-8-sig")})]
+            return [Row(file.name, {"text": read_bytes(file).decode("utf-8-sig")})]
+        need_file(file)
         if file.suffix == ".parquet":
             import pyarrow.parquet
 
             values: Any = pyarrow.parquet.read_table(file).to_pylist()
         else:
-            values = parse_json(file.read_bytes())
+            values = parse_json(read_bytes(file))
+    except FileError as error:
+        problems.append(str(error))
+        return []
     except (OSError, ValueError) as error:
         problems.append(f"{file}: cannot be read ({str(error).splitlines()[0]})")
         return []

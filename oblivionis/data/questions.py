@@ -23,6 +23,9 @@ from typing import Any
 from evaluation.leakage.functions import Asked
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.jsonl import Row, read_rows
+from oblivionis.errors import FileError
+from oblivionis.files import read_bytes
+from oblivionis.naming import unfit_character
 
 _NAMES = {
     "question": "question",
@@ -58,11 +61,14 @@ def read_questions(path: Path) -> list[Asked]:
 
 def _table(path: Path, problems: list[str]) -> Iterator[Row]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except FileNotFoundError:
         problems.append(f"{path}: file not found; expected a CSV table or JSON lines")
         return
-    except (OSError, UnicodeDecodeError) as error:
+    except FileError as error:
+        problems.append(str(error))
+        return
+    except UnicodeDecodeError as error:
         problems.append(f"{path}: cannot be read as UTF-8 text ({error})")
         return
     reader = csv.DictReader(io.StringIO(text, newline=""))
@@ -92,11 +98,14 @@ def _question(row: Row, problems: list[str]) -> Asked | None:
         keywords = [part.strip() for part in keywords.split(";") if part.strip()]
     if not isinstance(keywords, list) or not all(isinstance(k, str) and k.strip() for k in keywords):
         problems.append(f"{row.where}: keywords must be a list of non-empty texts, found {values['keywords']!r}")
-    if not isinstance(values.get("id", ""), str | int):
+    if not isinstance(values.get("id", ""), str | int) or isinstance(values.get("id"), bool):
         problems.append(f"{row.where}: id must be a text or a number, found {values['id']!r}")
     if len(problems) > before:
         return None
     identifier = str(values.get("id", f"line-{row.where.rpartition(':')[2]}"))
+    if unfit := unfit_character(identifier):
+        problems.append(f"{row.where}: id must have no control characters, found {unfit}")
+        return None
     texts = [identifier, values["question"], values.get("answer") or "", *keywords]
     if any(0xD800 <= ord(character) <= 0xDFFF for text in texts for character in text):
         problems.append(f"{row.where}: half a character (a lone surrogate) in a text")

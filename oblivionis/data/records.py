@@ -54,13 +54,14 @@ class Corpus:
     `forget`, `retain`, `real_authors` and `world_facts` to their records, and `holdout` to records that nobody trains
     on and that are otherwise like those to forget; a set that the source lacks is absent. A corpus of texts has the
     sets of `TEXT_SETS` instead, `members` and `holdout` of texts, the others of questions (`verbmem`: of beginnings
-    and continuations).
+    and continuations). `places`: file and line by record id, by `train` or the question set, where a source has them.
     """
 
     name: str
     train: tuple[Record, ...]
     forget_ids: frozenset[str]
     evaluation: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
+    places: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         ids = [record.id for record in self.train]

@@ -50,9 +50,14 @@ def load(
     problems: list[str] = []
 
     def rows(name: str) -> list[Row]:
-        return list(read_rows(path / f"{name}.json", problems) if path else _from_hub(name, revision))
+        before = len(problems)
+        found = list(read_rows(path / f"{name}.json", problems) if path else _from_hub(name, revision))
+        if not found and len(problems) == before:
+            problems.append(f"{name}.json: expected at least one question, found none")
+        return found
 
-    train = _train(rows("full"), problems)
+    full = rows("full")
+    train = _train(full, problems)
     content = by_content(train)
     forget_ids: set[str] = set()
     for row in rows(forget_split):
@@ -72,7 +77,8 @@ def load(
     }
     evaluation = {key: _questions(key, rows(name), need, content, problems) for key, (name, need) in sets.items()}
     raise_if_any(path or HUB_NAME, problems)
-    corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation)
+    places = {"train": {record.id: row.where for record, row in zip(train, full, strict=True)}}
+    corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation, places)
     return withhold(corpus, holdout_authors, seed) if holdout_authors else corpus
 
 
@@ -123,7 +129,8 @@ def _questions(
 ) -> tuple[Record, ...]:
     records = []
     for i, row in enumerate(rows):
-        same = content.get((row.values.get("question", ""), row.values.get("answer", "")), [])
+        asked = (row.values.get("question"), row.values.get("answer"))
+        same = content.get(asked, []) if all(isinstance(text, str) for text in asked) else []  # type: ignore[arg-type]
         record = to_record(
             row,
             problems,

@@ -8,13 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from oblivionis.files import write_atomic, write_json
+from oblivionis.errors import FileError
+from oblivionis.files import checked, need_file, parse_json, write_atomic, write_json
 from oblivionis.models.errors import ModelError
 from strategies.lora_product import Pair
 
@@ -22,6 +23,11 @@ Manifest: TypeAlias = Sequence[tuple[str, tuple[int, ...]]]
 ManifestList: TypeAlias = list[tuple[str, tuple[int, ...]]]
 
 _VECTOR, _HEADER = "vector", "oblivionis"
+
+
+class _Header(TypedDict):
+    manifest: list[tuple[str, list[int]]]
+    metadata: dict[str, Any]
 
 
 class VectorError(ModelError, ValueError):
@@ -136,12 +142,13 @@ def save_vector(path: Path, vector: np.ndarray, manifest: Manifest, metadata: Ma
 def load_vector(path: Path) -> tuple[np.ndarray, ManifestList, dict[str, Any]]:
     """Vector, manifest and metadata that `save_vector` wrote. Raises ModelError for a missing or damaged file."""
     try:
+        need_file(path)
         with safe_open(path, framework="numpy") as file:
-            header = json.loads((file.metadata() or {})[_HEADER])
+            header = checked(parse_json((file.metadata() or {})[_HEADER]), _Header)
             vector = file.get_tensor(_VECTOR)
     except FileNotFoundError as error:
         raise ModelError(f"{path}: no such file") from error
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, FileError) as error:
         raise ModelError(f"{path}: no whole file of saved parameters ({error})") from error
     manifest = [(name, tuple(shape)) for name, shape in header["manifest"]]
     check_vector(vector, manifest)

@@ -17,6 +17,11 @@ def corpus_of(config: Config) -> Corpus:
     return load_corpus(config.data, lambda: (_tokenizer(model.source, model.revision), model.max_length - 1))
 
 
+def tokenizer_of(config: Config) -> Any:
+    """The tokenizer of the configured model. Raises ModelError."""
+    return _tokenizer(config.model.source, config.model.revision)
+
+
 @cache
 def _tokenizer(source: str, revision: str | None) -> Any:
     return load_tokenizer(resolve(source, revision))

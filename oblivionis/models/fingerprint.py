@@ -23,9 +23,10 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-from oblivionis.files import write_json
+from oblivionis.errors import FileError
+from oblivionis.files import checked, parse_json, read_bytes, write_json
 from oblivionis.models.errors import ModelError
 from oblivionis.models.source import resolve
 
@@ -34,6 +35,16 @@ _VOLATILE = ("transformers_version", "_name_or_path", "_commit_hash")
 _TOKENIZER_STATE = ("truncation", "padding")
 _TOKENIZER_CONFIG = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
 _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
+
+
+class _Index(TypedDict, total=False):
+    weight_map: dict[str, str]
+
+
+class _Entry(TypedDict):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
 
 
 class _Tensor(NamedTuple):
@@ -84,7 +95,7 @@ def compute(folder: Path) -> str:
         tokenizer = _json(folder / "tokenizer.json")
         add("tokenizer", _canonical({k: v for k, v in tokenizer.items() if k not in _TOKENIZER_STATE}))
     elif (folder / "tokenizer.model").is_file():
-        add("tokenizer", (folder / "tokenizer.model").read_bytes())
+        add("tokenizer", read_bytes(folder / "tokenizer.model"))
     described = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     add("special tokens", _canonical({k: _content(described[k]) for k in _TOKENIZER_CONFIG if k in described}))
     template = folder / "chat_template.jinja"
@@ -110,7 +121,10 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         raise ModelError(f"{folder} holds no model.safetensors; only safetensors weights can be used")
-    shards = sorted(set(_json(index).get("weight_map", {}).values()))
+    try:
+        shards = sorted(set(checked(_json(index), _Index).get("weight_map", {}).values()))
+    except ValueError as error:
+        raise ModelError(f"{index}: {error}") from None
     missing = [name for name in shards if not (folder / name).is_file()]
     if missing or not shards:
         raise ModelError(f"{folder}: weight file {missing[0] if missing else index.name} is missing or empty")
@@ -125,11 +139,11 @@ def _tensors(folder: Path) -> list[_Tensor]:
                 length = int.from_bytes(file.read(8), "little")
                 if length > os.fstat(file.fileno()).st_size:
                     raise ValueError("header is longer than the file")
-                header = json.loads(file.read(length))
+                header = parse_json(file.read(length))
                 for name, entry in header.items():
                     if name == "__metadata__":
                         continue
-                    start, end = entry["data_offsets"]
+                    start, end = checked(entry, _Entry)["data_offsets"]
                     found.append(
                         _Tensor(name, entry["dtype"], tuple(entry["shape"]), path, 8 + length + start, end - start)
                     )
@@ -152,9 +166,11 @@ def _blocks(tensor: _Tensor) -> Iterator[bytes]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_bytes(path), finite=False, unique=False)
     except FileNotFoundError as error:
         raise ModelError(f"{path}: no such file; expected a model saved with save_pretrained") from error
+    except FileError as error:
+        raise ModelError(str(error)) from error
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
@@ -183,7 +199,7 @@ def _cache_file() -> Path:
 
 def _read_cache(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = parse_json(read_bytes(path))
+    except (FileNotFoundError, FileError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import htpy as h
 from rich.box import SIMPLE_HEAD
@@ -14,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from oblivionis.config import declared
+from oblivionis.errors import FileError
+from oblivionis.files import read_json
 from oblivionis.reports.markup import html_table, paragraphs, section_heading
 from oblivionis.runs.directory import RunDirectory
 
@@ -48,21 +49,78 @@ NO_ORACLE = "No verdicts: they compare with the retrained model. Add the stage r
 LEAST_LABEL, MOST_LABEL = 18, 44
 
 
+class _Moments(TypedDict):
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+class _Attack(TypedDict):
+    attack: str
+    variant: str
+    questions: int
+    models: dict[str, _Moments]
+
+
+class _Row(_Attack, total=False):
+    records: dict[str, dict[str, float]]
+    difference: dict[str, float]
+    verdict: Literal["still known", "over-unlearned", "near", "undecided"]
+    p_above: float
+
+
+class _Auc(TypedDict):
+    auc: float
+    low: float
+    high: float
+
+
+class _Inference(TypedDict):
+    variant: str
+    members: int
+    others: int
+    models: dict[str, _Auc]
+
+
+class _Compared(_Inference, total=False):
+    difference: float
+    p: float
+
+
+class _Made(TypedDict):
+    run: str
+    stage: str
+    round: int
+    oracle: str | None
+    rows: list[_Row]
+    membership: list[_Compared]
+    left_out: dict[str, str]
+    failed: dict[str, str]
+
+
+class _Results(_Made, total=False):
+    adapters: dict[str, str]
+
+
 def latest(run: RunDirectory) -> list[dict[str, Any]]:
-    """The newest results of each attacked stage of a run; those that cannot be read are left out."""
+    """The newest results of each attacked stage of a run. FileError for results that are damaged."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted((run.path / "attacks").glob("*/results.json")):
-        results = _read(path)
-        if results is not None and results["round"] >= found.get(results["stage"], {"round": -1})["round"]:
+    for folder in sorted((run.path / "attacks").glob("*")):
+        try:
+            results = read_results(folder / "results.json")
+        except FileNotFoundError:  # not finished
+            continue
+        if results["round"] >= found.get(results["stage"], {"round": -1})["round"]:
             found[results["stage"]] = results
     return [found[stage] for stage in MODELS if stage in found]
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def read_results(path: Path) -> dict[str, Any]:
+    """The results of attacks in `path`. FileError, with the key, for a damaged file."""
+    found = read_json(path, _Results)
+    for number, row in enumerate(found["rows"]):
+        if found["stage"] not in row["models"]:
+            raise FileError(f"{path}: rows[{number}].models: the attacked model, {found['stage']!r}, is missing")
+    return found
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:

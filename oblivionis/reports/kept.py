@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from oblivionis import __version__
-from oblivionis.files import parse_json, write_json
+from oblivionis.errors import FileError
+from oblivionis.files import parse_json, read_bytes, write_json
 from oblivionis.runs.directory import RunDirectory
 
 FILE = "figures.json"
@@ -27,12 +28,18 @@ def kept(run: RunDirectory, name: str, compute: Callable[[], T], *settings: Any)
     of = _hash(run, settings)
     found = _read(run)
     entry = found.get(name)
-    if isinstance(entry, dict) and entry.get("of") == of and "value" in entry:
+    if isinstance(entry, dict) and "value" in entry and entry.get("of") == of and entry.get("sha256") == _own(entry):
         return entry["value"]
     value = compute()
     with contextlib.suppress(OSError, ValueError):
-        write_json(run.path / FILE, {**found, name: {"of": of, "value": value}})
+        entry = {"of": of, "value": value}
+        write_json(run.path / FILE, {**found, name: {**entry, "sha256": _own(entry)}})
     return value
+
+
+def _own(entry: Mapping[str, Any]) -> str:
+    """The hash of what is kept: an entry that is not as it was written is computed anew."""
+    return hashlib.sha256(json.dumps([entry["of"], entry["value"]], sort_keys=True).encode()).hexdigest()
 
 
 def _hash(run: RunDirectory, settings: tuple[Any, ...]) -> str:
@@ -40,13 +47,13 @@ def _hash(run: RunDirectory, settings: tuple[Any, ...]) -> str:
     for folder in ("stages", "evaluations"):
         for file in sorted((run.path / folder).glob("*.json")):
             digest.update(f"\0{folder}/{file.name}\0".encode())
-            digest.update(file.read_bytes())
+            digest.update(read_bytes(file))
     return digest.hexdigest()
 
 
 def _read(run: RunDirectory) -> dict[str, Any]:
     try:
-        found = parse_json((run.path / FILE).read_bytes())
-    except (OSError, ValueError):
+        found = parse_json(read_bytes(run.path / FILE))
+    except (FileNotFoundError, FileError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

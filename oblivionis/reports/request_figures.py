@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from evaluation.metrics.verdict import judge_probability
 from evaluation.ruler.rank_significance import rank_test
-from oblivionis.files import parse_json, write_json
+from oblivionis.files import read_json, write_json
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
 
 FILE = "request_figures.json"
 STAGE = "unlearn"
+
+
+class _Oracle(TypedDict):
+    verdict: str
+    value: float
+    oracle: float
+    questions: int
+    records: int
+
+
+_Rank = TypedDict("_Rank", {"mean rank": float, "records": int, "p": float | None, "verdict": str})
+
+
+class _Figures(TypedDict, total=False):
+    oracle: _Oracle
+    rank: _Rank
 
 
 def write_request_figures(run: RunDirectory) -> None:
@@ -32,11 +48,10 @@ def write_request_figures(run: RunDirectory) -> None:
 
 
 def request_figures(run: RunDirectory, request_id: str) -> dict[str, Any]:
-    """What the file says of a request; empty without it."""
+    """What the file says of a request; empty without it. FileError, with the key, for a damaged one."""
     try:
-        found = parse_json((run.path / FILE).read_bytes())
-        return dict(found.get(request_id, {}))
-    except (OSError, ValueError, AttributeError, TypeError):
+        return read_json(run.path / FILE, dict[str, _Figures]).get(request_id, {})
+    except FileNotFoundError:
         return {}
 
 

@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from evaluation.metrics.catalogue import Metric
+from evaluation.metrics.words import words
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config, Template
@@ -22,12 +23,13 @@ from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.models.corpus import corpus_of
+from oblivionis.models.lengths import too_long
 from oblivionis.naming import LOG_SETS, MODELS, SETS
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports.format import bytes_text, number, printable
 from oblivionis.reports.kept import kept
 from oblivionis.reports.table import Marked, Table, Term
-from oblivionis.requests.judgement import MEANING, VERIFIED
+from oblivionis.requests.judgement import LEAST_UNITS, MEANING, VERIFIED
 from oblivionis.requests.ledger import SERVED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory, list_runs
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
@@ -44,6 +46,7 @@ EXPLAINED = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retra
 """What the glossary calls the model that a stage ends with."""
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
+SHOWN_RECORDS = 20
 SHOWN_REQUESTS = 5
 
 
@@ -349,7 +352,7 @@ def print_runs(output: Path, console: Console) -> None:
     table = RichTable("run", "model", "data", "strategy", "unlearning", "stages", box=None)
     for run in list_runs(output):
         try:
-            config = configuration.from_yaml(run.read_config())
+            config = configuration.from_yaml(run.read_config(), run.config_place)
         except (configuration.ConfigError, OSError, UnicodeDecodeError):
             table.add_row(Text(run.name), Text("its config.yaml cannot be read", style="yellow"))
             continue
@@ -401,6 +404,33 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
             shares.add_row(str(row["client"]), *(str(row[key] or "·") for key in columns.values()))
     title = f"{_count(facts['clients'], 'client')}, {facts['clients_with_forget']} of them with records to forget"
     console.print(Text(title, style="bold"), shares, sep="\n")
+
+
+def print_unfit(corpus: Corpus, config: Config, console: Console) -> None:
+    """What of the data cannot be trained on or verified as it is: texts too long, answers too short to be recited."""
+    lines = []
+    try:
+        long, limit = too_long(corpus, config), config.model.max_length
+    except OblivionisError as error:
+        lines += [f"How long the records are in tokens is not known: {error}"]
+    else:
+        if long:
+            what = "a run refuses them" if config.model.on_overflow == "error" else "their ends are cut off"
+            lines += [f"{_count(len(long), 'text')} longer than model.max_length={limit} tokens; {what}:"]
+            lines += [f"  {printable(line)}" for line in _some(long)]
+    short = [record.id for record in corpus.train if len(words(record.answer)) < LEAST_UNITS]
+    if short and not corpus.is_text:
+        lines += [
+            f"{_count(len(short), 'record')} cannot be verified by recitation, the answer has fewer than {LEAST_UNITS} "
+            f"measurable units: ids {', '.join(map(printable, _some(short)))}"
+        ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - SHOWN_RECORDS
+    return [*texts[:SHOWN_RECORDS], *([f"… and {more} more"] if more > 0 else [])]
 
 
 def print_subjects(subjects: Subjects, console: Console) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
-from oblivionis.files import parse_json
+from oblivionis.files import read_json
 from oblivionis.requests.judgement import RecordEvidence
 from oblivionis.runs.directory import RunDirectory
 
@@ -13,6 +13,34 @@ FILE = "judgements.json"
 """In the run: the outcome of each request with the evidence of each of its records, and of which model."""
 EVALUATOR = "requests"
 MOMENTS = ("before_unlearn", "after_unlearn")
+
+
+class _Judged(TypedDict):
+    units: int
+    final: float
+    before: float | None
+    oracle: float | None
+
+
+class _Record(_Judged, total=False):
+    outcome: str
+    why: str
+    leakage: dict[str, float] | None
+
+
+class _Request(TypedDict, total=False):
+    outcome: str
+    why: str
+    knows: str
+    rouge: float
+    records: dict[str, _Record]
+
+
+class _File(TypedDict):
+    limit: float
+    doubt: str
+    model: str
+    requests: dict[str, _Request]
 
 
 def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, Any]]:
@@ -25,13 +53,16 @@ def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, A
 
 
 def judgement_of(run: RunDirectory, request_id: str) -> dict[str, Any]:
-    """What `judgements.json` says of a request, with the file's `limit`, `doubt` and `model`; empty without it."""
+    """What `judgements.json` says of a request, with the file's `limit`, `doubt` and `model`; empty without it.
+
+    FileError, with the key, for a damaged file.
+    """
     try:
-        found = parse_json((run.path / FILE).read_bytes())
-        of = dict(found["requests"][request_id])
-        return {**of, "limit": found["limit"], "doubt": found["doubt"], "model": found["model"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_json(run.path / FILE, _File)
+    except FileNotFoundError:
         return {}
+    of = found["requests"].get(request_id)
+    return {} if of is None else {**of, "limit": found["limit"], "doubt": found["doubt"], "model": found["model"]}
 
 
 def records_of(judgement: Mapping[str, Any]) -> dict[str, RecordEvidence]:

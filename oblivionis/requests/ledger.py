@@ -85,7 +85,7 @@ class Ledger:
         self._of_client: dict[int, list[str]] = {}
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._notes: list[Mapping[str, Any]] = []
-        entries = read_lines(path) if entries is None else entries
+        entries = read_lines(path, finite=True) if entries is None else entries
         self.head = head_of(entries)
         self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
         for number, entry in enumerate(entries, start=1):
@@ -183,7 +183,12 @@ class Ledger:
         """Take up a line that is written already. RequestError where it makes no sense after those before it."""
         if fault := line_fault(entry):
             raise RequestError(fault)
-        self._apply(entry)
+        try:
+            self._apply(entry)
+        except (KeyError, ValueError) as error:
+            raise RequestError(
+                f"{entry['event']} of {entry.get('id', 'no request')}: {error} is missing or unfit"
+            ) from None
 
     def _append(self, event: str, request: Request, **fields: object) -> None:
         self._write(self._entry(event, request, fields))

@@ -25,18 +25,13 @@ def told_numbers(entry: Mapping[str, Any]) -> Mapping[str, float]:
 def line_fault(entry: Mapping[str, Any]) -> str:
     """What is wrong with the fields of a line, empty if nothing is. Fields that are unknown are nobody's business."""
     if not isinstance(entry.get("event"), str):
-        return f"event is {entry.get('event')!r}, expected a text"
-    if "id" not in entry:
-        told = entry.get("client"), entry.get("lines")
-        if entry["event"] == "acknowledged" and not (_count(told[0]) and _texts(told[1])):
-            return "it acknowledges nothing: expected a client and a list of lines"
-        return ""
+        return f"event is {_shown(entry.get('event'))}, expected a text"
     for name, (fits, expected) in _FIELDS.items():
         if name in entry and not fits(entry[name]):
             return f"{name} is {_shown(entry[name])}, expected {expected}"
-    lacking = [name for name in ("client", "time") if name not in entry]
-    lacking += [name for name in ("round", "record_ids") if entry["event"] == "submitted" and name not in entry]
-    return f"{lacking[0]} is missing" if lacking else ""
+    needed = _NEEDED.get(entry["event"], ()) if "id" not in entry or entry["event"] == "submitted" else ()
+    needed = (*(("client", "time") if "id" in entry else ()), *needed)
+    return next((f"{name} is missing" for name in needed if name not in entry), "")
 
 
 def _text(value: object) -> bool:
@@ -60,6 +55,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
+_NEEDED = {"submitted": ("round", "record_ids"), "acknowledged": ("client", "lines")}
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "id": (lambda v: _text(v) and bool(v), "a text"),
     "client": (_count, "a whole number"),
@@ -79,5 +75,13 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "rouge": (lambda v: v is None or _number(v), "a number"),
     "limit": (lambda v: v is None or _number(v), "a number"),
     "record_ids": (_texts, "a list of texts"),
+    "lines": (_texts, "a list of texts"),
+    "records": (lambda v: isinstance(v, dict) and all(map(_count, v.values())), "whole numbers by name"),
+    "stage": (_text, "a text"),
+    "config": (_text, "a text"),
+    "files": (lambda v: isinstance(v, dict) and all(map(_text, v.values())), "texts by name"),
+    "models": (lambda v: isinstance(v, dict) and all(map(_text, v.values())), "texts by name"),
+    "prev": (_text, "a text"),
+    "hash": (_text, "a text"),
     TOLD: (lambda v: _text(v) or (isinstance(v, dict) and all(map(_number, v.values()))), "a text, or numbers by name"),
 }

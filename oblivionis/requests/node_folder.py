@@ -5,8 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypedDict
 
-from oblivionis.files import append_lines, parse_json, read_lines, write_json
+from oblivionis.errors import FileError
+from oblivionis.files import append_lines, read_json, read_lines, write_json
+
+
+class _Tombstone(TypedDict):
+    record_id: str
+    request_id: str
+
+
+class _Left(TypedDict):
+    request_id: str
 
 
 class NodeFolder:
@@ -29,7 +40,7 @@ class NodeFolder:
 
     def tombstone_lines(self) -> list[tuple[str, str]]:
         """Record id and request of every tombstone, in the order in which they were put up."""
-        return [(row["record_id"], row["request_id"]) for row in read_lines(self.tombstones_path)]
+        return [(row["record_id"], row["request_id"]) for row in read_lines(self.tombstones_path, _Tombstone)]
 
     def bury(self, record_ids: Iterable[str], request_id: str) -> None:
         """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are."""
@@ -50,8 +61,8 @@ class NodeFolder:
     def left_by(self) -> str | None:
         """The request by which this client left, None while it takes part. A damaged mark is a mark: "unknown"."""
         try:
-            return str(parse_json(self.left_path.read_bytes())["request_id"])
+            return read_json(self.left_path, _Left)["request_id"]
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except FileError:
             return "unknown"

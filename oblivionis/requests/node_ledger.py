@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 from filelock import FileLock, Timeout
 
 from oblivionis.chain import HASH, Checked, append_linked, check_chain, head_of
+from oblivionis.errors import FileError
 from oblivionis.files import read_lines
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED
 from oblivionis.requests.ledger import OUTCOMES, RequestError
@@ -59,6 +61,31 @@ class NodeRequest:
     def settled(self) -> bool:
         """Whether nothing more is to be done: verified, rejected, or covered by earlier requests."""
         return self.state in _SETTLED
+
+
+class _Event(TypedDict):
+    event: str
+
+
+class _Line(_Event, total=False):
+    id: str
+    scope: str
+    subject: str
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    round: int
+    record_ids: list[str]
+    count: int
+    already: int
+    reason: str
+    run: str
+    ledger: str
+    line: str
+    rouge: float | None
+    limit: float
+    before: str
+    after: str
+    prev: str
+    hash: str
 
 
 class NodeLedger:
@@ -223,10 +250,10 @@ class NodeLedger:
         return found[-1] if found else None
 
     def _entries(self) -> list[dict[str, Any]]:
-        entries = read_lines(self.path)
-        if not all(isinstance(e, dict) and isinstance(e.get("event"), str) for e in entries):
-            raise RequestError(f"{self.path} is no ledger of requests: expected JSON objects with an `event`")
-        return entries
+        try:
+            return read_lines(self.path, _Line, finite=True)
+        except FileError as error:
+            raise RequestError(f"{self.path} is no ledger of requests: expected JSON objects ({error})") from None
 
     def _keep_private(self) -> None:
         """Reasons and names of people are in the file: it is its owner's alone."""

@@ -13,8 +13,10 @@ from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject
-from oblivionis.files import parse_json
+from oblivionis.errors import FileError
+from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.corpus import corpus_of
+from oblivionis.naming import unfit_character
 from oblivionis.requests.holdings import Holdings
 from oblivionis.requests.ledger import (
     AllAtRound,
@@ -108,13 +110,15 @@ def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round
     `record_ids`; `client` and `"scope": "client"`, by which that client leaves; or `subject`, which becomes a request
     for each client that holds records about it. Raises RequestError with all faults of the file, each with its line.
     """
-    if not path.is_file():
-        raise RequestError(f"unlearning.requests.file: there is no file {path}")
     problems: list[str] = []
     requests: dict[str, Request] = {}
     lines: dict[str, int] = {}
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise RequestError(f"unlearning.requests.file: there is no file {path}") from None
+    except FileError as error:
+        raise RequestError(f"unlearning.requests.file: {error}") from None
     except UnicodeDecodeError:
         raise RequestError(f"{path}: expected UTF-8 text") from None
     for number, line in enumerate(text.split("\n"), 1):
@@ -128,6 +132,8 @@ def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round
             lines[request.id] = number
             requests[request.id] = request
         problems += [f"{path}:{number}: {fault}" for fault in faults]
+    if not requests and not problems:
+        problems.append(f"{path}: expected at least one request, found none")
     if problems:
         raise RequestError("\n".join(problems))
     return Schedule(tuple(requests.values()))
@@ -186,6 +192,8 @@ def _rounds(row: Mapping[str, Any], last: int | None) -> list[str]:
 def _texts(row: Mapping[str, Any]) -> list[str]:
     wrong = [k for k in ("id", "reason") if k in row and not isinstance(row[k], str)]
     faults = [f"{key} must be a text, found {json.dumps(row[key])}" for key in wrong]
+    unfit = unfit_character(row["id"]) if isinstance(row.get("id"), str) else ""
+    faults += [f"id must have no control characters, found {unfit}"] if unfit else []
     return faults + (["id must not be empty"] if row.get("id") == "" else [])
 
 

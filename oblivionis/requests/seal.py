@@ -18,6 +18,7 @@ from oblivionis.chain import check_chain
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunError
+from oblivionis.files import read_bytes
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
@@ -77,9 +78,9 @@ def check(run: RunDirectory) -> Bound:
         if entry.get("event") in (SEALED, MEASURED):
             if entry["event"] == SEALED:
                 files = {name: of for name, of in files.items() if _is_later(name)}
-                models = dict(entry["models"])
-            files |= entry["files"]
-            line_of |= dict.fromkeys(entry["files"], number)
+                models = dict(entry.get("models", {}))
+            files |= entry.get("files", {})
+            line_of |= dict.fromkeys(entry.get("files", {}), number)
     faults += _config_faults(run, entries)
     present = _hashes(run, (*FILES, *LATER))
     for name, expected in files.items():
@@ -131,6 +132,6 @@ def _hashes(run: RunDirectory, patterns: Iterable[str]) -> dict[str, str]:
 
 def _file_hash(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise OblivionisError(f"{path} cannot be read: {error.strerror}") from None
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except FileNotFoundError:
+        raise OblivionisError(f"{path} cannot be read: there is no such file") from None

@@ -18,10 +18,11 @@ from flwr.app import ConfigRecord
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.errors import OblivionisError
+from oblivionis.naming import unfit_character
 from oblivionis.requests import judgement
 from strategies import protocol
 from strategies.requests import SCOPES
-from strategies.text import clean, forbidden
+from strategies.text import clean
 
 LONGEST_TEXT = 1000
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
@@ -171,7 +172,7 @@ def read_answer(record: Mapping[str, object]) -> Answer:
         named = tuple(found.records[start : start + count])
         if len(set(named)) < count:
             raise WireError(f"request {name} names a record twice")
-        if unfit := next((c for i in named if (c := forbidden(i))), ""):
+        if unfit := next((c for i in named if (c := unfit_character(i))), ""):
             raise WireError(f"request {name} names a record with the character {unfit} in its id")
         told.append(Told(name, scope, named))
         start += count

@@ -26,6 +26,7 @@ import os
 import platform
 import re
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,8 +41,11 @@ from filelock import FileLock, Timeout
 
 from oblivionis import __version__
 from oblivionis.array_files import read_arrays, write_arrays
-from oblivionis.errors import RunError
-from oblivionis.files import append_lines, parse_json, read_lines, write_atomic, write_json
+from oblivionis.config.problems import ConfigError, Problem
+from oblivionis.config.schema import Config
+from oblivionis.errors import FileError, RunError
+from oblivionis.files import append_lines, parse_json, read_bytes, read_json, read_lines, write_atomic, write_json
+from oblivionis.runs import shapes
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
 _PACKAGES = ("flwr", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy", "scipy", "omegaconf")
@@ -101,7 +105,7 @@ class RunDirectory:
         try:
             held.acquire(timeout=0)
         except Timeout:
-            holder = (_read_json(path) or {}).get("pid", "another")
+            holder = _holder(path).get("pid", "another")
             raise RunError(f"{self.path} is in use by process {holder}; wait for it or stop it") from None
         try:
             if (pid := self.held_by()) is not None:
@@ -117,9 +121,8 @@ class RunDirectory:
 
     def held_by(self) -> int | None:
         """The id of the other process of this machine that holds the run with `lock`; None where none does."""
-        holder = _read_json(self.path / "running.json")
-        held = holder and holder.get("host") == socket.gethostname() and _alive(holder)
-        return holder["pid"] if held and holder else None
+        holder = _holder(self.path / "running.json")
+        return holder["pid"] if holder.get("host") == socket.gethostname() and _alive(holder) else None
 
     @property
     def name(self) -> str:
@@ -138,8 +141,19 @@ class RunDirectory:
     def write_config(self, yaml: str) -> None:
         write_atomic(self.path / "config.yaml", yaml)
 
+    @property
+    def config_place(self) -> str:
+        """How problems of the run's configuration name it."""
+        return str(self.path / "config.yaml")
+
     def read_config(self) -> str:
-        return (self.path / "config.yaml").read_text(encoding="utf-8")
+        path = self.path / "config.yaml"
+        try:
+            return read_bytes(path).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise FileError(f"{path}: it is not UTF-8 text") from None
+        except FileNotFoundError:
+            raise FileError(f"{path}: there is no such file") from None
 
     def write_environment(self, **facts: Any) -> None:
         """Versions, machine and the given facts (seed, base-model fingerprint, …)."""
@@ -156,7 +170,8 @@ class RunDirectory:
         )
 
     def environment(self) -> dict[str, Any]:
-        return _read_json(self.path / "environment.json") or {}
+        """What `write_environment` wrote, {} before. FileError for a file that is damaged."""
+        return _read(self.path / "environment.json", shapes.Environment) or {}
 
     # -- metrics -------------------------------------------------------------------------------------------------
 
@@ -171,7 +186,8 @@ class RunDirectory:
         self._listeners.append(listener)
 
     def metrics(self) -> list[dict[str, Any]]:
-        return read_lines(self.path / "metrics.jsonl")
+        """All rows. FileError, with the line and the key, for one that is damaged; see `read_lines` for a torn one."""
+        return read_lines(self.path / "metrics.jsonl", shapes.MetricsRow)
 
     def forget_metrics_after(self, stage: str, server_round: int) -> None:
         """Drop the rows of `stage` beyond `round`: a resumed run writes them anew."""
@@ -203,14 +219,18 @@ class RunDirectory:
         return sorted(int(m.group(1)) for p in folder.iterdir() if (m := _ROUND.search(p.name)))
 
     def load_checkpoint(self, stage: str, server_round: int | None = None) -> Checkpoint:
-        """The checkpoint of `round`, or the newest readable one. RunError when there is none."""
+        """The checkpoint of `round`, or the newest readable one; RunError when there is none.
+
+        Of a finished stage the newest must be readable: an earlier round's model is not the one that the stage told of.
+        """
+        finished = self.stage_summary(stage) is not None
         rounds = [server_round] if server_round is not None else list(reversed(self.checkpoint_rounds(stage)))
         for candidate in rounds:
             path = self.path / "checkpoints" / stage / f"round-{candidate:04d}.safetensors"
             try:
                 return read_checkpoint(path)
             except RunError:
-                if server_round is not None:
+                if finished or server_round is not None:
                     raise
         raise RunError(f"{self.path} holds no readable checkpoint of stage {stage}")
 
@@ -223,11 +243,35 @@ class RunDirectory:
         write_json(self.path / "stages" / f"{stage}.json", dict(summary))
 
     def stage_summary(self, stage: str) -> dict[str, Any] | None:
-        """What `finish_stage` wrote; None while the stage is unfinished."""
-        return _read_json(self.path / "stages" / f"{stage}.json")
+        """What `finish_stage` wrote; None while the stage is unfinished. FileError for a damaged file."""
+        return _read(self.path / "stages" / f"{stage}.json", shapes.Summary)
 
     def evaluation_log(self, stage: str) -> dict[str, Any] | None:
-        return _read_json(self.path / "evaluations" / f"{stage}.json")
+        """The per-question log of the stage's end; None where there is none. FileError for a damaged one."""
+        path = self.path / "evaluations" / f"{stage}.json"
+        log = _read(path, shapes.Log)
+        if log is not None and (fault := shapes.uneven(log)):
+            raise FileError(f"{path}: {fault}")
+        return log
+
+
+def check_output(config: Config) -> None:
+    """Raise ConfigError for an `output` in which no run directory can be made. Nothing is left there."""
+    output = Path(config.output)
+    try:
+        place = next(p for p in (output, *output.absolute().parents) if os.path.lexists(p))
+        if not place.is_dir():
+            raise NotADirectoryError(f"{place} is no folder")
+        names = [output.name, config.name or ""]
+        limit = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+        if long := next((name for name in (*output.parts, *names) if len(os.fsencode(name)) > limit), None):
+            raise OSError(f"{long[:20]}… has {len(os.fsencode(long))} bytes, a name has {limit} at most")
+        os.rmdir(tempfile.mkdtemp(dir=place, prefix=".oblivionis-"))
+    except (OSError, ValueError) as error:  # ValueError: a NUL
+        reason = getattr(error, "strerror", None) or str(error)
+        shown = config.output if len(config.output) <= 80 else f"{config.output[:79]}…"
+        message = f"no run directory can be made in {shown!r}: {reason}"
+        raise ConfigError([Problem("output", message, "a folder that can be written to")]) from None
 
 
 def named_metrics(evaluator: str, metrics: Mapping[str, T]) -> dict[str, T]:
@@ -255,6 +299,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read one checkpoint file; RunError when it is missing, torn or no checkpoint of ours."""
     arrays, info = read_arrays(path, "checkpoint")
     state = {k.removeprefix("strategy/"): v for k, v in arrays.items() if k.startswith("strategy/")}
+    if not isinstance(info.get("stage"), str) or type(info.get("round")) is not int or "adapter" not in arrays:
+        raise RunError(f"{path} is no readable checkpoint: it does not say of which stage and round, or has no model")
     return Checkpoint(info.pop("stage"), info.pop("round"), arrays["adapter"], state, info)
 
 
@@ -266,12 +312,20 @@ def list_runs(output: Path) -> list[RunDirectory]:
     return sorted(found, key=lambda r: (r.path / "config.yaml").stat().st_mtime)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, shape: Any) -> dict[str, Any] | None:
     try:
-        found = parse_json(path.read_bytes(), finite=False)
-    except (FileNotFoundError, ValueError):
+        return read_json(path, shape, finite=False)  # an evaluation of a ruined model may hold infinity
+    except FileNotFoundError:
         return None
-    return found if isinstance(found, dict) else None
+
+
+def _holder(path: Path) -> dict[str, Any]:
+    """Who holds the run, as far as its file can be read: the lock itself is the operating system's."""
+    try:
+        found = parse_json(read_bytes(path))
+    except (OSError, ValueError, FileError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("pid"), int) else {}
 
 
 def _process_start(pid: int) -> float | None:

@@ -24,7 +24,7 @@ def import_stages(config: Config, run: RunDirectory, fingerprint: str, events: E
     not be what the configuration says; or one without the clients' updates of finetune that `config` needs.
     """
     source = RunDirectory.open(Path(str(config.start_from)).expanduser())
-    theirs = configuration.from_yaml(source.read_config())
+    theirs = configuration.from_yaml(source.read_config(), source.config_place)
     differences = differing(config, theirs)
     if source.environment().get("fingerprint") != fingerprint:
         differences.append("the base model's fingerprint")

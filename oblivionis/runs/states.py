@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from evaluation.ruler.embedded import Embedded
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
-from oblivionis.files import write_atomic
+from oblivionis.files import checked, read_bytes, write_atomic
 from oblivionis.runs.directory import RunDirectory
 
 
@@ -31,6 +32,15 @@ class States:
         """Whether `config` asks for such states."""
         settings = config.evaluation.ruler
         return (self.pooling, self.layer) == (settings.pooling, settings.layer)
+
+
+class _Info(TypedDict):
+    pooling: str
+    layer: int | None
+    seed: int
+    fingerprint: str
+    forget_ids: list[str]
+    retain_ids: list[str]
 
 
 def states_path(run: RunDirectory, stage: str) -> Path:
@@ -62,6 +72,7 @@ def read_states(run: RunDirectory, stage: str) -> States | None:
     arrays, info = read_arrays(path, "file of representations; without the file they are computed anew")
     try:
         embedded = Embedded(tuple(info["forget_ids"]), arrays["forget"], tuple(info["retain_ids"]), arrays["retain"])
+        checked(info, _Info)
         return States(embedded, info["pooling"], info["layer"], info["seed"], info["fingerprint"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}); without the file its content is computed anew") from None
@@ -71,4 +82,4 @@ def copy_states(source: RunDirectory, run: RunDirectory, stage: str) -> None:
     """Take over the representations of a reused stage, where there are any."""
     path = states_path(source, stage)
     if path.exists():
-        write_atomic(states_path(run, stage), path.read_bytes())
+        write_atomic(states_path(run, stage), read_bytes(path))

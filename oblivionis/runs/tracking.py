@@ -11,17 +11,16 @@ lacking and none twice: the rounds that it repeats come out the same.
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from oblivionis.errors import OblivionisError
-from oblivionis.files import append_lines, read_lines, write_json
+from oblivionis.files import append_lines, read_json, read_lines, write_json
 from oblivionis.runs.directory import RunDirectory
 
 PROJECT = "oblivionis"
@@ -56,7 +55,7 @@ class Tracking:
 
     def __init__(self, run: RunDirectory, trackers: Mapping[str, Tracker], warn: Callable[[str], None]) -> None:
         self._path, self._trackers, self._warn = run.path / SENT_FILE, dict(trackers), warn
-        self._sent = {(entry["tracker"], *entry["row"]) for entry in read_lines(self._path)}
+        self._sent = {(entry["tracker"], *entry["row"]) for entry in read_lines(self._path, _Sent)}
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Send what a tracker has not got yet."""
@@ -174,7 +173,16 @@ def _identity(run: RunDirectory) -> str:
     path = run.path / IDS_FILE
     if not path.exists():
         write_json(path, {"id": re.sub(r"[^\w.-]+", "-", run.name)[:80] + f"-{os.urandom(4).hex()}"})
-    return json.loads(path.read_text(encoding="utf-8"))["id"]
+    return read_json(path, _Identity)["id"]
+
+
+class _Sent(TypedDict):
+    tracker: str
+    row: tuple[str, int, str, str]
+
+
+class _Identity(TypedDict):
+    id: str
 
 
 def _key(row: Row) -> list[Any]:

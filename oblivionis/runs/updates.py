@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 
 from flwr.app import Array, ArrayRecord
 
@@ -21,7 +22,7 @@ from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
-from oblivionis.files import append_lines, link_or_copy, read_lines, sync_folder, write_atomic
+from oblivionis.files import append_lines, checked, link_or_copy, read_lines, sync_folder, write_atomic
 from strategies import protocol
 from strategies.client_update import ClientUpdate
 from strategies.history import PastRound, RoundUpdates, is_stored
@@ -178,6 +179,22 @@ class _Generation:
         self.rows.append(_row(updates.stage, updates.round, [u.partition for u in updates.clients]))
 
 
+class _Row(TypedDict):
+    stage: str
+    round: int
+    clients: list[int]
+
+
+class _Recorded(TypedDict):
+    stage: str
+    round: int
+    weights: dict[str, float]
+
+
+class _Info(_Recorded, total=False):
+    steps: dict[str, float | None]
+
+
 def _row(stage: str, server_round: int, clients: list[int] | tuple[int, ...]) -> dict:
     return {"stage": stage, "round": server_round, "clients": list(clients)}
 
@@ -189,7 +206,7 @@ def _file(folder: Path, stage: str, server_round: int) -> Path:
 def _rounds(folder: Path) -> list[PastRound]:
     return [
         PastRound(row["stage"], row["round"], tuple(row["clients"]), _file(folder, row["stage"], row["round"]).exists())
-        for row in read_lines(folder / ROUNDS)
+        for row in read_lines(folder / ROUNDS, _Row)
     ]
 
 
@@ -209,10 +226,13 @@ def _read(path: Path) -> RoundUpdates:
     def record(key: str) -> ArrayRecord:
         return ArrayRecord({protocol.ADAPTER: Array(arrays.pop(key))})
 
-    steps = info.get("steps", {})
-    clients = [
-        ClientUpdate(int(p), weight, record(f"client/{p}"), steps.get(p)) for p, weight in info["weights"].items()
-    ]
-    sent = record("global")
+    try:
+        steps = checked(info, _Info).get("steps", {})
+        clients = [
+            ClientUpdate(int(p), weight, record(f"client/{p}"), steps.get(p)) for p, weight in info["weights"].items()
+        ]
+        sent = record("global")
+    except (KeyError, ValueError) as error:
+        raise RunError(f"{path} is no readable file of client updates: {error}") from None
     state = {key.removeprefix("state/"): array for key, array in arrays.items()}
     return RoundUpdates(info["stage"], info["round"], sent, state, clients)

@@ -52,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if resume:
             run = _earlier(home / resume, overrides)
-            config = configuration.from_yaml(run.read_config())
+            config = configuration.from_yaml(run.read_config(), run.config_place)
         else:
             config = configuration.compose(experiment, overrides)
     except configuration.ConfigError as error:

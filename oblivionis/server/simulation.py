@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ _ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 _STOPPED = "stopped by Ctrl-C"
+_AGAIN_S, _TIMES = 2.0, 3
 
 
 class Stop(threading.Event):
@@ -43,10 +45,25 @@ class Stop(threading.Event):
         self._thread: int | None = None
 
     def set(self) -> None:
+        first = not self.is_set()
         super().set()
-        if self._thread is not None:
-            raised = ctypes.py_object(KeyboardInterrupt)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
+        if first:
+            self._break_off()
+            threading.Thread(target=self._again, name="oblivionis-stop-thread", daemon=True).start()
+
+    def _break_off(self) -> bool:
+        """Raise in the thread, if it is still inside."""
+        if (thread := self._thread) is None:
+            return False
+        raised = ctypes.py_object(KeyboardInterrupt)
+        return ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised) > 0
+
+    def _again(self) -> None:
+        """An exception from outside is lost where it meets a destructor, say: it is raised until it is heard."""
+        for _ in range(_TIMES):
+            time.sleep(_AGAIN_S)
+            if not self._break_off():
+                return
 
     @contextmanager
     def broken_off(self) -> Iterator[None]:
@@ -172,6 +189,7 @@ def _flower_log(run: RunDirectory) -> Iterator[None]:
     logger = logging.getLogger("flwr")
     handlers, propagate = list(logger.handlers), logger.propagate
     handler = logging.FileHandler(run.path / "flower.log", encoding="utf-8")
+    handler.handleError = lambda record: None  # a full disk is told of where something is lost
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers[:] = [handler]
     logger.propagate = False

@@ -18,6 +18,7 @@ from support.stages import Recorded
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.audit_numbers import NAMES, audit_path, read_audit
+from oblivionis.assessment.verification import doubt
 from oblivionis.client.app import _answer, app
 from oblivionis.config import compose as configuration
 from oblivionis.data.jsonl import load
@@ -26,6 +27,7 @@ from oblivionis.models.assembly import assemble
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.reports.nodes import audit_table, print_nodes
 from oblivionis.reports.summary import print_summary
+from oblivionis.requests.judgement import judge_counts
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_key import audit_bytes, audit_key
@@ -104,9 +106,21 @@ def load_all():
     return [to_record(Row("", row), []) for client in range(CLIENTS) for row in records(client)]
 
 
+def outcome(run, request):
+    """What follows from the numbers that the client told before the exchange and at the end."""
+    audit = read_audit(run.path, request)
+    before, final = audit["before"], audit["final"]
+    short, recited = final["request_short"], final["request_recited"]
+    ruined = doubt({}, final, before, 0.5)
+    found = judge_counts(
+        int(final["forget_records"]), before["request_recited"], recited, untestable=short, doubt=ruined
+    )
+    return found[0]
+
+
 def test_requests_are_served_and_verified_by_the_clients_numbers(finished):
     _, run, events, grid, _ = finished
-    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {d["id"]: "verified" for d in DEMANDS}
+    assert {r.id: r.outcome for r in Ledger(run.ledger_path)} == {d["id"]: outcome(run, d["id"]) for d in DEMANDS}
     for demand in DEMANDS:
         audit = read_audit(run.path, demand["id"])
         assert audit["request"] == demand["id"] and audit["client"] == demand["client"]
@@ -149,7 +163,11 @@ def test_a_clients_numbers_are_those_that_a_server_with_its_records_would_find(f
         vector = run.load_checkpoint(stage).vector
         expected = assessor.measure(vector, full=True).metrics
         ids = ["p0-home", "p0-job"]
-        expected["request_rouge"] = float(np.mean(list(assessor.recalls(vector, ids).values())))
+        recalls = assessor.recalls(vector, ids)
+        expected["request_rouge"] = float(np.mean(list(recalls.values())))
+        long = [r["id"] for r in records(0) if r["id"] in ids and len(r["answer"].split()) >= 3]
+        expected["request_recited"] = sum(recalls[i] > 0.5 for i in long)
+        expected["request_short"] = len(ids) - len(long)
         expected["request_prob"] = float(np.mean(list(assessor.knowledge(vector, ids, rouge=False)["prob"].values())))
         told = read_audit(run.path, "of-client-0")[moment]
         shared = {n: v for n, v in told.items() if n not in ("forget_records", "retain_records", "failed_evaluators")}
@@ -206,7 +224,8 @@ def test_nor_does_what_travels_with_requests_of_the_nodes(tmp_path, sequences):
     _, run, _, _ = start(
         tmp_path, "asked", "stages=[finetune, unlearn]", "unlearning.requests.policy=nodes", tamper=wire
     )
-    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {"gone": "verified", "bye": "verified"}
+    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {"gone": "served", "bye": "served"}
+    assert {r.id: r.outcome for r in Ledger(run.ledger_path)} == {i: outcome(run, i) for i in ("gone", "bye")}
     held = {"gone": (2.0, 4.0), "bye": (6.0, 0.0)}
     for request, counts in held.items():
         audit = read_audit(run.path, request)
@@ -310,8 +329,9 @@ def test_answers_that_are_not_entirely_well_are_set_aside(tmp_path):
         return None if client == 2 and seen.count(2) == 1 else reply
 
     _, run, events, _ = start(tmp_path, "odd", "stages=[finetune, unlearn]", "federation.timeout=1", tamper=change)
-    states = {r.client: (r.state, r.rouge) for r in Ledger(run.ledger_path)}
-    assert states[0] == ("served", 0.9) and states[1] == ("served", None) and states[2][0] == "verified"
+    states = {r.client: (r.outcome, r.rouge) for r in Ledger(run.ledger_path)}
+    assert states[0] == ("not verified", 0.9) and states[1] == ("served", None)
+    assert states[2][0] == outcome(run, "of-client-2")
     assert seen.count(2) == 4, "asked again for the lost answer"
     audit = read_audit(run.path, "of/client 1")
     assert set(audit) == {"request", "client", "round", "failed"}

@@ -41,8 +41,8 @@ def metrics_of(stage):
 def log_of(stage, text="They live in Vell.", questions=4):
     """A per-question log; every section has the same questions."""
     section = {
-        "avg_paraphrased_loss": {str(i): right for i, (right, _) in enumerate(LOSSES[stage])},
-        "average_perturb_loss": {str(i): list(wrong) for i, (_, wrong) in enumerate(LOSSES[stage])},
+        "avg_paraphrased_loss": {str(i): right for i, (right, _) in enumerate(LOSSES[stage][:questions])},
+        "average_perturb_loss": {str(i): list(wrong) for i, (_, wrong) in enumerate(LOSSES[stage][:questions])},
         "generated_text": {
             str(i): [f"Question: Where does {name} live?\nAnswer:", f" {stage} says: {text}", f"{name} lives in Ost."]
             for i, name in enumerate(["Ann", "Bo", "Cy", "Di"][:questions])

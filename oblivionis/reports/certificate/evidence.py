@@ -11,8 +11,8 @@ from typing import Any
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.chain import HASH, check_chain
 from oblivionis.config.schema import Config
-from oblivionis.files import parse_json
 from oblivionis.reports import ruler as ruler_report
+from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.request_figures import request_figures
@@ -219,15 +219,14 @@ def _oracle(figures: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _attacks(run: RunDirectory, request: Request) -> list[dict[str, Any]] | None:
     """The latest attacks on the final model, the harmless one left out."""
-    for path in sorted((run.path / "attacks").glob(f"{STAGE}-*/results.json"), reverse=True):
+    for folder in sorted((run.path / "attacks").glob(f"{STAGE}-*"), reverse=True):
         try:
-            found = parse_json(path.read_bytes())
-            if found["adapters"][STAGE] != vector_hash(run.load_checkpoint(STAGE).vector):
-                continue
-            rows = found["rows"]
-            return [_attack(row, request) for row in rows if row["attack"] != "none" and STAGE in row["models"]]
-        except (OSError, ValueError, KeyError, TypeError):
+            found = read_results(folder / "results.json")
+        except FileNotFoundError:  # not finished
             continue
+        if found.get("adapters", {}).get(STAGE) == vector_hash(run.load_checkpoint(STAGE).vector):
+            rows = [row for row in found["rows"] if row["attack"] != "none" and STAGE in row["models"]]
+            return [_attack(row, request) for row in rows]
     return None
 
 

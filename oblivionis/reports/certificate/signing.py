@@ -25,8 +25,8 @@ from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
-from oblivionis.errors import OblivionisError
-from oblivionis.files import parse_json, write_atomic, write_json
+from oblivionis.errors import FileError, OblivionisError
+from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
 from oblivionis.reports.certificate.evidence import STAGE, gather
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
@@ -72,7 +72,7 @@ def build(run: RunDirectory, demand: str) -> dict[str, Any]:
         named = "\n".join(f"- {fault}" for fault in bound.faults)
         raise CertificateError(f"{run.path} is not as its ledger says, and nothing is certified of it:\n{named}")
     text = run.read_config()
-    config = configuration.from_yaml(text)
+    config = configuration.from_yaml(text, run.config_place)
     parts = [_part(run, config, request, bound.missing) for request in requests]
     return {
         "format": FORMAT,
@@ -272,12 +272,12 @@ def _replay(run: RunDirectory, config: Config) -> dict[str, str]:
 def _read(path: Path) -> dict[str, Any]:
     file = path / JSON_FILE if path.is_dir() else path
     try:
-        found = parse_json(file.read_bytes())
-    except OSError as error:
-        raise CertificateError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+        found = read_json(file)
+    except FileNotFoundError:
+        raise CertificateError(f"{file} cannot be read: there is no such file") from None
+    except FileError as error:
         raise CertificateError(f"{file} is no erasure certificate: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if found.get("format") != FORMAT:
         raise CertificateError(f"{file} is no erasure certificate")
     if found.get("version") == 1:
         raise CertificateError(
@@ -290,6 +290,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _key_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CertificateError(f"{path} cannot be read: {error.strerror}") from None
+        return read_bytes(path)
+    except FileNotFoundError:
+        raise CertificateError(f"{path} cannot be read: there is no such file") from None
+    except FileError as error:
+        raise CertificateError(str(error)) from None

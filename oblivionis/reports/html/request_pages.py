@@ -10,14 +10,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import htpy as h
 
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.audits.people_outcomes import PersonAudit, audits_of, person_slug
 from oblivionis.config.schema import Config
-from oblivionis.files import read_lines, write_atomic
+from oblivionis.errors import FileError
+from oblivionis.files import read_json, read_lines, write_atomic
 from oblivionis.naming import MODELS
 from oblivionis.reports import summary as report
 from oblivionis.reports.certificate.page import EVENTS, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE
@@ -35,6 +36,12 @@ from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 
 FOLDER = "requests"
+
+
+class _Certificate(TypedDict):
+    result: str
+    issued: str
+    signature: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +248,14 @@ def _certificate(request: Request, run: RunDirectory) -> h.Node:
     names = dict.fromkeys(name for name in (request.group, request.told, request.id) if name)
     made = [f"{CERTIFICATES}/{person_slug(name)}" for name in names]
     folder = next((f for f in made if (run.path / f / JSON_FILE).exists()), made[-1])
+    file = run.path / folder / JSON_FILE
     try:
-        found = json.loads((run.path / folder / JSON_FILE).read_text(encoding="utf-8"))
-        result, issued, signed = found["result"], str(found["issued"]), bool(found["signature"])
-        meaning = RESULTS[result]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_json(file, _Certificate)
+    except FileNotFoundError:
         return None
+    result, issued, signed = found["result"], found["issued"], bool(found["signature"])
+    if (meaning := RESULTS.get(result)) is None:
+        raise FileError(f"{file}: result: expected one of {', '.join(RESULTS)}, found {json.dumps(result[:60])}")
     link = h.a(href=f"../{folder}/{PAGE_FILE}")[result]
     told = f". {meaning} Issued {issued}, {'signed' if signed else 'not signed'}."
     if (run.path / folder / SUPERSEDED_FILE).exists():

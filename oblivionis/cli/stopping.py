@@ -1,0 +1,129 @@
+"""Ctrl-C and SIGTERM end a command within seconds, whatever it computes, and leave no process of it behind.
+
+The orderly way comes first: KeyboardInterrupt in the main thread, or what a command makes of the signal. Threads that
+go on computing, exit handlers that wait and processes that do not end are given `GRACE_S` seconds. What lasts is on
+disk by then, as after a kill, which every file of a run survives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+GRACE_S = 7.0
+_CODE = 130
+
+
+class Stopping:
+    """What is known of a stop. hint: what to print where the command cannot do it any more."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A command begins."""
+        self.asked = threading.Event()
+        self.hint = ""
+        self._done = threading.Event()
+        self._children: dict[int, object] = {}
+
+    def ask(self) -> None:
+        """A signal came: from now on the time runs."""
+        if self.asked.is_set() or self._done.is_set():
+            return
+        self.asked.set()
+        threading.Thread(target=self._wait, name="oblivionis-stop", daemon=True).start()
+
+    def dropped(self) -> None:
+        """The signal was meant for less than the command (an answer of a chat): it goes on."""
+        self.asked.clear()
+
+    def _wait(self) -> None:
+        self._remember()
+        if self._done.wait(GRACE_S) or not self.asked.is_set():
+            return
+        with contextlib.suppress(Exception):
+            os.write(2, f"\nstopped before all was tidied up{self.hint and f'; {self.hint}'}\n".encode())
+        self._end_children()
+        os._exit(_CODE)
+
+    def _remember(self) -> None:
+        """Processes that belong to this one; those of a parent that ends would be found no more."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            self._children |= {child.pid: child for child in psutil.Process().children(recursive=True)}
+
+    def _end_children(self) -> None:
+        self._remember()
+        for child in self._children.values():
+            with contextlib.suppress(Exception):
+                child.kill()  # type: ignore[attr-defined]
+
+    def finish(self, code: int) -> None:
+        """The command has ended: where it was asked to, so does the process, at once and with its children."""
+        self._done.set()
+        if not self.asked.is_set():
+            return
+        self._end_children()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code or _CODE)
+
+
+stopping = Stopping()
+"""Of this process' command."""
+
+
+def leave(code: int) -> NoReturn:
+    """End the process: threads and exit handlers that hang are not waited for longer than `GRACE_S`."""
+
+    def late() -> None:
+        time.sleep(GRACE_S)
+        os._exit(code)
+
+    threading.Thread(target=late, name="oblivionis-end", daemon=True).start()
+    sys.exit(code)
+
+
+@contextmanager
+def signals() -> Iterator[None]:
+    """Inside, SIGTERM is like Ctrl-C, and either starts the time; also while the main thread is deep in computing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stopping.begin()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    terminate = signal.getsignal(signal.SIGTERM)
+    if terminate is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_listen, args=(reading,), name="oblivionis-signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        if terminate is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _listen(reading: int) -> None:
+    """Until the other end is closed: which signals came."""
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        while came := pipe.read(64):
+            if {signal.SIGINT, signal.SIGTERM} & set(came):
+                stopping.ask()
