@@ -36,8 +36,8 @@ QUESTIONS = {
 }
 PEOPLE = {"chinese": CHINESE, "arabic": ARABIC}
 SETTINGS = [
-    *("data=jsonl", "federation.clients=1", "federation.fraction_train=1.0", "federation.rounds.finetune=1"),
-    *("federation.rounds.unlearn=1", "federation.local_epochs=140", "training.learning_rate=2e-3"),
+    *("data=jsonl", "federation.clients=1", "federation.fraction_train=1.0", "federation.rounds.finetune=7"),
+    *("federation.rounds.unlearn=1", "federation.local_epochs=20", "training.learning_rate=2e-3"),
     *("training.batch_size=4", "model.mode=full", "model.max_length=192", "evaluation.every=0"),
     *("evaluation.full.max_new_tokens=64", "evaluation.full.sets=[forget,retain]"),
     *(
@@ -86,10 +86,9 @@ def learned(request, tmp_path_factory):
     return folder, file, made(folder, "learned", f"data.path={file}", "stages=[finetune]")
 
 
-def unlearned(learned, name, rate):
+def unlearned(learned, name, *overrides):
     folder, file, run = learned
-    settings = (f"data.path={file}", "stages=[finetune,unlearn]", f"start_from={run.path}")
-    return made(folder, name, *settings, f"unlearning.learning_rate={rate}")
+    return made(folder, name, f"data.path={file}", "stages=[finetune,unlearn]", f"start_from={run.path}", *overrides)
 
 
 def certified(run, tmp_path):
@@ -100,13 +99,15 @@ def certified(run, tmp_path):
 
 
 def test_what_is_recited_is_not_verified(learned, tmp_path):
-    request, certificate = certified(unlearned(learned, "kept", 1e-9), tmp_path)
+    """The client leaves with all that it holds, so that nobody trains on; unlearning changes next to nothing."""
+    nothing = ("unlearning.requests.scope=client", "unlearning.method=grad_ascent", "unlearning.learning_rate=1e-12")
+    request, certificate = certified(unlearned(learned, "kept", *nothing), tmp_path)
     assert request.outcome == "not verified" and request.rouge > 0.8, request.why
     assert certificate["result"] == "FAIL"
 
 
 def test_what_is_not_recited_any_more_is_verified(learned, tmp_path):
-    run = unlearned(learned, "gone", 3e-3)
+    run = unlearned(learned, "gone", "unlearning.learning_rate=3e-3")
     request, certificate = certified(run, tmp_path)
     evidence = judgement_of(run, request.id)["records"]
     assert request.outcome == "verified", evidence
