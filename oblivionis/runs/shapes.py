@@ -68,7 +68,7 @@ class RulerFacts(TypedDict, total=False):
 
 
 class _Finished(TypedDict):
-    metrics: Numbers
+    metrics: Known
 
 
 class Summary(_Finished, total=False):

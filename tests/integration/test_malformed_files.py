@@ -5,6 +5,7 @@ sound file; a line that is left out is named.
 """
 
 import json
+import re
 import shutil
 import signal
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ import pandas as pd
 import pytest
 from support.commands import call
 from support.malformed import BYTES, PLACES, variants
-from support.reports import ask, make_run
+from support.reports import make_run
 
 from oblivionis import files
 from oblivionis.cli import main as cli
+from oblivionis.requests.judgement import VERIFIED, Judgement
+from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs.directory import Checkpoint
 from strategies.protocol import SCOPE_RECORDS
@@ -144,7 +147,11 @@ ATTACKS = {
 
 def run_kinds(folder):
     run, _ = make_run(folder)
-    ask(run)
+    ledger = Ledger(run.ledger_path)
+    for i, ids in enumerate((("a", "b"), ("c",))):
+        ledger.submit(Request(f"r{i}", i, ids, i + 1, "its share"))
+    ledger.served("r0", 1)
+    ledger.verified("r0", 2, Judgement(VERIFIED, "", 0.1, {"a": VERIFIED, "b": VERIFIED}), 0.5)
     run.write_environment(seed=0, base_model="embedded", manifest_hash="x")
     for stage in ("finetune", "retrain", "unlearn"):
         run.save_checkpoint(Checkpoint(stage, 2, np.arange(64, dtype=np.float32), {}, {"seed": 0}), keep=2)
@@ -208,11 +215,15 @@ PLAIN = [
 ALWAYS = {
     ("ledger", "Latin-1"), ("ledger", "NaN"), ("ledger", "less its end"), ("ledger", "empty"), ("ledger", "huge line"),
     ("node ledger", "Infinity"), ("node ledger", "NaN"), ("summary", "NaN"), ("log", "NaN"), ("questions", "empty"),
-    ("forget ids", "empty"), ("tofu forget", "empty"), ("configuration", "empty"), ("schedule", "empty"),
+    ("forget ids", "empty"), ("tofu forget", "empty"), ("schedule", "empty"),
     ("run configuration", "nested"), ("suite", "NaN"), ("client audit", "escape"), ("attacks", "symlink loop"),
     ("configuration", "pipe"), ("checkpoint", "pipe"), ("checkpoint", "truncated"), ("train", "pipe"),
 }  # fmt: skip
 """What was not refused once."""
+UNDEFINED = re.compile(r"metrics\.\w+ (missing|null)$")
+"""A metric that a stage could not measure is left out, or null."""
+SOUND = {("configuration", "empty")}
+"""What is no fault: a configuration without any key of its own."""
 CHANGED = {
     "train": 6, "questions": 6, "tofu full": 5, "tofu forget": 3, "tofu perturbed": 3, "facts": 4, "audit questions": 4,
     "node data": 4, "tombstones": 3, "left": 3, "node ledger": 6, "schedule": 8, "metrics": 10, "summary": 10,
@@ -224,7 +235,8 @@ CHANGED = {
 def dealt(what, every):
     """Each kind of file with one in `every` of these, dealt out so that each meets many kinds."""
     pairs = [(i + j, name, one) for i, name in enumerate(PLAIN) for j, one in enumerate(what)]
-    return [(name, one) for number, name, one in pairs if number % every == 0 or (name, one) in ALWAYS]
+    chosen = [(name, one) for number, name, one in pairs if number % every == 0 or (name, one) in ALWAYS]
+    return [pair for pair in chosen if pair not in SOUND]
 
 
 @pytest.fixture(scope="module")
@@ -332,6 +344,8 @@ def test_values_of_other_types(name, kinds, sound, replaced):
         (number, case) for number in range(len(parts))[:4] for case in variants(parts[number], CHANGED[name], number)
     ]
     for number, (what, value) in cases[: 4 * CHANGED[name]]:
+        if UNDEFINED.match(what):
+            continue
         changed = [*parts[:number], value, *parts[number + 1 :]]
         mine = "".join(json.dumps(v, ensure_ascii=False) + "\n" for v in changed)
         replaced_text(kind, mine, text, sound[name], f"{name}, {what}")
