@@ -7,6 +7,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def pytest_configure(config):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), str(SUPPORT / "site")])
     if not hasattr(config, "workerinput"):
         os.environ["OBLIVIONIS_TEST_FORKS"] = str(Path(tempfile.mkdtemp(prefix="oblivionis-")) / "forks")
-        os.environ["OBLIVIONIS_TEST_OWNER"] = str(os.getpid())
+        os.environ["OBLIVIONIS_TEST_OWNER"], os.environ["OBLIVIONIS_TEST_PREFIX"] = str(os.getpid()), sys.prefix
         plain = config.args_source == config.ArgsSource.TESTPATHS and not config.option.markexpr
         os.environ["OBLIVIONIS_TEST_PLAIN"] = str(int(plain))
 

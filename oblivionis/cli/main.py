@@ -18,6 +18,7 @@ from oblivionis import __version__
 from oblivionis.cli.attack import attack
 from oblivionis.cli.certificate import certificate_cli
 from oblivionis.cli.deploy import deploy_cli
+from oblivionis.cli.exchange import audit_exchange, audit_training
 from oblivionis.cli.leakage import audit_leakage
 from oblivionis.cli.people import audit_person, request_from_audit
 from oblivionis.cli.request import request_cli
@@ -57,6 +58,8 @@ cli.add_typer(deploy_cli, name="deploy")
 cli.command("attack")(attack)
 audit_cli.command("leakage")(audit_leakage)
 audit_cli.command("person")(audit_person)
+audit_cli.command("exchange")(audit_exchange)
+audit_cli.command("training")(audit_training)
 request_cli.command("from-audit")(request_from_audit)
 for entry in entry_points(group=COMMANDS):
     cli.add_typer(entry.load(), name=entry.name)

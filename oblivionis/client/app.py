@@ -9,22 +9,35 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from oblivionis import seeds
+from oblivionis.client.guard import Guard, Refused, note_refusal
 from oblivionis.config import compose as configuration
+from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.data.errors import DataError
 from oblivionis.errors import ClientError, OblivionisError
-from oblivionis.requests.demands import DemandError, accept, forget_set, read_demands
+from oblivionis.requests.demands import Demand, DemandError, accept, forget_set, read_demands
 from oblivionis.requests.from_nodes import answer_query
-from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.requests.node_records import DATA_NODES, NODE_DIR, counts, node_folder, read_node
+from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
+from oblivionis.requests.node_ledger import EXCHANGED, NodeLedger
+from oblivionis.requests.node_records import (
+    CONFIG_HASH,
+    DATA_NODES,
+    NODE_DIR,
+    NODES_DIR,
+    counts,
+    node_folder,
+    read_node,
+    records_hash,
+)
 from strategies import protocol
 
 if TYPE_CHECKING:
@@ -45,6 +58,8 @@ def _answer(handler: Callable[[Message, Context], Message]) -> Callable[[Message
             return handler(message, context)
         except Exception as error:
             expected = isinstance(error, OblivionisError | ValueError | FloatingPointError)
+            if isinstance(error, Refused):
+                _note_refusal(error, message, context)
             log.error("client %s: %s", context.node_config.get("partition-id"), error, exc_info=not expected)
             reason = str(error) if expected else f"{type(error).__name__}: {error}"
             if _confidential(message, context):
@@ -58,8 +73,19 @@ def _confidential(message: Message, context: Context) -> bool:
     """Whether this client's records are its own, so that no error message, which may quote them, may leave it."""
     if context.node_config.get(NODE_DIR):
         return True
-    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord()) if message.has_content() else {}
-    return bool(config.get(DATA_NODES))
+    return bool(_settings(message).get(DATA_NODES))
+
+
+def _settings(message: Message) -> Mapping[str, Any]:
+    """The config of a message, empty where it has none."""
+    return message.content.config_records.get(protocol.CONFIG, ConfigRecord()) if message.has_content() else {}
+
+
+def _note_refusal(error: Refused, message: Message, context: Context) -> None:
+    config = _settings(message)
+    if context.node_config.get(NODE_DIR) or _has_folder(config):
+        folder = node_folder(context.node_config, config, _partition(context)).path
+        note_refusal(folder, message.metadata.message_type, error, config)
 
 
 def _without_content(error: Exception) -> str:
@@ -82,8 +108,13 @@ def query(message: Message, context: Context) -> Message:
     that keeps a ledger of requests is told of those that were made here.
     """
     client = _partition(context)
-    config = message.content.config_records.get(protocol.CONFIG, ConfigRecord())
+    config = _settings(message)
+    guard = Guard.of(context.node_config, client, message.metadata.message_type)
     node = node_folder(context.node_config, config, client)
+    if protocol.LEDGER in config:
+        if guard is not None:
+            guard.count()
+        _learn(node.path, config, str(config.get(CONFIG_HASH, "")), client, guard)
     answer = MetricRecord({protocol.PARTITION_ID: client})
     if config.get("data") == "node":
         answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = counts(node)
@@ -114,6 +145,7 @@ def train(message: Message, context: Context) -> Message:
         proximal_mu=task.real(protocol.PROXIMAL_MU, 0.0),
         seed=task.seed,
     )
+    task.note(vector)
     return task.reply(
         vector,
         {
@@ -143,6 +175,7 @@ def unlearn(message: Message, context: Context) -> Message:
         seed=task.seed,
         reference=task.read(protocol.REFERENCE) if protocol.REFERENCE in message.content.array_records else None,
     )
+    task.note(vector, requests=task.requests())
     told = {
         "forget-nll-before": report.first_forget_nll,
         "forget-nll-after": report.last_forget_nll,
@@ -168,6 +201,7 @@ def bury(message: Message, context: Context) -> Message:
     task = _Task(message, context)
     record_ids = task.bury()
     live = len(task.worker.holding(task.client).select(task.node.tombstones()))
+    task.note(None, requests=task.requests())
     return task.reply(None, {protocol.NUM_EXAMPLES: len(record_ids), protocol.LIVE_RECORDS: live})
 
 
@@ -181,10 +215,16 @@ def audit(message: Message, context: Context) -> Message:
     from oblivionis.client import audit as node_audit
 
     task = _Task(message, context)
+    demands = task.demands()
+    if len(demands) != 1:
+        raise DemandError(f"an audit is about one request, got {len(demands)}")
     held = [record.id for record in task.worker.holding(task.client).records]
-    forget = forget_set(read_demands(task.message_config), held, task.node.buried())
+    forget = forget_set(demands, held, task.node.buried())
     numbers = node_audit.audit(task.worker, task.client, task.vector, forget, task.withheld(), folder=task.node.path)
-    return task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
+    task.note(None, requests=task.requests(), moment=task.text(MOMENT))
+    reply = task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
+    reply.content[SIGNATURE] = task.signed(demands[0].request_id, numbers)
+    return reply
 
 
 class _Task:
@@ -197,7 +237,18 @@ class _Task:
         self._message = message
         self.message_config: ConfigRecord = message.content.config_records[protocol.CONFIG]
         self.client = _partition(context)
-        self.config = _parse(self.text("settings"))
+        kind = message.metadata.message_type
+        self.node = node_folder(context.node_config, self.message_config, self.client)
+        self._guard = Guard.of(context.node_config, self.client, kind)
+        if self._guard is not None:
+            self._guard.check_settings(self.text("settings"), self.text(protocol.RUN))
+            self._guard.count()
+        self.config, digest = _parse(self.text("settings"))
+        if self._guard is not None:
+            self.config = self._guard.permitted(self.config, self.message_config)
+        if kind != protocol.TRAIN:
+            self.demands()
+        _learn(self.node.path, self.message_config, digest, self.client, self._guard)
         expected = self.text("fingerprint")
         actual = fingerprint_source(self.config.model.source, self.config.model.revision)
         if actual != expected:
@@ -208,7 +259,6 @@ class _Task:
         self.worker: Worker = resident(self.config)
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
-        self.node = node_folder(context.node_config, self.message_config, self.client)
         if self.config.data.name == "node":
             self.worker.hold(self.client, read_node(self.node.path))
         self.seed = seeds.derive(
@@ -227,7 +277,62 @@ class _Task:
     def bury(self) -> set[str]:
         """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
         held = [record.id for record in self.worker.holding(self.client).records]
-        return accept(read_demands(self.message_config), held, self.node)
+        return accept(self.demands(), held, self.node)
+
+    def demands(self) -> tuple[Demand, ...]:
+        """What the message asks to bury or to audit. DemandError; Refused for what nobody asked for here."""
+        demands = read_demands(self.message_config)
+        if self._guard is not None:
+            self._guard.check_demands(demands)
+        return demands
+
+    def requests(self) -> list[str]:
+        """Ids of the requests that the message is about."""
+        return [demand.request_id for demand in read_demands(self.message_config)]
+
+    def note(self, vector: np.ndarray | None, requests: Sequence[str] = (), moment: str = "") -> None:
+        """Enter into the node's own ledger what is sent: by it, and a copy of the folder, anybody can do it again.
+
+        `before`, `after`: SHA-256 of the model received, and of the one sent back; `tombstones`: how many lines of them
+        there were; `records`: SHA-256 of what the client holds.
+        """
+        from oblivionis.runs.directory import vector_hash
+
+        if not self._rooted:
+            return
+        NodeLedger(self.node.path).note(
+            EXCHANGED,
+            kind=self._message.metadata.message_type,
+            run=self.text(protocol.RUN),
+            client=self.client,
+            stage=self.text(protocol.STAGE),
+            round=self.number(protocol.SERVER_ROUND, 0),
+            before=vector_hash(self.vector),
+            **({} if vector is None else {"after": vector_hash(vector)}),
+            tombstones=len(self.node.tombstone_lines()),
+            records=records_hash(self.worker.holding(self.client).identified()),
+            **({"requests": list(requests)} if requests else {}),
+            **({"moment": moment} if moment else {}),
+        )
+
+    def signed(self, request: str, numbers: Mapping[str, float]) -> ConfigRecord:
+        """The client's signature of an audit."""
+        from oblivionis.runs.directory import vector_hash
+
+        key = audit_key(self.node.path)
+        facts = {
+            "run": self.text(protocol.RUN),
+            "stage": self.text(protocol.STAGE),
+            "round": self.number(protocol.SERVER_ROUND, 0),
+            "model": vector_hash(self.vector),
+        }
+        body = audit_bytes(request, self.client, self.text(MOMENT), numbers, facts)
+        return ConfigRecord({SIGNATURE: key.sign(body).hex(), PUBLIC_KEY: public_hex(key)})
+
+    @property
+    def _rooted(self) -> bool:
+        """Whether the client has a folder at all: hand-made messages may name none."""
+        return self._guard is not None or _has_folder(self.message_config)
 
     def withheld(self) -> set[str]:
         """Ids of records not to be trained on: those buried, and those that somebody asked for on this node, served or
@@ -257,5 +362,28 @@ def _partition(context: Context) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _parse(settings: str) -> Config:
-    return configuration.from_yaml(settings)
+def _parse(settings: str) -> tuple[Config, str]:
+    """The configuration in a message, and its hash."""
+    config = configuration.from_yaml(settings)
+    return config, config_hash(config)
+
+
+def _has_folder(config: Mapping[str, Any]) -> bool:
+    return bool(config.get(NODES_DIR) or config.get(DATA_NODES))
+
+
+def _learn(folder: Path, config: Mapping[str, Any], digest: str, client: int, guard: Guard | None) -> None:
+    """Note which configuration the message's run has. Refused where it had another one before.
+
+    Folders that simulated runs share (`data.nodes`) see runs of one name and several configurations: these are noted.
+    """
+    run = str(config.get(protocol.RUN, ""))
+    if run and digest and (guard is not None or _has_folder(config)):
+        strict = guard is not None or not config.get(DATA_NODES)
+        known = NodeLedger(folder).learn(run, digest, client, strict=strict)
+        if known is not None and strict:
+            raise Refused(
+                "run",
+                f"client {client} refuses: run {run!r} changed its configuration: its hash is {digest[:12]}, and was "
+                f"{known[:12]} when this node learned of it; start it under another name",
+            )

@@ -41,6 +41,10 @@ class Holding:
     truncated: int
     marked: frozenset[str] = frozenset()
 
+    def identified(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """Each record by its id, with the tokens of its prompt and of its answer."""
+        return [(r.id, s.prompt, s.answer) for r, s in zip(self.records, self.sequences, strict=True)]
+
     def select(self, excluded: Collection[str]) -> list[TokenSequence]:
         return [s for r, s in zip(self.records, self.sequences, strict=True) if r.id not in excluded]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 
+from oblivionis.client.policy import POLICY_FILE, example
 from oblivionis.deploy import keys as deploy_keys
 from oblivionis.deploy import templates as deploy_files
 from oblivionis.errors import OblivionisError
@@ -151,6 +152,7 @@ def _write_node(folder: Path, partition: int, authority: deploy_keys.Pair, value
     _write(node / "ca.crt", authority.public, 0o644)
     script = deploy_files.fill(deploy_files.START_SUPERNODE, **values, PARTITION=partition)
     _write(node / "start-supernode.sh", script, 0o755)
+    _write(node / POLICY_FILE, example(), 0o600)
     _write(node / "bin" / "flower-superexec", deploy_files.FLOWER_SUPEREXEC, 0o755)
     _make_folder(node / "data")
 

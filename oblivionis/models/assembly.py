@@ -11,8 +11,10 @@ import torch
 from clients.flat import FlatParameters
 from oblivionis.config.schema import Model
 from oblivionis.data.tokenize import PromptTemplate, stop_ids
-from oblivionis.models import loading
+from oblivionis.models import adapters, loading
 from oblivionis.models.adapters import manifest_hash
+from strategies.arrays import Mean
+from strategies.lora_product import ProductMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,10 @@ def load_base(config: Model) -> tuple[Any, Any]:
 def prompt_template(config: Model) -> PromptTemplate:
     """The configured template, checked."""
     return PromptTemplate(**dataclasses.asdict(config.template))
+
+
+def averaging(config: Model, manifest: adapters.Manifest) -> Mean | None:
+    """How the server averages models of that manifest; None: number by number. Raises ModelError."""
+    if config.lora.aggregation != "product":
+        return None
+    return ProductMean(adapters.size(manifest), adapters.lora_pairs(manifest))

@@ -141,7 +141,7 @@ class DryRun:
             fused = not self._on_gpu and not self._eager and llama.supports(self._model)
         for mode in ("fused",) if fused else ("padded",) if self._eager else ("packed", "padded"):
             live = _Live(self._model, heap=not self._on_gpu)
-            with self._fake, _without_masks(), live:
+            with self._fake, _without_masks(), kernels.few_pieces(), live:
                 try:
                     work(mode, live)
                     return live

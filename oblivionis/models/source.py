@@ -11,7 +11,8 @@ from oblivionis.models.errors import ModelError
 EMBEDDED = "embedded"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+"""What a name on the Hugging Face hub looks like."""
 
 
 def resolve(source: str, revision: str | None = None) -> Path:
@@ -28,7 +29,7 @@ def resolve(source: str, revision: str | None = None) -> Path:
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} holds no config.json; expected a model saved with save_pretrained")
         return folder
-    if not _HUB_NAME.fullmatch(source):
+    if not HUB_NAME.fullmatch(source):
         raise ModelError(f"no such model folder: {source}")
     import huggingface_hub
 
@@ -44,6 +45,20 @@ def resolve(source: str, revision: str | None = None) -> Path:
             f"{source!r} is no folder, and the Hugging Face hub does not give it (no such model, no access or no "
             f"network): {reason}\n  without network set model.source to a folder with the model"
         ) from error
+
+
+def cached(source: str, revision: str | None = None) -> Path | None:
+    """The folder of a hub name in this machine's cache; None where it is not there. Nothing is fetched."""
+    import huggingface_hub
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                source, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], local_files_only=True
+            )
+        )
+    except (OSError, ValueError):
+        return None
 
 
 def load_tokenizer(folder: Path) -> Any:

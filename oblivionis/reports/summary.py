@@ -253,7 +253,7 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
     line = f"{_count(len(requests), 'deletion request')} for {_count(records, 'record')}: {parts}"
     if states[VERIFIED]:
-        line += f" (verified: {MEANING[VERIFIED]}; recited: ROUGE-L recall above {limit:g})"
+        line += f" (recited before, now ROUGE-L recall at most {limit:g})"
     kinds = _kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
     return f"{line}; served: {kinds}" if kinds else line
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
+from oblivionis.errors import FileError
 from oblivionis.files import append_lines, read_json, read_lines, write_json
 
 
@@ -35,7 +36,11 @@ class NodeFolder:
 
     def buried(self) -> dict[str, str]:
         """The request that buried each record, by record id."""
-        return {row["record_id"]: row["request_id"] for row in read_lines(self.tombstones_path, _Tombstone)}
+        return dict(self.tombstone_lines())
+
+    def tombstone_lines(self) -> list[tuple[str, str]]:
+        """Record id and request of every tombstone, in the order in which they were put up."""
+        return [(row["record_id"], row["request_id"]) for row in read_lines(self.tombstones_path, _Tombstone)]
 
     def bury(self, record_ids: Iterable[str], request_id: str) -> None:
         """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are."""
@@ -54,8 +59,10 @@ class NodeFolder:
             write_json(self.left_path, {"request_id": request_id, "time": time.time()})
 
     def left_by(self) -> str | None:
-        """The request by which this client left, None while it takes part."""
+        """The request by which this client left, None while it takes part. A damaged mark is a mark: "unknown"."""
         try:
             return read_json(self.left_path, _Left)["request_id"]
         except FileNotFoundError:
             return None
+        except FileError:
+            return "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,11 @@ _STATE_AFTER = {
 }
 _SETTLED = (VERIFIED, REJECTED, COVERED)
 _LOCK_SECONDS = 60.0
+REFUSED, EXCHANGED, RUN_LEARNED, KEY_MADE = "refused", "exchanged", "run", "key"
+"""Events about no request: what was refused to a server, what was sent to one, the configuration of a run when the node
+first learned of it, and the public key of the node's audits."""
+REFUSALS_PER_DAY = 100
+"""Lines about refusals that a day (UTC) may have: no server fills the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +110,11 @@ class NodeLedger:
         return [r for r in self.requests() if not r.settled]
 
     def asked(self) -> frozenset[str]:
-        """Ids of the records that requests name, from the moment on at which they were made; rejected ones aside."""
-        return frozenset(i for r in self.requests() if r.state != REJECTED for i in r.record_ids)
+        """Ids of the records that requests name, from the moment on at which they were made.
+
+        Also of those that a server says it rejected: its word alone brings no record back into training.
+        """
+        return frozenset(i for r in self.requests() for i in r.record_ids)
 
     def head(self) -> str:
         """The hash of the newest line."""
@@ -182,9 +191,63 @@ class NodeLedger:
             append_linked(self.path, queried, head)
         return confirmed
 
+    def learn(self, run: str, config: str, client: int, *, strict: bool = True) -> str | None:
+        """Note the hash of the configuration of `run` (`config_hash`), once, when this node first hears of it.
+
+        Returns None, or the hash that the run had before where that is another one. It is then noted only if not
+        `strict`.
+        """
+        if self._learned(run) == config:
+            return None
+        with self._locked():
+            known = self._learned(run)
+            if known == config or (known is not None and strict):
+                return None if known == config else known
+            entry = {"event": RUN_LEARNED, "time": time.time(), "run": run, "config": config, "client": client}
+            append_linked(self.path, entry, self.head())
+        return known
+
+    def refuse(self, reason: str, **about: object) -> bool:
+        """Note that a server was refused something, once a day for each `about`; False where nothing was entered.
+
+        No more than `REFUSALS_PER_DAY` lines are entered a day; the last of them says so.
+        """
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        with self._locked():
+            entries = self._entries()
+            today = [e for e in entries if e["event"] == REFUSED and e.get("day") == day]
+            if len(today) >= REFUSALS_PER_DAY or any(about.items() <= e.items() for e in today):
+                return False
+            last = (
+                {"more": "further refusals of this day are not entered"} if len(today) == REFUSALS_PER_DAY - 1 else {}
+            )
+            entry = {"event": REFUSED, "time": time.time(), "day": day, **about, "reason": reason, **last}
+            append_linked(self.path, entry, head_of(entries))
+        return True
+
+    def lines(self, event: str) -> list[Mapping[str, Any]]:
+        """All lines of one event, in their order."""
+        return [e for e in self._entries() if e["event"] == event]
+
+    def exchanges(self) -> list[Mapping[str, Any]]:
+        """What this node sent to servers, in order: the lines `exchanged`, each with `asked`, the ids of the records
+        that requests named before it."""
+        found, asked = [], set[str]()
+        for entry in self._entries():
+            if entry["event"] == "submitted":
+                asked.update(entry["record_ids"])
+            elif entry["event"] == EXCHANGED:
+                found.append({**entry, "asked": frozenset(asked)})
+        return found
+
     def verify(self) -> Checked:
         """Look at every line of the file; see `oblivionis.chain.check_chain`."""
         return check_chain(self.path)
+
+    def _learned(self, run: str) -> str | None:
+        """The hash of the configuration that `run` had last."""
+        found = [e.get("config") for e in self.lines(RUN_LEARNED) if e.get("run") == run]
+        return found[-1] if found else None
 
     def _entries(self) -> list[dict[str, Any]]:
         try:
@@ -192,11 +255,18 @@ class NodeLedger:
         except FileError as error:
             raise RequestError(f"{self.path} is no ledger of requests: expected JSON objects ({error})") from None
 
+    def _keep_private(self) -> None:
+        """Reasons and names of people are in the file: it is its owner's alone."""
+        os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
+        if self.path.stat().st_mode & 0o077:
+            self.path.chmod(0o600)
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.node_dir.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.node_dir / f".{LEDGER_FILE}.lock", timeout=_LOCK_SECONDS):
+                self._keep_private()
                 yield
         except Timeout:
             raise RequestError(f"{self.path} is in use by another process; try again") from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ DATA_NODES = "data-nodes"
 """Key of a message's config: the folder of all clients' folders, in a simulation."""
 NODES_DIR = "nodes-dir"
 """Key of a message's config: where the simulated clients of a run keep their folders."""
+CONFIG_HASH = "config-hash"
+"""Key of a query's config: the hash of the run's configuration, `config_hash`. Other messages carry all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,14 @@ def read_node(folder: Path) -> NodeRecords:
         problems.append(f"{data}: expected at least one record, found none")
     raise_if_any(data, problems)
     return NodeRecords(tuple(records), frozenset(marked))
+
+
+def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> str:
+    """SHA-256 of what a client holds, in its order: id, tokens of the prompt, tokens of the answer of each record."""
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(json.dumps(record, separators=(",", ":")).encode())
+    return digest.hexdigest()
 
 
 def counts(node: NodeFolder) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """The ledger binds what a run's figures rest on: configuration, models and files are named by their SHA-256.
 
-A line `stage` says, before a stage starts, by which configuration, with the certificate's thresholds, it will go. A
-line `sealed` says, when the stages are done, which models and which files they left; a line `measured` the same of what
-is measured later. Who edits a file afterwards, or swaps a checkpoint, contradicts the ledger.
+A line `stage` says, before a stage starts, by which configuration, with the certificate's thresholds, it goes. A
+line `sealed` says, when the stages are done, which models and files they left; a line `measured` the same of what is
+measured later. Who edits a file afterwards, or swaps a checkpoint, contradicts the ledger.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 
 from oblivionis import __version__
 from oblivionis.chain import check_chain
-from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
-from oblivionis.errors import OblivionisError
+from oblivionis.errors import OblivionisError, RunError
 from oblivionis.files import read_bytes
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory, vector_hash
@@ -42,10 +41,17 @@ class Bound:
 
 
 def begin(run: RunDirectory, config: Config, stage: str, ledger: Ledger) -> None:
-    """Note by which configuration a stage goes, once for each that it ever has."""
-    now = config_hash(config)
-    if not any(e.get("stage") == stage and e.get("config") == now for e in ledger.notes(STAGE)):
-        ledger.note(STAGE, stage=stage, config=now, program=__version__)
+    """Note by which configuration a stage goes. Raises RunError for a run whose config.yaml was changed since."""
+    text = _text_hash(run)
+    for entry in ledger.notes(STAGE):
+        if entry["stage"] == stage:
+            if entry["text"] != text:
+                raise RunError(
+                    f"{run.path / 'config.yaml'} was changed after the stage {stage} began: its ledger names another "
+                    "configuration; put it back, or start a new run"
+                )
+            return
+    ledger.note(STAGE, stage=stage, config=config_hash(config), text=text, program=__version__)
 
 
 def seal(run: RunDirectory) -> None:
@@ -90,15 +96,19 @@ def check(run: RunDirectory) -> Bound:
 
 
 def _config_faults(run: RunDirectory, entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    now = config_hash(configuration.from_yaml(run.read_config(), run.config_place))
     found = [(n, e) for n, e in enumerate(entries, start=1) if e.get("event") == STAGE and e.get("stage") == "unlearn"]
     if not found:
         return ["the ledger does not say by which configuration the stage unlearn went"]
+    now = _text_hash(run)
     return [
         f"config.yaml is not the configuration that line {n} of the ledger names: it was changed after the run began"
         for n, entry in found
-        if entry.get("config") != now
+        if entry.get("text") != now
     ]
+
+
+def _text_hash(run: RunDirectory) -> str:
+    return hashlib.sha256(run.read_config().encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _note(run: RunDirectory, event: str, **said: Mapping[str, str]) -> None:

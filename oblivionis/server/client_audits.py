@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -18,9 +21,11 @@ from oblivionis.assessment.audit_numbers import (
     read_audit,
 )
 from oblivionis.assessment.verification import doubt, moved
-from oblivionis.files import write_json
+from oblivionis.files import parse_json, write_json
 from oblivionis.requests.judgement import Judgement, judge_counts
 from oblivionis.requests.ledger import Request
+from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
+from oblivionis.runs.directory import vector_hash
 from oblivionis.server.context import Server
 from strategies import protocol
 from strategies.errors import NodeMapError
@@ -30,13 +35,33 @@ EVALUATOR = "client_audit"
 ATTEMPTS = 2
 """A client that restarts may lose a message, and Flower does not deliver it again."""
 
+KEYS_FILE = "keys.json"
+"""In the run's `audits/`: by client, the public key with which it signed its first audit, and must sign the others."""
+
 Numbers = Mapping[str, float]
+
+
+@dataclass
+class _Asked:
+    """What one call of `ask` asks, and what came of it, by request: numbers, signatures, or the reason for neither."""
+
+    round: int
+    moment: str
+    vector: np.ndarray
+    found: dict[str, Numbers] = field(default_factory=dict)
+    signatures: dict[str, dict[str, str]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def model(self) -> str:
+        return vector_hash(self.vector)
 
 
 class ClientAudits:
     """Sends `evaluate.audit` messages, one per request, and writes `audits/request-<id>.json` and metrics.jsonl.
 
-    A client that cannot be asked, or whose answer is not entirely well, costs a warning and that moment's numbers.
+    A client that cannot be asked, or whose answer is not entirely well, costs a warning and that moment's numbers; so
+    does one whose signature (`oblivionis.requests.node_key`) does not fit.
     """
 
     def __init__(self, server: Server, stage: str, label: str) -> None:
@@ -51,18 +76,17 @@ class ClientAudits:
             return {}
         started = time.perf_counter()
         self._server.events.evaluating(f"client audit, {moment}")
-        found: dict[str, Numbers] = {}
-        reasons: dict[str, str] = {}
+        asked = _Asked(server_round, moment, vector)
         waiting = list(requests)
         for _ in range(ATTEMPTS):
-            waiting = self._exchange(waiting, server_round, vector, found, reasons)
+            waiting = self._exchange(waiting, asked)
             if not waiting:
                 break
         for request in requests:
-            self._keep(request, server_round, moment, found.get(request.id), reasons.get(request.id, ""))
-        if found:
-            self._write_row(server_round, moment, found, time.perf_counter() - started)
-        return found
+            self._keep(request, asked)
+        if asked.found:
+            self._write_row(server_round, moment, asked.found, time.perf_counter() - started)
+        return asked.found
 
     def judge(self, requests: Sequence[Request], vector: np.ndarray, finetuned: np.ndarray) -> dict[str, Judgement]:
         """The outcome of each request by what its client told before the exchange and of the final model.
@@ -88,71 +112,94 @@ class ClientAudits:
             found[request.id] = Judgement(outcome, why, final[REQUEST_ROUGE])
         return found
 
-    def _exchange(
-        self,
-        requests: Sequence[Request],
-        server_round: int,
-        vector: np.ndarray,
-        found: dict[str, Numbers],
-        reasons: dict[str, str],
-    ) -> list[Request]:
-        """Ask once; `found` and `reasons` get what came of it. Returns the requests without any reply."""
+    def _exchange(self, requests: Sequence[Request], asked: _Asked) -> list[Request]:
+        """Ask once; `asked` gets what came of it. Returns the requests without any reply."""
         server, timeout = self._server, self._server.config.federation.timeout
         try:
             nodes = server.nodes.refresh(server.grid, retry=True)
         except NodeMapError as error:
-            reasons |= {r.id: str(error) for r in requests}
+            asked.reasons |= {r.id: str(error) for r in requests}
             return []
-        asked = [r for r in requests if r.client in nodes]
-        reasons |= {r.id: "the client is not connected" for r in requests if r.client not in nodes}
+        reached = [r for r in requests if r.client in nodes]
+        asked.reasons |= {r.id: "the client is not connected" for r in requests if r.client not in nodes}
         messages = [
-            Message(self._content(r, server_round, vector), dst_node_id=nodes[r.client], message_type=protocol.AUDIT)
-            for r in asked
+            Message(self._content(r, asked), dst_node_id=nodes[r.client], message_type=protocol.AUDIT) for r in reached
         ]
         if not messages:
             return []
         silent = []
         received = answers(messages, server.grid.send_and_receive(messages, timeout=timeout))
         # The messages come back in the order in which they were sent.
-        for request, (_, answer) in zip(asked, received, strict=True):
+        for request, (_, answer) in zip(reached, received, strict=True):
             (verdict,) = judge([(request.client, answer)], reference=None, timeout=timeout)
             if verdict.reply is None:
-                reasons[request.id] = verdict.reason
+                asked.reasons[request.id] = verdict.reason
                 silent += [request] if answer is None else []
                 continue
             told = dict(metrics_of(verdict.reply))
             for key in (protocol.NUM_EXAMPLES, protocol.PARTITION_ID):
                 told.pop(key, None)
             try:
-                found[request.id] = check_numbers(told, len(request.record_ids), self._limit)
+                numbers = check_numbers(told, len(request.record_ids), self._limit)
+                asked.signatures[request.id] = self._signature(request, asked, verdict.reply, numbers)
+                asked.found[request.id] = numbers
             except ValueError as error:
-                reasons[request.id] = str(error)
+                asked.reasons[request.id] = str(error)
         return silent
 
-    def _content(self, request: Request, server_round: int, vector: np.ndarray) -> RecordDict:
+    def _signature(self, request: Request, asked: _Asked, reply: Message, numbers: Numbers) -> dict[str, str]:
+        """The client's signature of `numbers` with its public key. ValueError where it is absent, does not fit, or is
+        not by the key of its first audit in this run."""
+        given = reply.content.config_records.get(SIGNATURE, {})
+        key, signature = given.get(PUBLIC_KEY), given.get(SIGNATURE)
+        if key is None or signature is None:
+            raise ValueError("the audit is not signed: the client's program is too old")
+        body = audit_bytes(request.id, request.client, asked.moment, numbers, self._facts(asked))
+        if not verified(key, signature, body):
+            raise ValueError("the signature does not fit: the numbers are not those that the client signed")
+        path = self._server.run.path / "audits" / KEYS_FILE
+        known = parse_json(path.read_bytes()) if path.exists() else {}
+        if known.setdefault(str(request.client), key) != key:
+            raise ValueError("it is signed by another key than the client's first audit in this run")
+        write_json(path, known)
+        return {PUBLIC_KEY: str(key), SIGNATURE: str(signature)}
+
+    def _facts(self, asked: _Asked) -> dict[str, Any]:
+        """What is signed beside the request and the numbers."""
+        run = self._server.run.name
+        return {"run": run, "stage": self._label, "round": asked.round, "model": asked.model}
+
+    def _content(self, request: Request, asked: _Asked) -> RecordDict:
         config = self._server.message_config(self._stage)
-        config[protocol.SERVER_ROUND] = server_round
+        config[protocol.SERVER_ROUND] = asked.round
         config[protocol.STAGE] = self._label
+        config[MOMENT] = asked.moment
         config[protocol.REQUEST_IDS] = [request.id]
         config[protocol.RECORD_IDS] = list(request.record_ids)
         config[protocol.RECORD_COUNTS] = [len(request.record_ids)]
         config[protocol.SCOPES] = [request.scope]
-        arrays = ArrayRecord({protocol.ADAPTER: Array(vector)})
+        arrays = ArrayRecord({protocol.ADAPTER: Array(asked.vector)})
         return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: config})
 
-    def _keep(self, request: Request, server_round: int, moment: str, numbers: Numbers | None, reason: str) -> None:
-        run = self._server.run.path
+    def _keep(self, request: Request, asked: _Asked) -> None:
+        run, moment = self._server.run.path, asked.moment
         known = read_audit(run, request.id) or {"request": request.id, "client": request.client}
         if moment == "before":  # a round that is repeated begins anew
-            known = {"request": request.id, "client": request.client, "round": server_round}
+            known = {"request": request.id, "client": request.client, "round": asked.round}
         known.pop(moment, None)
         failed = {k: v for k, v in known.pop("failed", {}).items() if k != moment}
+        signatures = {k: v for k, v in known.pop("signatures", {}).items() if k != moment}
+        numbers = asked.found.get(request.id)
         if numbers is None:
-            failed[moment] = reason
+            failed[moment] = reason = asked.reasons.get(request.id, "")
             self._server.events.warning(f"client {request.client} did not audit request {request.id!r}: {reason}")
         else:
             known[moment] = dict(numbers)
-        write_json(audit_path(run, request.id), {**known, **({"failed": failed} if failed else {})})
+            own, facts = asked.signatures[request.id], self._facts(asked)
+            known["signed_by"] = own[PUBLIC_KEY]
+            signatures[moment] = {SIGNATURE: own[SIGNATURE], **{name: facts[name] for name in SIGNED}}
+        more = {name: value for name, value in (("signatures", signatures), ("failed", failed)) if value}
+        write_json(audit_path(run, request.id), {**known, **more})
 
     def _write_row(self, server_round: int, moment: str, found: Mapping[str, Numbers], seconds: float) -> None:
         shared = set.intersection(*(set(numbers) for numbers in found.values()))

@@ -13,32 +13,24 @@ from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.ruler_oracles import Oracle
 from oblivionis.config import compose as configuration
+from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.models import adapters
-from oblivionis.models.assembly import assemble
+from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.requests.from_nodes import NodeRequests
 from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_records import DATA_NODES, NODES_DIR
+from oblivionis.requests.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.requests.remote_holdings import RemoteHoldings, query_config
 from oblivionis.requests.schedule import holdings_of, policy_of
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
-from strategies.arrays import Mean
+from strategies import protocol
 from strategies.fedtu import NodeMap
-from strategies.lora_product import ProductMean
 
 QUERY_S = 300.0
 """Longest wait for what a node says of itself."""
-
-
-def averaging(config: Config, manifest: adapters.Manifest) -> Mean | None:
-    """How the server averages models of that manifest; None: number by number. Raises ModelError."""
-    if config.model.lora.aggregation != "product":
-        return None
-    return ProductMean(adapters.size(manifest), adapters.lora_pairs(manifest))
 
 
 class Server:
@@ -63,7 +55,7 @@ class Server:
         self.remote = isinstance(self.holdings, RemoteHoldings)
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
-        self.mean = averaging(config, self.assembled.flat.manifest)
+        self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
         self.assessor = Assessor(self.assembled, corpus, config, self.start_vector)
         self.oracles: list[Oracle] = []
@@ -83,6 +75,7 @@ class Server:
                 "settings": self.settings,
                 "fingerprint": self.fingerprint,
                 "manifest-hash": self.assembled.manifest_hash,
+                protocol.RUN: self.run.name,
                 NODES_DIR: str(self.run.nodes_path),
                 **({DATA_NODES: self.config.data.nodes} if self.remote and self.config.data.nodes else {}),
                 "exclude": "forget-split" if stage == "retrain" else "",
@@ -97,7 +90,7 @@ class Server:
             run=self.run.name,
             nodes=self.nodes,
             grid=self.grid,
-            settings={NODES_DIR: str(self.run.nodes_path)},
+            settings={NODES_DIR: str(self.run.nodes_path), CONFIG_HASH: config_hash(self.config)},
             live=lambda client: self.holdings.live(client, without_forget_split=False),
             warn=self.events.warning,
         )

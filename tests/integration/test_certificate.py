@@ -1,6 +1,5 @@
 """Erasure certificates: the decisions against numbers made by hand, the signature, and whole runs."""
 
-import hashlib
 import json
 import math
 import re
@@ -15,7 +14,11 @@ from support.reports import HOSTILE
 from support.stages import execute, new_run
 
 from oblivionis.assessment.audit_numbers import read_audit
+from oblivionis.chain import GENESIS, append_linked
 from oblivionis.config import compose as configuration
+from oblivionis.config.identity import config_hash
+from oblivionis.config.schema import Certificate
+from oblivionis.files import write_json
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.certificate.checks import (
     FAIL,
@@ -28,16 +31,20 @@ from oblivionis.reports.certificate.checks import (
     check_rank,
     check_rouge,
     leak_bounds,
+    of_all,
     overall,
+    run_checks,
 )
 from oblivionis.reports.certificate.page import certificate_page
 from oblivionis.reports.html import request_pages
+from oblivionis.requests import seal
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 
-def leakage(upper, lower, samples=128, alpha=0.01):
-    return {"upper": upper, "lower": lower, "samples": samples, "confidence": 1 - alpha, "of": "one question"}
+def leakage(upper, lower, samples=128, alpha=0.01, **more):
+    found = {"upper": upper, "lower": lower, "samples": samples, "confidence": 1 - alpha, "of": "one question"}
+    return {**found, "own": True, "questions": 1, "records": 1, **more}
 
 
 def test_overall():
@@ -49,12 +56,70 @@ def test_overall():
     assert overall(checks((PASS, True), (INCONCLUSIVE, True))) == INCONCLUSIVE
     assert overall(checks((PASS, True), (FAIL, False))) == FAIL, "what was not required must not fail either"
     assert overall(checks((INCONCLUSIVE, True), (FAIL, True))) == FAIL
+    formal = [Check(name, PASS, {}, "", True) for name in ("ledger", "binding", "model")]
+    assert overall(formal) == INCONCLUSIVE, "nothing was asked about what the model knows"
+    assert overall([*formal, Check("rouge", PASS, {}, "", False)]) == INCONCLUSIVE
+    assert overall([*formal, Check("rouge", PASS, {}, "", True)]) == PASS
 
 
-@pytest.mark.parametrize(("rouge", "result"), [(0.5, PASS), (0.5001, FAIL), (None, INCONCLUSIVE)])
-def test_rouge(rouge, result):
-    check = check_rouge(rouge, 0.5)
-    assert check.result == result and check.figure == {"mean ROUGE-L recall": rouge, "at most": 0.5}
+def test_a_demand_of_several_requests():
+    assert of_all([PASS, PASS]) == PASS and of_all([]) == INCONCLUSIVE
+    assert of_all([PASS, INCONCLUSIVE]) == INCONCLUSIVE and of_all([INCONCLUSIVE, FAIL, PASS]) == FAIL
+
+
+def judged(final, before=1.0, units=9, oracle=None, doubt="", knows=""):
+    record = {"units": units, "final": final, "before": before, "oracle": oracle}
+    return {"outcome": "verified", "rouge": final, "doubt": doubt, "knows": knows, "records": {"r": record}}
+
+
+@pytest.mark.parametrize(
+    ("found", "result", "why"),
+    [
+        (judged(0.5), PASS, "verified"),
+        (judged(0.5001), FAIL, "not verified"),
+        (judged(0.0, before=0.5), INCONCLUSIVE, "did not recite it before"),
+        (judged(0.0, units=2), INCONCLUSIVE, "not testable"),
+        (judged(0.0, doubt="ruined"), INCONCLUSIVE, "ruined"),
+        (judged(0.0, knows="over-unlearned"), INCONCLUSIVE, "can tell that they were there"),
+        ({"outcome": "verified", "rouge": 0.4, "why": ""}, PASS, "verified"),
+        ({"outcome": "verified", "rouge": 0.6, "why": ""}, FAIL, "recite"),
+        ({"outcome": "not testable", "rouge": 0.0, "why": "never"}, INCONCLUSIVE, "never"),
+        ({"outcome": "served", "rouge": None, "why": ""}, INCONCLUSIVE, "not asked"),
+    ],
+)
+def test_rouge(found, result, why):
+    check = check_rouge(found, 0.5)
+    assert check.result == result and why in check.why
+
+
+def evidence(**more):
+    nothing = dict.fromkeys(("leakage", "rank", "oracle", "attacks"))
+    ledger = {"lines": 3, "faults": []}
+    return {"judgement": judged(0.0), "ledger": ledger, "binding": "", **nothing, "leakage": leakage(0.01, 0), **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "result", "check"),
+    [
+        (evidence(), PASS, ""),
+        (evidence(leakage=leakage(0.01, 0, own=False)), INCONCLUSIVE, "leakage"),
+        (evidence(leakage=leakage(0.9, 0.8, own=False)), INCONCLUSIVE, "leakage"),
+        (evidence(leakage=leakage(0.01, 0, records=2)), INCONCLUSIVE, "leakage"),
+        (evidence(binding="an earlier version"), INCONCLUSIVE, "binding"),
+        (evidence(judgement=judged(0.0, doubt="ruined")), INCONCLUSIVE, "model"),
+        (evidence(ledger={"lines": 3, "faults": ["line 2"]}), FAIL, "ledger"),
+        (
+            evidence(oracle={"verdict": "over-unlearned", "value": 0, "oracle": 1, "questions": 9, "own": True}),
+            INCONCLUSIVE,
+            "oracle",
+        ),
+    ],
+)
+def test_nothing_else_than_the_requests_own_records_in_a_sound_model_passes(found, result, check):
+    checks = run_checks(found, Certificate())
+    assert overall(checks) == result
+    if check:
+        assert next(c.name for c in checks if c.required and c.result == result) == check
 
 
 @pytest.mark.parametrize(
@@ -103,7 +168,7 @@ def test_without_a_count_the_lower_bound_follows_from_the_mean():
 
 
 def rank(value, records=10, **more):
-    return {"of": "x", "mean rank": value, "records": records, **more}
+    return {"of": "x", "own": True, "mean rank": value, "records": records, **more}
 
 
 @pytest.mark.parametrize(
@@ -128,13 +193,17 @@ def test_oracle_and_attacks():
         return {"verdict": verdict, "value": 0.2, "oracle": 0.1, "questions": 9}
 
     results = [check_oracle(oracle(v)).result for v in ("still known", "near", "over-unlearned", "undecided")]
-    assert results == [FAIL, PASS, PASS, INCONCLUSIVE] and check_oracle(None).result == INCONCLUSIVE
+    assert results == [FAIL, PASS, INCONCLUSIVE, INCONCLUSIVE] and check_oracle(None).result == INCONCLUSIVE
 
-    def attack(name, rouge, verdict):
-        return {"attack": name, "questions": 9, "before": 0.1, "rouge": rouge, "verdict": verdict}
+    def attack(name, rouge, verdict, *recalls):
+        found = {"attack": name, "questions": 9, "before": 0.1, "rouge": rouge, "verdict": verdict}
+        return {**found, "own": bool(recalls), **({"recalls": recalls, "worst": max(recalls)[0]} if recalls else {})}
 
     assert check_attacks(None, 0.5).result == INCONCLUSIVE
-    assert check_attacks([attack("a", 0.9, "near"), attack("b", 0.4, None)], 0.5).result == PASS
+    assert check_attacks([attack("a", 0.9, "near"), attack("b", 0.4, None)], 0.5).result == INCONCLUSIVE
+    assert check_attacks([attack("a", 0.4, None, (0.4, None))], 0.5).result == PASS
+    assert check_attacks([attack("a", 0.4, "near", (0.4, 0.4), (0.6, 0.6))], 0.5).result == PASS
+    assert check_attacks([attack("a", 0.4, "near", (0.4, 0.4), (0.6, 0.5))], 0.5).result == FAIL
     found = check_attacks([attack("a", 0.9, "near"), attack("b", 0.2, "still known")], 0.5)
     assert found.result == FAIL and found.figure["attack"] == "b"
     assert check_attacks([attack("a", 0.6, None)], 0.5).result == FAIL
@@ -172,39 +241,166 @@ def certified(finished, tmp_path_factory):
 def test_what_a_certificate_states(finished, certified):
     run, _ = finished
     _, certificate, request = certified
-    assert certificate["request"]["record_ids"] == list(request.record_ids)
-    assert certificate["request"]["served_round"] == request.served_round
-    models = certificate["evidence"]["models"]
+    (part,) = certificate["requests"]
+    assert certificate["demand"] == {"id": request.id, "clients": [request.client], "records": len(request.record_ids)}
+    assert part["request"]["record_ids"] == list(request.record_ids)
+    assert part["request"]["served_round"] == request.served_round
+    models = part["evidence"]["models"]
     assert models["final"] == {"round": 2, "sha256": vector_hash(run.load_checkpoint("unlearn").vector)}
     assert models["before"] == vector_hash(run.load_checkpoint("finetune").vector) != models["after"]
     assert models["base"]["fingerprint"] == run.environment()["fingerprint"]
-    assert certificate["evidence"]["final"]["rouge"] == request.rouge
-    rounds = {row["round"]: row["clients"] for row in certificate["evidence"]["rounds"]}
+    assert part["evidence"]["final"]["rouge"] == request.rouge
+    rounds = {row["round"]: row["clients"] for row in part["evidence"]["rounds"]}
     assert rounds[request.served_round]["unlearn"] == [request.client]
-    assert certificate["run"]["config_sha256"] == hashlib.sha256(run.read_config().encode()).hexdigest()
+    assert certificate["run"]["config_sha256"] == config_hash(configuration.from_yaml(run.read_config()))
+    (row,) = [
+        row["requests"][request.id]
+        for row in run.metrics()
+        if row["evaluator"] == "requests" and row["moment"] == "before_unlearn" and request.id in row["requests"]
+    ]
+    assert part["evidence"]["before"]["prob"] == pytest.approx(sum(of["prob"] for of in row.values()) / len(row))
     assert "runs" not in certificate["replay"]["command"] and str(run.path.parent) not in json.dumps(certificate)
-    assert certificate["result"] == overall([Check(**c) for c in certificate["checks"]])
+    assert certificate["result"] == part["result"] == overall([Check(**c) for c in part["checks"]])
 
 
 def test_the_replay_command_names_a_configuration_that_is_one(finished, certified, tmp_path, monkeypatch):
     run, _ = finished
-    monkeypatch.chdir(run.path.parent)
+    assert certified[1]["replay"]["where"] == "in the run's own folder"
+    monkeypatch.chdir(run.path)
     _, *arguments = certified[1]["replay"]["command"].split()
     assert arguments[0] == "simulate"
     assert call("config", "check", *arguments[1:]).code == 0
 
 
-def test_the_thresholds_of_the_configuration_decide(finished, tmp_path):
-    run, _ = finished
+def edited(run, folder, change):
+    """A copy of the run in which one thing was changed after it ended."""
+    shutil.copytree(run.path, folder)
+    change(folder)
+    return RunDirectory.open(folder)
+
+
+def swapped(old, new):
+    def change(path):
+        text = path.read_text(encoding="utf-8")
+        assert old in text, path
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return change
+
+
+def swap_checkpoints(folder):
+    of = {stage: sorted((folder / "checkpoints" / stage).iterdir())[-1] for stage in ("retrain", "unlearn")}
+    of["unlearn"].write_bytes(of["retrain"].read_bytes())
+
+
+EDITS = {
+    "thresholds": (lambda f: swapped("max_leakage: 1.0", "max_leakage: 0.99")(f / "config.yaml"), "config.yaml is not"),
+    "limit": (lambda f: swapped("verify_max_rouge: 0.5", "verify_max_rouge: 1.0")(f / "config.yaml"), "config.yaml is"),
+    "log": (lambda f: swapped("0.", "0.0")(f / "evaluations" / "unlearn.json"), "evaluations/unlearn.json is not"),
+    "oracle": (lambda f: swapped("0.", "0.0")(f / "evaluations" / "retrain.json"), "evaluations/retrain.json is not"),
+    "judgement": (lambda f: swapped("not testable", "verified")(f / "judgements.json"), "judgements.json is not"),
+    "figures": (lambda f: (f / "request_figures.json").write_text("{}"), "request_figures.json is not"),
+    "metrics": (lambda f: swapped('"prob": 0', '"prob": 1')(f / "metrics.jsonl"), "metrics.jsonl is not"),
+    "summary": (lambda f: swapped("0.", "0.0")(f / "stages" / "unlearn.json"), "stages/unlearn.json is not"),
+    "gone": (lambda f: (f / "judgements.json").unlink(), "judgements.json is gone"),
+    "checkpoint": (swap_checkpoints, "checkpoint of unlearn is not the model"),
+    "audit": (
+        lambda f: write_json(f / "audits" / "leakage-unlearn-0002" / "audit.json", {"questions": []}),
+        "was added by hand",
+    ),
+    "client audit": (lambda f: write_json(f / "audits" / "request-x.json", {"request": "x"}), "was added by hand"),
+    "attack": (lambda f: write_json(f / "attacks" / "unlearn-0002" / "results.json", {"rows": []}), "added by hand"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_nothing_is_certified_of_files_that_were_edited(finished, tmp_path, name):
+    run, key = finished
+    change, why = EDITS[name]
     request = next(iter(Ledger(run.ledger_path)))
-    assert certificates.build(run, request.id)["checks"][1]["result"] == PASS
-    strict = tmp_path / "strict"
-    shutil.copytree(run.path, strict)
-    text = run.read_config().replace("max_leakage: 1.0", "max_leakage: 0.000001")
-    (strict / "config.yaml").write_text(text)
-    found = certificates.build(RunDirectory.open(strict), request.id)
-    named = {c["name"]: c for c in found["checks"]}
-    assert named["leakage"]["result"] in (FAIL, INCONCLUSIVE) and found["result"] != PASS
+    copy = edited(run, tmp_path / "copy", change)
+    result = call("certificate", "create", copy.path, request.id, "--key", key, "--out", tmp_path / "out")
+    assert result.code == 2 and why in result.err.replace("\n", " ")
+    assert not (tmp_path / "out").exists(), "nothing is written"
+
+
+def test_a_ledger_that_binds_nothing_passes_nothing(finished, tmp_path):
+    """As of a run that an earlier version made: the lines about files are not there, the chain is whole."""
+    run, _ = finished
+    shutil.copytree(run.path, tmp_path / "old")
+    old = RunDirectory.open(tmp_path / "old")
+    lines = [json.loads(line) for line in old.ledger_path.read_text().splitlines()]
+    old.ledger_path.unlink()
+    head = GENESIS
+    for line in lines:
+        if line["event"] not in ("stage", "sealed"):
+            head = append_linked(old.ledger_path, {k: v for k, v in line.items() if k not in ("prev", "hash")}, head)[
+                "hash"
+            ]
+    found = certificates.build(old, next(iter(Ledger(old.ledger_path))).id)
+    checks = {c["name"]: (c["result"], c["required"]) for c in found["requests"][0]["checks"]}
+    assert checks["ledger"][0] == PASS and checks["binding"] == (INCONCLUSIVE, True) and found["result"] != PASS
+
+
+def test_a_certificate_covers_all_requests_of_a_demand(finished, tmp_path):
+    """Two clients that held records of one person: one certificate, whose result is the worst of both."""
+    run, key = finished
+    grouped = tmp_path / "grouped"
+    shutil.copytree(run.path, grouped)
+    path = grouped / "requests.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    head = GENESIS
+    for line in lines:
+        body = {k: v for k, v in line.items() if k not in ("prev", "hash")}
+        body |= {"group": "art17-0001"} if line["event"] == "submitted" else {}
+        head = append_linked(path, body, head)["hash"]
+    out = tmp_path / "out"
+    result = call("certificate", "create", grouped, "art17-0001", "--key", key, "--out", out)
+    requests = list(Ledger(path))
+    assert result.code == 0 and len(requests) == 2 and all(r.id in result.out for r in requests)
+    certificate = json.loads((out / "certificate.json").read_text())
+    assert certificate["demand"]["clients"] == sorted({r.client for r in requests})
+    assert certificate["result"] == of_all([part["result"] for part in certificate["requests"]])
+    assert call("certificate", "verify", out, "--public-key", f"{key}.pub").code == 0
+
+
+def test_the_page_beside_must_say_the_same(finished, certified, tmp_path):
+    _, key = finished
+    shutil.copytree(certified[0], tmp_path / "copy")
+    page = tmp_path / "copy" / "certificate.html"
+    page.write_text(page.read_text(encoding="utf-8").replace(certified[1]["result"], "PASS AND MORE"), encoding="utf-8")
+    result = call("certificate", "verify", tmp_path / "copy", "--public-key", f"{key}.pub")
+    assert result.code == 2 and "does not say what certificate.json" in result.err.replace("\n", " ")
+
+
+def test_without_the_signers_key_nothing_is_shown_as_valid(certified):
+    result = call("certificate", "verify", certified[0])
+    assert result.code == 2 and "--public-key" in result.err and certified[1]["result"] not in result.out
+
+
+def test_a_key_given_twice_is_refused(finished, certified, tmp_path):
+    _, key = finished
+    text = (certified[0] / "certificate.json").read_text(encoding="utf-8")
+    (tmp_path / "twice.json").write_text(text.replace("{", '{"result": "PASS",', 1), encoding="utf-8")
+    result = call("certificate", "verify", tmp_path / "twice.json", "--public-key", f"{key}.pub")
+    assert result.code == 2 and "twice" in result.err
+
+
+def test_what_is_measured_later_supersedes(finished, tmp_path):
+    run, key = finished
+    shutil.copytree(run.path, tmp_path / "run")
+    copy = RunDirectory.open(tmp_path / "run")
+    request = next(iter(Ledger(copy.ledger_path)))
+    folder, _ = certificates.create(copy, request.id, key)
+    assert certificates.mark_superseded(copy) == []
+    write_json(copy.path / "attacks" / "unlearn-0002" / "results.json", {"rows": []})
+    seal.measured(copy, copy.path / "attacks" / "unlearn-0002" / "results.json")
+    assert certificates.mark_superseded(copy) == [folder]
+    result = call("certificate", "verify", folder, "--public-key", f"{key}.pub")
+    assert result.code == 2 and "superseded" in result.err
+    certificates.create(copy, request.id, key)
+    assert call("certificate", "verify", folder, "--public-key", f"{key}.pub").code == 0
 
 
 def test_a_broken_ledger_fails(finished, tmp_path):
@@ -215,7 +411,7 @@ def test_a_broken_ledger_fails(finished, tmp_path):
     path = broken / "requests.jsonl"
     path.write_text(path.read_text().replace('"num-examples": ', '"num-examples": 1', 1))
     found = certificates.build(RunDirectory.open(broken), request.id)
-    assert found["result"] == FAIL and found["checks"][0]["name"] == "ledger" and found["checks"][0]["result"] == FAIL
+    assert found["result"] == FAIL and found["requests"][0]["checks"][0]["name"] == "ledger"
 
 
 def test_a_certificate_is_verified_and_any_change_is_found(finished, certified, tmp_path):
@@ -241,7 +437,7 @@ def test_a_certificate_is_verified_and_any_change_is_found(finished, certified, 
     ):
         file = tmp_path / "changed.json"
         file.write_text(json.dumps({**certificate, **change}))
-        result = call("certificate", "verify", file)
+        result = call("certificate", "verify", file, "--public-key", public)
         assert result.code == 2 and "changed after it was signed" in result.err
 
 
@@ -254,7 +450,9 @@ def test_another_key_is_found(finished, certified, tmp_path):
 
 def test_a_signed_result_that_does_not_follow_from_its_checks_is_refused(finished, certified, tmp_path):
     _, key = finished
-    certificate = {**certified[1], "result": PASS, "checks": [{**c, "result": FAIL} for c in certified[1]["checks"]]}
+    (part,) = certified[1]["requests"]
+    part = {**part, "checks": [{**c, "result": FAIL} for c in part["checks"]]}
+    certificate = {**certified[1], "result": PASS, "requests": [part]}
     private = certificates.read_private_key(key)
     certificate["signature"] = private.sign(certificates.signed_bytes(certificate)).hex()
     file = tmp_path / "lie.json"
@@ -317,10 +515,12 @@ class Text(HTMLParser):
 def test_the_page_says_what_the_certificate_says_and_escapes_it(certified):
     folder, certificate, request = certified
     page = Text((folder / "certificate.html").read_text(encoding="utf-8"))
-    models = certificate["evidence"]["models"]
+    models = certificate["requests"][0]["evidence"]["models"]
     for text in (certificate["result"], request.id, *request.record_ids, models["before"], certificate["signature"]):
         assert text in page.text
-    hostile = {**certificate, "request": {**certificate["request"], "id": HOSTILE, "record_ids": [HOSTILE]}}
+    (part,) = certificate["requests"]
+    part = {**part, "request": {**part["request"], "id": HOSTILE, "record_ids": [HOSTILE]}}
+    hostile = {**certificate, "requests": [part], "demand": {**certificate["demand"], "id": HOSTILE}}
     found = Text(certificate_page(hostile))
     assert HOSTILE in found.text and "script" not in found.tags and "img" not in found.tags
 
@@ -360,10 +560,14 @@ def test_the_clients_numbers_decide_where_the_clients_keep_their_records(tmp_pat
     execute(config, run)
     found = certificates.build(run, "ivo")
     audit = read_audit(run.path, "ivo")
-    assert audit is not None and found["evidence"]["source"].startswith("the client")
-    assert found["evidence"]["final"]["rouge"] == audit["final"]["request_rouge"]
-    assert found["evidence"]["before"]["rouge"] == audit["before"]["request_rouge"]
-    assert found["evidence"]["leakage"]["upper"] == audit["final"]["leakage_m_bin"]
-    assert {c["name"]: c["result"] for c in found["checks"]}["ledger"] == PASS
+    (part,) = found["requests"]
+    told = part["evidence"]
+    assert audit is not None and told["source"].startswith("the client itself")
+    assert told["signed_by"] == [audit["signed_by"]]
+    assert told["final"]["rouge"] == audit["final"]["request_rouge"]
+    assert told["before"]["rouge"] == audit["before"]["request_rouge"]
+    assert told["leakage"]["upper"] == audit["final"]["leakage_m_bin"]
+    checks = {c["name"]: c["result"] for c in part["checks"]}
+    assert checks["ledger"] == checks["binding"] == PASS
     assert "Lind" not in json.dumps(found)
     assert call("request", "verify", run.path, "--node-dir", folder).code == 0

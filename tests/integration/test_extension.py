@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.trees import ROOT, Tree
+from support.trees import Tree
 
 from oblivionis.config import compose as configuration
 from oblivionis.runs.directory import RunDirectory
@@ -125,25 +125,6 @@ def make(battery):
     "conf/attack/shout.yaml": "marks: 1\n",
 }
 
-# The commands with the real server and client apps, one after another in this process.
-PROGRAM = """
-import json, sys
-commands, tests = json.loads(sys.argv[1]), sys.argv[2]
-sys.path.append(tests)
-from support.commands import in_process
-from oblivionis.cli import main
-from oblivionis.server import simulation
-simulation.simulate = in_process
-for command in commands:
-    print("$", *command, flush=True)
-    sys.argv = ["oblivionis", *command]
-    try:
-        main.main()
-    except SystemExit as stop:
-        if stop.code:
-            raise
-"""
-
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory):
@@ -155,7 +136,7 @@ def used(tmp_path_factory):
     chosen = ["unlearning=praise", "strategy=standstill", "strategy.params.pace=0", "evaluation.letters.letter=a"]
     simulate = ["simulate", "smoke", *chosen, "unlearning.params.weight=1.5", f"output={tree.path}/runs", "name=all"]
     attack = ["attack", f"{tree.path}/runs/all", "--only", "shout", "attack.shout.marks=3"]
-    done = tree.run("-c", PROGRAM, json.dumps([simulate, attack]), str(ROOT / "tests"), COLUMNS="200")
+    done = tree.oblivionis(simulate, attack)
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(tree.path / "runs" / "all")
     results = json.loads((run.path / "attacks" / "unlearn-0002" / "results.json").read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import venv
 
 import pytest
 from support.processes import environment, until
@@ -91,3 +92,12 @@ def test_who_is_forked_may_be_killed_itself(program, tmp_path):
     process, pid = started(program(WAIT), tmp_path)
     os.kill(pid, signal.SIGKILL)
     assert process.wait(20) == -signal.SIGKILL
+
+
+def test_another_environment_has_its_own_processes(program, tmp_path):
+    """The server has the libraries of the tests' environment, not those of a new one."""
+    venv.create(tmp_path / "env", symlinks=True)
+    python, script = tmp_path / "env" / "bin" / "python", program("import sys; print(sys.prefix)")[1]
+    for interpreter, prefix in ((python, tmp_path / "env"), (sys.executable, sys.prefix)):
+        done = subprocess.run([interpreter, script], env=environment(), capture_output=True, text=True)
+        assert done.stdout.strip() == str(prefix), done.stderr

@@ -19,6 +19,8 @@ from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.errors import RunInterrupted
 from oblivionis.models.assembly import assemble
+from oblivionis.requests.judgement import judge_request
+from oblivionis.requests.judgements import judgement_of, records_of
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.runs.directory import RunDirectory
@@ -218,13 +220,16 @@ def test_every_served_request_is_verified_by_what_the_final_model_answers(finetu
     assessor = Assessor(assembled, corpus, config)
     vector = run.load_checkpoint("unlearn").vector
     forget = sorted(corpus.forget_ids)
-    assert assessor.recalls(vector, forget) == assessor.measure(vector, full=True).forget_rouge()
+    assert assessor.recalls(vector, forget) == assessor.recalls_in(assessor.measure(vector, full=True).log)
     requests = [r for r in Ledger(run.ledger_path) if r.state != "covered"]
     assert any(i not in corpus.forget_ids for r in requests for i in r.record_ids)
     for request in requests:
         alone = [assessor.recalls(vector, [i])[i] for i in request.record_ids]
         assert request.rouge == pytest.approx(np.mean(alone))
-        assert (request.state == "verified") == (request.rouge <= config.unlearning.requests.verify_max_rouge)
+        of = records_of(judgement_of(run, request.id))
+        assert {i: e.final for i, e in of.items()} == pytest.approx(dict(zip(request.record_ids, alone, strict=True)))
+        limit, ruined = config.unlearning.requests.verify_max_rouge, judgement_of(run, request.id)["doubt"]
+        assert request.outcome == judge_request(of, limit=limit, doubt=ruined).outcome
 
 
 def test_a_method_that_needs_retain_records_leaves_the_request_pending(finetuned, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.errors import RunInterrupted
 from oblivionis.requests.from_nodes import answer_query
+from oblivionis.requests.judgement import OUTCOMES
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.requests.verify import check_ledgers
@@ -146,7 +147,7 @@ def test_the_nodes_know_what_became_of_their_requests(served):
     for client, request in enumerate(Ledger(run.ledger_path)):
         (known,) = NodeLedger(folders[client]).requests()
         assert (known.id, known.run, known.served_round) == ("art17", "run", request.served_round)
-        assert known.state == {"verified": "verified", "served": "not verified"}[request.state]
+        assert known.state == request.outcome in OUTCOMES and known.note == ("" if known.settled else request.why)
         assert known.rouge == request.rouge and known.reason == SECRET
         assert Ledger(run.ledger_path).unacknowledged(client) == []
 
@@ -208,7 +209,7 @@ def cut(folder, keep):
 def test_a_tail_cut_off_on_either_side_is_found_by_the_other(served, tmp_path):
     ours, theirs = copies(served, tmp_path)
     whole = len((ours / "requests.jsonl").read_text().splitlines())
-    cut(ours, whole - 4)
+    cut(ours, whole - 5)  # after what the nodes know of come the names of the run's files
     (_, wrong), (_, fine) = check_ledgers([ours], [theirs])
     assert "lines are gone" in wrong[0] and not fine
     assert call("request", "verify", ours).code == 0, "by itself it looks whole"
@@ -297,7 +298,7 @@ def test_a_resumed_run_serves_what_it_had_served_beyond_its_checkpoint_again(tra
     (request,) = Ledger(run.ledger_path)
     assert request.served_round == 1 and request.state in ("served", "verified")
     (known,) = NodeLedger(folders[1]).requests()
-    assert known.served_round == 1 and known.state in ("verified", "not verified")
+    assert known.served_round == 1 and known.state == request.outcome in OUTCOMES
     assert all(not faults for _, faults in check_ledgers([run.path], folders))
 
 

@@ -1,5 +1,6 @@
 """Whole runs in which the clients keep their records: what the server learns, what it measures, what never leaves."""
 
+import hashlib
 import io
 import json
 import logging
@@ -17,6 +18,7 @@ from support.stages import Recorded
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.audit_numbers import NAMES, audit_path, read_audit
+from oblivionis.assessment.verification import doubt
 from oblivionis.client.app import _answer, app
 from oblivionis.config import compose as configuration
 from oblivionis.data.jsonl import load
@@ -25,8 +27,10 @@ from oblivionis.models.assembly import assemble
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.reports.nodes import audit_table, print_nodes
 from oblivionis.reports.summary import print_summary
+from oblivionis.requests.judgement import judge_counts
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.requests.node_key import audit_bytes, audit_key
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
@@ -58,7 +62,7 @@ class Noted(Recorded):
         self.notes.append(text)
 
 
-def start(folder, name, *overrides, tamper=None, own_folders=True, demands=DEMANDS):
+def start(folder, name, *overrides, tamper=None, own_folders=True, demands=DEMANDS, consent=True):
     """Run it; the clients name their folders themselves, unless the configuration does."""
     schedule = folder / f"{name}.jsonl"
     write_lines(schedule, demands)
@@ -69,7 +73,10 @@ def start(folder, name, *overrides, tamper=None, own_folders=True, demands=DEMAN
     grid = InProcessGrid(app, config.federation.clients, tamper)
     if own_folders:
         for context in grid.contexts.values():
-            context.node_config["node-dir"] = str(folder / "nodes" / f"node{context.node_config['partition-id']}")
+            own = folder / "nodes" / f"node{context.node_config['partition-id']}"
+            if consent:
+                (own / "node.toml").write_text("[requests]\nfrom_server = true\n")  # the server has the schedule
+            context.node_config["node-dir"] = str(own)
     events = Noted()
     serve(config, grid, run, events, threading.Event())
     html_report.write_html(run, config)
@@ -99,9 +106,21 @@ def load_all():
     return [to_record(Row("", row), []) for client in range(CLIENTS) for row in records(client)]
 
 
+def outcome(run, request):
+    """What follows from the numbers that the client told before the exchange and at the end."""
+    audit = read_audit(run.path, request)
+    before, final = audit["before"], audit["final"]
+    short, recited = final["request_short"], final["request_recited"]
+    ruined = doubt({}, final, before, 0.5)
+    found = judge_counts(
+        int(final["forget_records"]), before["request_recited"], recited, untestable=short, doubt=ruined
+    )
+    return found[0]
+
+
 def test_requests_are_served_and_verified_by_the_clients_numbers(finished):
     _, run, events, grid, _ = finished
-    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {d["id"]: "verified" for d in DEMANDS}
+    assert {r.id: r.outcome for r in Ledger(run.ledger_path)} == {d["id"]: outcome(run, d["id"]) for d in DEMANDS}
     for demand in DEMANDS:
         audit = read_audit(run.path, demand["id"])
         assert audit["request"] == demand["id"] and audit["client"] == demand["client"]
@@ -144,7 +163,11 @@ def test_a_clients_numbers_are_those_that_a_server_with_its_records_would_find(f
         vector = run.load_checkpoint(stage).vector
         expected = assessor.measure(vector, full=True).metrics
         ids = ["p0-home", "p0-job"]
-        expected["request_rouge"] = float(np.mean(list(assessor.recalls(vector, ids).values())))
+        recalls = assessor.recalls(vector, ids)
+        expected["request_rouge"] = float(np.mean(list(recalls.values())))
+        long = [r["id"] for r in records(0) if r["id"] in ids and len(r["answer"].split()) >= 3]
+        expected["request_recited"] = sum(recalls[i] > 0.5 for i in long)
+        expected["request_short"] = len(ids) - len(long)
         expected["request_prob"] = float(np.mean(list(assessor.knowledge(vector, ids, rouge=False)["prob"].values())))
         told = read_audit(run.path, "of-client-0")[moment]
         shared = {n: v for n, v in told.items() if n not in ("forget_records", "retain_records", "failed_evaluators")}
@@ -161,6 +184,10 @@ def test_nothing_that_a_client_sends_says_what_its_records_say(finished, sequenc
     for client, kind, reply in wire.replies:
         assert leaks(reply, texts, sequences) == [], (client, kind)
         content = reply.content
+        signature = content.config_records.pop("signature") if kind == protocol.AUDIT else {}
+        assert {name: len(bytes.fromhex(value)) for name, value in signature.items()} == (
+            {"signature": 64, "public-key": 32} if kind == protocol.AUDIT else {}
+        )
         assert not content.config_records
         (metrics,) = content.metric_records.values()
         assert all(isinstance(v, int | float) for v in metrics.values()), "no list"
@@ -197,7 +224,8 @@ def test_nor_does_what_travels_with_requests_of_the_nodes(tmp_path, sequences):
     _, run, _, _ = start(
         tmp_path, "asked", "stages=[finetune, unlearn]", "unlearning.requests.policy=nodes", tamper=wire
     )
-    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {"gone": "verified", "bye": "verified"}
+    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {"gone": "served", "bye": "served"}
+    assert {r.id: r.outcome for r in Ledger(run.ledger_path)} == {i: outcome(run, i) for i in ("gone", "bye")}
     held = {"gone": (2.0, 4.0), "bye": (6.0, 0.0)}
     for request, counts in held.items():
         audit = read_audit(run.path, request)
@@ -253,6 +281,37 @@ def test_a_later_run_trains_without_what_was_buried(finished):
     assert trained == {0: 4, 1: 5, 2: 3}
 
 
+def test_a_server_asks_in_vain_for_what_nobody_asked_for_on_the_nodes(tmp_path):
+    """By its own schedule it would audit and bury; the clients refuse, and the run says who and why."""
+    write_nodes(tmp_path / "nodes")
+    quick = ("stages=[finetune, unlearn]", "federation.rounds.unlearn=2", "unlearning.requests.extra_rounds=0")
+    _, run, events, _ = start(tmp_path, "vain", *quick, consent=False)
+    assert {r.id: r.state for r in Ledger(run.ledger_path)} == {d["id"]: "pending" for d in DEMANDS}
+    for demand in DEMANDS:
+        client, said = demand["client"], f"request {demand['id']!r} was not made on this node (requests.from_server)"
+        assert ("unlearn", client, f"error 1001: client {client} refuses: {said}") in events.left_out
+        assert any(w.startswith(f"client {client} did not audit") and said in w for w in events.warnings)
+        node = NodeFolder(tmp_path / "nodes" / f"node{client}")
+        assert not node.tombstones() and node.left_by() is None
+        kinds = {(e["kind"], e["round"]) for e in NodeLedger(node.path).lines("refused")}
+        first = demand["round"]
+        assert {("train.unlearn", first), ("evaluate.audit", first)} <= kinds
+    assert read_audit(run.path, "of-client-0")["failed"]["before"].endswith("(requests.from_server)")
+
+
+def claim(message, reply, folder, **numbers):
+    """What a client does that signs other numbers than it measured."""
+    metrics, config = reply.content["metrics"], message.content["config"]
+    metrics.update(numbers)
+    told = {k: v for k, v in metrics.items() if k not in (protocol.NUM_EXAMPLES, protocol.PARTITION_ID)}
+    vector = message.content["arrays"][protocol.ADAPTER].numpy()
+    facts = {"run": config["run"], "stage": config["stage"], "round": config["server-round"]}
+    facts["model"] = hashlib.sha256(vector.tobytes()).hexdigest()
+    (request,) = config[protocol.REQUEST_IDS]
+    body = audit_bytes(request, metrics[protocol.PARTITION_ID], config["moment"], told, facts)
+    reply.content["signature"]["signature"] = audit_key(folder).sign(body).hex()
+
+
 def test_answers_that_are_not_entirely_well_are_set_aside(tmp_path):
     """Client 0 claims to recite, client 1 sends a number that nobody knows, a message to client 2 is lost."""
     write_nodes(tmp_path / "nodes")
@@ -263,14 +322,16 @@ def test_answers_that_are_not_entirely_well_are_set_aside(tmp_path):
             return reply
         seen.append(client)
         if client == 0:
-            reply.content["metrics"]["request_rouge"] = 0.9
+            recites = {"request_rouge": 0.9, "request_recited": 2.0, "request_short": 0.0}
+            claim(message, reply, tmp_path / "nodes" / "node0", **recites)
         if client == 1:
             reply.content["metrics"]["Mara Voss"] = 1.0
         return None if client == 2 and seen.count(2) == 1 else reply
 
     _, run, events, _ = start(tmp_path, "odd", "stages=[finetune, unlearn]", "federation.timeout=1", tamper=change)
-    states = {r.client: (r.state, r.rouge) for r in Ledger(run.ledger_path)}
-    assert states[0] == ("served", 0.9) and states[1] == ("served", None) and states[2][0] == "verified"
+    states = {r.client: (r.outcome, r.rouge) for r in Ledger(run.ledger_path)}
+    assert states[0] == ("not verified", 0.9) and states[1] == ("served", None)
+    assert states[2][0] == outcome(run, "of-client-2")
     assert seen.count(2) == 4, "asked again for the lost answer"
     audit = read_audit(run.path, "of/client 1")
     assert set(audit) == {"request", "client", "round", "failed"}

@@ -17,8 +17,8 @@ def command(tmp_path):
     """Starts commands and ends what is left of them after the test."""
     started = []
 
-    def start(*arguments):
-        started.append(Command(tmp_path, *arguments))
+    def start(*arguments, **variables):
+        started.append(Command(tmp_path, *arguments, **variables))
         return started[-1]
 
     yield start
@@ -26,8 +26,11 @@ def command(tmp_path):
         one.end()
 
 
-def simulation(command, tmp_path, name, *more):
-    running = command("simulate", *RUN, f"output={tmp_path}", f"name={name}", *more)
+HERE = {"OBLIVIONIS_TEST_PATCH": WITHOUT_RAY}
+
+
+def simulation(command, tmp_path, name, *more, **variables):
+    running = command("simulate", *RUN, f"output={tmp_path}", f"name={name}", *more, **variables)
     return running, tmp_path / name
 
 
@@ -35,7 +38,7 @@ def simulation(command, tmp_path, name, *more):
 def reference(tmp_path_factory):
     """What an uninterrupted run computes: those of `test_whole_run` say that Ray computes the same."""
     folder = tmp_path_factory.mktemp("reference")
-    running = Command(folder, "simulate", *RUN, f"output={folder}", "name=whole", OBLIVIONIS_TEST_PATCH=WITHOUT_RAY)
+    running = Command(folder, "simulate", *RUN, f"output={folder}", "name=whole", **HERE)
     assert running.finish() == 0, running.output
     return numbers(folder / "whole")
 
@@ -64,16 +67,17 @@ def the_server_is_killed(running, run):
 
 
 def test_a_run_that_breaks_off_thrice_ends_with_the_same_numbers(command, tmp_path, reference):
+    """The first two under Ray, the others on the in-process grid: `test_whole_run` has a whole run under Ray."""
     running, run = simulation(command, tmp_path, "broken")
     before = ""
-    for happens in (a_client_dies, ctrl_c, the_server_is_killed):
+    for happens, grid in ((a_client_dies, {}), (ctrl_c, HERE), (the_server_is_killed, HERE)):
         happens(running, run)
         assert "Traceback" not in running.output
         assert running.leaves_nothing(), running.descendants()
         found = (run / "metrics.jsonl").read_text()
         assert found.startswith(before), "finished rounds were repeated"
         before = found
-        running = command("simulate", "--resume", run)
+        running = command("simulate", "--resume", run, **grid)
     assert running.finish() == 0, running.output
     assert (run / "metrics.jsonl").read_text().startswith(before), "finished rounds were repeated"
     assert numbers(run) == reference
@@ -90,7 +94,7 @@ def test_ctrl_c_while_ray_starts(command, tmp_path):
 
 
 def test_a_failing_client_fails_a_strict_run(command, tmp_path):
-    running, run = simulation(command, tmp_path, "failing", "strict=true", "training.learning_rate=1e30")
+    running, run = simulation(command, tmp_path, "failing", "strict=true", "training.learning_rate=1e30", **HERE)
     assert running.finish() not in (0, None)
     assert "strict: client" in running.output
     assert f"oblivionis simulate --resume {run}" in running.output

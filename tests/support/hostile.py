@@ -15,6 +15,7 @@ from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.audits.people_outcomes import Person, PersonFact, Phrasing, person_slug
 from oblivionis.files import write_json
 from oblivionis.reports.table import Marked, Table
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
@@ -117,7 +118,7 @@ def _ask(run):
     ledger.failed(text("request"), 1, text("failure"))
     ledger.served(text("request"), 1, **{"forget-nll-before": 0.25, "forget-nll-after": 3.5, "unlearn-steps": 4})
     ledger.applied(text("request"), 1, text("hash before"), text("hash after"))
-    ledger.verified(text("request"), 2, True, rouge=0.1, limit=0.5)
+    ledger.verified(text("request"), 2, Judgement("verified", text("why"), 0.1), 0.5)
     ledger.failed("waits", 1, text("latest failure"))
     ledger.rejected("refused", 2, text("rejection"))
 
@@ -208,22 +209,78 @@ def hostile_certificate():
     return {
         "result": "FAIL",
         "issued": text("issued"),
-        "checks": [
-            {"name": text(f"check {i}"), "result": result, "required": not i, "figure": figure, "why": text("why")}
-            for i, (result, figure) in enumerate(
-                [("FAIL", {text("figure"): text("of")}), ("PASS", {"at most": 0.5}), ("INCONCLUSIVE", {})]
-            )
+        "demand": {"id": text("demand"), "clients": [3], "records": 2},
+        "requests": [
+            {
+                "result": "FAIL",
+                "checks": [
+                    {
+                        "name": text(f"check {i}"),
+                        "result": result,
+                        "required": not i,
+                        "figure": figure,
+                        "why": text("why"),
+                    }
+                    for i, (result, figure) in enumerate(
+                        [("FAIL", {text("figure"): text("of")}), ("PASS", {"at most": 0.5}), ("INCONCLUSIVE", {})]
+                    )
+                ],
+                "request": {
+                    "id": text("request"),
+                    "client": 3,
+                    "scope": "records",
+                    "records": 2,
+                    "record_ids": [text("record 0"), text("record 1")],
+                    "round": 1,
+                    "served_round": 2,
+                    "state": text("state"),
+                },
+                "evidence": {
+                    "source": text("source"),
+                    "signed_by": [text("signer")],
+                    "judgement": {
+                        "records": {
+                            text("judged record"): {
+                                "outcome": text("outcome"),
+                                "units": 9,
+                                "before": 1.0,
+                                "final": 0.5,
+                                "oracle": None,
+                            }
+                        }
+                    },
+                    "events": [
+                        {"event": text("event"), "round": 1, "time": 1.5, "hash": text("hash")},
+                        {"event": "served"},
+                    ],
+                    "rounds": [
+                        {"round": 2, "clients": {"unlearn": [3], "train": [text("client")]}},
+                        {"round": 3, "clients": {}},
+                    ],
+                    "models": {
+                        "base": {"source": text("base"), "fingerprint": text("fingerprint")},
+                        **hashes,
+                        "final": {"round": 4, "sha256": text("hash of the final model")},
+                    },
+                    "before": measured,
+                    "after": {},
+                    "final": measured,
+                    "leakage": {text("bound"): text("of the bound"), "upper": 0.25},
+                    "rank": {"of": text("of the rank"), "mean rank": 0.5},
+                    "oracle": {"verdict": text("verdict"), "value": 0.125},
+                    "attacks": [
+                        {
+                            "attack": text("attack"),
+                            "questions": 4,
+                            "before": 0.5,
+                            "rouge": None,
+                            "verdict": text("judged"),
+                        },
+                        {"attack": "prefix", "questions": 4, "before": 0.5, "rouge": 0.25, "verdict": None},
+                    ],
+                },
+            }
         ],
-        "request": {
-            "id": text("request"),
-            "client": 3,
-            "scope": "records",
-            "records": 2,
-            "record_ids": [text("record 0"), text("record 1")],
-            "round": 1,
-            "served_round": 2,
-            "state": text("state"),
-        },
         "run": {
             "name": text("run"),
             "seed": 0,
@@ -234,30 +291,7 @@ def hostile_certificate():
             "oblivionis": text("version"),
             "packages": {text("package"): text("its version")},
         },
-        "evidence": {
-            "source": text("source"),
-            "events": [{"event": text("event"), "round": 1, "time": 1.5, "hash": text("hash")}, {"event": "served"}],
-            "rounds": [
-                {"round": 2, "clients": {"unlearn": [3], "train": [text("client")]}},
-                {"round": 3, "clients": {}},
-            ],
-            "models": {
-                "base": {"source": text("base"), "fingerprint": text("fingerprint")},
-                **hashes,
-                "final": {"round": 4, "sha256": text("hash of the final model")},
-            },
-            "before": measured,
-            "after": {},
-            "final": measured,
-            "leakage": {text("bound"): text("of the bound"), "upper": 0.25},
-            "rank": {"of": text("of the rank"), "mean rank": 0.5},
-            "oracle": {"verdict": text("verdict"), "value": 0.125},
-            "attacks": [
-                {"attack": text("attack"), "questions": 4, "before": 0.5, "rouge": None, "verdict": text("judged")},
-                {"attack": "prefix", "questions": 4, "before": 0.5, "rouge": 0.25, "verdict": None},
-            ],
-        },
-        "replay": {"command": text("command"), "needs": text("needs")},
+        "replay": {"command": text("command"), "where": text("where"), "needs": text("needs")},
         "public_key": text("key"),
         "signature": text("signature"),
     }

@@ -10,6 +10,7 @@ from evaluation.metrics.tofu import SECTIONS
 from oblivionis.config import compose as configuration
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
@@ -69,7 +70,7 @@ def ask(run, *, serve=True, reason="its share"):
         ledger.submit(Request(f"r{i}", i, ids, i + 1, reason))
     if serve:
         ledger.served("r0", 1)
-        ledger.verified("r0", 2, True, rouge=0.1)
+        ledger.verified("r0", 2, Judgement("verified", "", 0.1), 0.5)
 
 
 def summary(run, config, width=120):

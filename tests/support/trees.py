@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "tests" / "support"
 PARTS = ("oblivionis", "strategies", "clients", "evaluation", "benchmarks", "conf")
 
 
@@ -28,11 +30,16 @@ class Tree:
 
     def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Python with these arguments, in the tree; its output as text."""
+        path = os.pathsep.join([str(self.path), str(SUPPORT / "site")])
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.path,
-            env={**os.environ, "PYTHONPATH": str(self.path), **environment},
+            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200", **environment},
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def oblivionis(self, *commands: list[str]) -> subprocess.CompletedProcess[str]:
+        """These commands one after another, as `several.py` runs them."""
+        return self.run(str(SUPPORT / "several.py"), json.dumps([[str(word) for word in each] for each in commands]))

@@ -18,6 +18,7 @@ from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.request_figures import request_figures
 from oblivionis.requests.judgements import MOMENTS, exchanges, judgement_of
 from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.requests.node_key import signers
 from oblivionis.requests.seal import MEASURED
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
@@ -46,7 +47,7 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
     final |= {"rouge": _of(measured, "rouge", request.rouge), "prob": _of(measured, "prob", None)}
     return {
         "source": CLIENT if audit else RUN,
-        "signed_by": _signers(audit),
+        "signed_by": _signers(run, request.id) if audit else [],
         "before": dict(measured.get("before", {})),
         "after": dict(measured.get("after", {})),
         "final": {k: v for k, v in final.items() if v is not None},
@@ -62,10 +63,9 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
     }
 
 
-def _signers(audit: Mapping[str, Any] | None) -> list[str]:
-    """The public keys that signed a client's audit, in hexadecimal digits."""
-    found = (audit or {}).get("signed", {})
-    return sorted({str(of["public-key"]) for of in found.values() if isinstance(of, dict) and "public-key" in of})
+def _signers(run: RunDirectory, request_id: str) -> list[str]:
+    """The public keys, in hexadecimal digits, whose signatures fit what the client told of the request."""
+    return sorted(set(signers(read_audit(run.path, request_id) or {}).values()))
 
 
 def client_audit(run: Path, request_id: str) -> dict[str, Any] | None:

@@ -114,6 +114,7 @@ def _asked(request: Mapping[str, Any]) -> h.Element:
     count = f"{request['records']} record{'s' * (request['records'] != 1)}"
     return facts_list(
         [
+            ("Request", f"{request['id']} of client {request['client']}"),
             ("What", SCOPES.get(request["scope"], "the named records")),
             ("Records", f"{count}: {', '.join(request['record_ids'])}"),
             ("Asked in round", str(request["round"])),

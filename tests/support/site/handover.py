@@ -1,14 +1,15 @@
 """Hands a command line over to the server of warm processes (`support/forks.py`), and stands for what that forks.
 
-The first that comes starts the server. Where it cannot be had, and where OBLIVIONIS_TEST_FORKS is not set, a process
-goes on by itself.
+The first that comes starts the server. Where it cannot be had, where OBLIVIONIS_TEST_FORKS is not set, and in another
+environment than that of the tests (OBLIVIONIS_TEST_PREFIX), whose libraries the server has, a process goes on by
+itself.
 """
 
 import os
 import sys
 
 MODULES = ("oblivionis.cli.main",)
-SCRIPTS = ("flwr", "flwr-serverapp", "flwr-simulation", "oblivionis")
+SCRIPTS = ("flwr", "flwr-serverapp", "flwr-simulation", "oblivionis", "several.py")
 CODE = "from multiprocessing.forkserver import main"
 START_S = 120
 
@@ -17,6 +18,8 @@ def try_at(address):
     """End as the process that was forked for this command line; return if there is none."""
     arguments = _wanted(sys.orig_argv[1:])
     if not arguments or sys.platform != "linux" or not os.path.isdir(os.path.dirname(address)):
+        return
+    if sys.prefix != os.environ["OBLIVIONIS_TEST_PREFIX"]:
         return
     connection = _connect(address)
     if connection is not None:

@@ -7,6 +7,7 @@ import pytest
 
 from oblivionis.chain import GENESIS, check_chain
 from oblivionis.errors import RunError
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.verify import check_ledgers
 
@@ -17,7 +18,7 @@ def path(tmp_path):
     for name in ("a", "b", "c"):
         ledger.submit(Request(name, 3, ("x", "ü\u2028"), 1, "Art. 17 – ‘yes’"))
     ledger.served("a", 1, count=2, rouge=0.1 + 0.2)
-    ledger.verified("a", 1, True, rouge=1e-17)
+    ledger.verified("a", 1, Judgement("verified", "", 1e-17), 0.5)
     return ledger.path
 
 

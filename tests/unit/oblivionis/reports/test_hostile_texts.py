@@ -68,9 +68,10 @@ SHOWN = {
     "leaves": "record#3 issued",
     "waits": "unknown#record latest#failure",
     "person": "person cohort in#the#data fact true#value phrasing ranked#first request reason",
-    "certificate": "issued check#0 check#2 figure of why request record#0 record#1 state run aggregator method config "
+    "certificate": "demand judged#record outcome issued check#0 check#2 figure of why request record#0 record#1 "
+    "state run aggregator method config "
     "version package its#version source event hash client base fingerprint hash#before hash#after measure bound "
-    "of#the#bound of#the#rank verdict attack judged command needs key signature hash#of#the#final#model",
+    "of#the#bound of#the#rank verdict attack judged where command needs key signature hash#of#the#final#model",
     "suite": "title description code cell axis aggregator method metric cell's#error table head text other "
     "marked#cell note label fact warning",
     "table": "table head text other marked#cell note",

@@ -10,6 +10,7 @@ from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
 from evaluation.leakage import bounds
 from oblivionis.reports import warnings as run_warnings
 from oblivionis.reports.warnings import find_warnings, ks_p_value
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 
 
@@ -69,7 +70,7 @@ def test_requests_that_wait_or_fail(tmp_path):
         ledger.submit(Request(f"r{i}", i, (f"eval_log_forget-{i}",), 1))
     ledger.failed("r0", 1, "needs retain records")
     ledger.served("r1", 1)
-    ledger.verified("r1", 2, False, rouge=0.9)
+    ledger.verified("r1", 2, Judgement("not verified", "", 0.9), 0.5)
     ledger.rejected("r2", 1, "unknown")
     found = kinds(run, config)
     assert {"pending requests", "failed verification", "rejected requests", "records not deleted"} <= set(found)

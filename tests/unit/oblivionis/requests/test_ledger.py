@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import (
     AllAtRound,
     Ledger,
@@ -40,7 +41,7 @@ def test_states_survive_reopening(tmp_path):
     ledger.failed("r1", 2, "no answer")
     ledger.served("r2", 2, num_examples=2)
     ledger.served("r3", 2)
-    ledger.verified("r3", 2, True, rouge=0.1)
+    ledger.verified("r3", 2, Judgement("verified", "", 0.1), 0.5)
     ledger.rejected("r4", 1, "unknown record")
     again = Ledger(path)
     assert {r.id: r.state for r in again} == {"r1": "pending", "r2": "served", "r3": "verified", "r4": "rejected"}
@@ -62,8 +63,20 @@ def test_a_check_that_fails_leaves_the_request_served(tmp_path):
     ledger = Ledger(tmp_path / "r.jsonl")
     ledger.submit(request())
     ledger.served("r1", 1)
-    ledger.verified("r1", 1, False, rouge=0.9)
-    assert Ledger(tmp_path / "r.jsonl").get("r1").state == "served"
+    ledger.verified("r1", 1, Judgement("not testable", "too short", 0.9, {"x": "not testable"}), 0.5)
+    found = Ledger(tmp_path / "r.jsonl").get("r1")
+    assert (found.state, found.outcome, found.why, found.rouge) == ("served", "not testable", "too short", 0.9)
+    line = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
+    assert (line["event"], line["limit"], line["records"]) == ("verification_failed", 0.5, {"not testable": 1})
+
+
+def test_a_ledger_of_an_earlier_version_says_not_verified(tmp_path):
+    ledger = Ledger(tmp_path / "r.jsonl")
+    ledger.submit(request())
+    ledger.served("r1", 1)
+    known = {"id": "r1", "client": 3, "scope": "records", "time": 0.0, "round": 1}
+    ledger.note("verification_failed", **known, rouge=0.9, limit=0.5)
+    assert Ledger(tmp_path / "r.jsonl").get("r1").outcome == "not verified"
 
 
 def test_roll_back_returns_only_what_was_served_later(tmp_path):
@@ -136,9 +149,11 @@ def test_scope_subject_and_counts_survive_reopening(tmp_path):
         assert ledger.submit(one)
     ledger.failed("l-0", 1, "no retain records")
     ledger.served("s-2", 1)
-    ledger.verified("s-2", 1, False, rouge=0.75)
+    ledger.verified("s-2", 1, Judgement("not verified", "", 0.75), 0.5)
     again = Ledger(path)
-    assert again.get("s-2") == dataclasses.replace(about, state="served", served_round=1, rouge=0.75)
+    assert again.get("s-2") == dataclasses.replace(
+        about, state="served", served_round=1, rouge=0.75, judged="not verified"
+    )
     assert again.get("l-0") == dataclasses.replace(leave, attempts=1, failure="no retain records")
     assert again.get("s-5") == dataclasses.replace(covered, state="covered")
     assert [r.id for r in again.pending(9)] == ["l-0"], "what is covered is never served"

@@ -8,6 +8,7 @@ from support.reports import HOSTILE, Page, log_of, make_run
 
 from oblivionis.reports.html import request_pages
 from oblivionis.reports.html import run_page as html_report
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 
 OWN, OTHER = "eval_log_forget-1", "eval_log_forget-2"
@@ -29,7 +30,7 @@ def run(tmp_path):
     ledger.submit(Request("other", 3, (OTHER,), 2))
     ledger.failed("mine", 1, "the client was away")
     ledger.served("mine", 2, **{"forget-nll-before": 0.25, "forget-nll-after": 3.5})
-    ledger.verified("mine", 2, True, rouge=0.12, limit=0.5)
+    ledger.verified("mine", 2, Judgement("verified", "", 0.12), 0.5)
     html_report.write_html(run, config)
     return run
 
@@ -50,7 +51,7 @@ def test_who_when_how_often_and_with_what_outcome(run):
     words = " ".join(page(run).text.split())
     for part in ("client 7", "asked by letter", "the client was away", "UTC", "0.250 → 3.500", "Failed attempts 1"):
         assert part in words, part
-    assert "passed: ROUGE-L recall 0.120, at most 0.5" in words
+    assert "verified: mean ROUGE-L recall 0.120; a record above 0.5 is recited" in words
     assert "Served in round 2" in words and "Asked in round 1" in words
     assert "not served yet" in page(run, "other").text and "No audit" in page(run, "other").text
 

@@ -1,0 +1,347 @@
+"""The spot check: an exchange is computed again from the stored model and a client's folder, and hashes are compared.
+
+Everything is seeded, so that the same work gives the same bits. What must be at hand: the checkpoint before the
+exchange, the folder (or a copy) of each client that was served in it, and the same program on hardware that computes
+alike. What a client says of itself decides nothing: which records it had to withhold the run's ledger says, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from oblivionis import seeds
+from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
+from oblivionis.audits.target import AuditError
+from oblivionis.chain import check_chain
+from oblivionis.client.audit import audit
+from oblivionis.client.worker import Worker
+from oblivionis.config import compose as configuration
+from oblivionis.config.schema import Config
+from oblivionis.errors import RunError
+from oblivionis.models.assembly import averaging
+from oblivionis.naming import simulated_folder
+from oblivionis.requests.demands import Demand, forget_set
+from oblivionis.requests.judgement import NOT_TESTABLE
+from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.requests.node_ledger import EXCHANGED, RUN_LEARNED, NodeLedger
+from oblivionis.requests.node_records import read_node, records_hash
+from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
+from oblivionis.runs.updates import open_updates
+from strategies import protocol
+from strategies.serving import Answer, ByUnlearning
+
+EQUAL, DIFFERS = "equal", "differs"
+STAGE = "unlearn"
+LABELS = {"finetune": "train", "unlearn": "unlearn"}
+"""Of the stages whose training can be replayed, the label of their seeds and messages."""
+TOLERANCE = 1e-6
+"""Largest difference of a number of an audit that is the same: decimal text and back."""
+
+Outcome = Literal["equal", "differs", "not testable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One comparison: what was compared, its outcome, and why."""
+
+    what: str
+    outcome: Outcome
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a client withheld when it sent something: its tombstones then, and what requests named there by then."""
+
+    buried: Mapping[str, str]
+    withheld: frozenset[str]
+    line: Mapping[str, Any]
+
+    @classmethod
+    def at(cls, folder: Path, line: Mapping[str, Any], served: Collection[str] = ()) -> _State:
+        """As the line of the client's ledger says; `served`: what it had to withhold by the run's ledger."""
+        buried = dict(NodeFolder(folder).tombstone_lines()[: int(line["tombstones"])])
+        return cls(buried, frozenset({*line["asked"], *buried, *served}), line)
+
+
+def replay_exchange(
+    path: Path, request_id: str, node_dirs: Sequence[Path] = (), overrides: Sequence[str] = ()
+) -> list[Finding]:
+    """Serve a request again, and measure again what its client told of it; what came out equal and what did not.
+
+    node_dirs: folders (or copies) of the clients that the round of the request served; those of a simulated run are
+    found by themselves. Raises AuditError, saying what is missing, where the exchange cannot be replayed.
+    """
+    run, config = _opened(path, overrides)
+    group, before_hash, after_hash = _applied(run, request_id)
+    served_round = int(group[0].served_round or 0)
+    if before_hash == after_hash:
+        return [Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")]
+    if config.unlearning.method in ("federaser", "pga"):
+        raise AuditError(
+            f"unlearning.method {config.unlearning.method} serves requests from the other clients' updates: one "
+            "exchange cannot be replayed by itself; run the whole configuration again"
+        )
+    before = _model_before(run, config, served_round)
+    if vector_hash(before) != before_hash:
+        return [Finding("model before", DIFFERS, "the stored model is not the one that the ledger names")]
+    worker, findings, answers = Worker(config), list[Finding](), list[Answer]()
+    folders = _folders(run, config, node_dirs, {r.client for r in group})
+    for client in sorted(folders):
+        asked = [r for r in group if r.client == client]
+        served = _served_before(run, client, served_round)
+        vector, more = _served_again(worker, client, folders[client], asked, before, served)
+        findings += more
+        answers.append(Answer(client, _record(vector), sum(len(r.record_ids) for r in asked), {}))
+    serving = ByUnlearning(averaging(config.model, worker.flat.manifest))
+    after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
+    findings.append(_compared("model after the exchange", vector_hash(after), after_hash))
+    (request,) = (r for r in group if r.id == request_id)
+    models = {"before": before, "after": after, "final": _final(run)}
+    findings += _numbers(worker, run, request, folders[request.client], models)
+    return findings
+
+
+def replay_training(
+    path: Path,
+    client: int,
+    server_round: int,
+    node_dir: Path | None = None,
+    stage: str = STAGE,
+    overrides: Sequence[str] = (),
+) -> list[Finding]:
+    """Train a client again as in a round of FedFT, without the records that it must withhold, and compare the models.
+
+    The run must keep the clients' updates of that round (`unlearning.updates.keep`). Raises AuditError otherwise.
+    """
+    run, config = _opened(path, overrides)
+    store = open_updates(config, run.path, stage) if stage in LABELS else None
+    past = [p for p in store.rounds() if (p.stage, p.round) == (stage, server_round)] if store is not None else []
+    if store is None or not past or not past[0].stored:
+        raise AuditError(
+            f"{run.path} holds no clients' updates of round {server_round} of {stage}; a run keeps those of the newest "
+            "N rounds with unlearning.updates.keep=N"
+        )
+    updates = store.read(past[0])
+    told = next((u for u in updates.clients if u.partition == client), None)
+    if told is None:
+        raise AuditError(f"client {client} did not train in round {server_round} of {stage}")
+    folder = _folders(run, config, [node_dir] if node_dir else [], {client})[client]
+    sent = _vector(updates.sent)
+    lines = _lines(folder, protocol.TRAIN, server_round, vector_hash(sent))
+    served = _served_before(run, client, server_round + 1) if stage == STAGE else frozenset()
+    state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
+    worker = Worker(config)
+    findings = _held(worker, client, folder, state)
+    vector, _ = worker.finetune(
+        client,
+        sent,
+        excluded=state.withheld,
+        epochs=config.federation.local_epochs,
+        proximal_mu=float(config.strategy.params.get(protocol.PROXIMAL_MU.replace("-", "_"), 0.0)),
+        seed=seeds.derive(config.seed, LABELS[stage], client, server_round),
+    )
+    theirs = _vector(told.arrays)
+    found = _compared(f"client {client}'s model of round {server_round}", vector_hash(vector), vector_hash(theirs))
+    if found.outcome == DIFFERS:
+        far = float(np.linalg.norm(vector - theirs)) / max(float(np.linalg.norm(theirs - sent)), 1e-30)
+        found = Finding(found.what, DIFFERS, f"{found.why}; apart by {far:.2g} of the update's length")
+    return [*findings, found]
+
+
+def machine_remarks(path: Path) -> list[str]:
+    """Why equal work may differ in the last bits here: other versions, or another platform, than the run's."""
+    told = RunDirectory.open(path).environment()
+    here = package_versions()
+    other = [
+        f"{name} {theirs} there, {here.get(name)} here"
+        for name, theirs in (told.get("packages") or {}).items()
+        if name in ("torch", "transformers", "peft", "numpy") and theirs != here.get(name)
+    ]
+    return other
+
+
+def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]:
+    run = RunDirectory.open(path)
+    if overrides:
+        return run, configuration.compose(run.path / "config.yaml", list(overrides))
+    return run, configuration.from_yaml(run.read_config())
+
+
+def _applied(run: RunDirectory, request_id: str) -> tuple[list[Request], str, str]:
+    """The requests that were served with `request_id`, and the model's hashes before and after, by the run's ledger."""
+    if not run.ledger_path.is_file():
+        raise AuditError(f"{run.path} has no ledger of requests")
+    checked = check_chain(run.ledger_path)
+    if checked.faults:
+        raise AuditError(f"{run.ledger_path} was altered ({checked.faults[0]}): there is nothing to compare with")
+    known = {r.id: r for r in Ledger(run.ledger_path)}
+    if request_id not in known:
+        raise AuditError(f"{run.path} knows no request {request_id!r}; it has {', '.join(known) or 'none'}")
+    served_round = known[request_id].served_round
+    lines = [e for e in checked.entries if e.get("event") == "applied" and e.get("id") == request_id]
+    lines = [e for e in lines if e.get("round") == served_round]
+    if served_round is None or not lines:
+        raise AuditError(f"request {request_id!r} was not served, or by a version that kept no hashes of its models")
+    group = [r for r in known.values() if r.served_round == served_round]
+    return group, str(lines[-1]["before"]), str(lines[-1]["after"])
+
+
+def _served_before(run: RunDirectory, client: int, server_round: int) -> frozenset[str]:
+    """Ids of the records of `client` that requests served before `round` named, by the run's ledger."""
+    if not run.ledger_path.is_file():
+        return frozenset()
+    mine = Ledger(run.ledger_path).of_client(client)
+    return frozenset(i for r in mine if (r.served_round or server_round) < server_round for i in r.record_ids)
+
+
+def _model_before(run: RunDirectory, config: Config, served_round: int) -> np.ndarray:
+    """The global model that the exchange of `round` began with. AuditError where its checkpoint is gone."""
+    stage, wanted = ("finetune", None) if served_round == 1 else (STAGE, served_round - 1)
+    kept = run.checkpoint_rounds(stage)
+    if not kept or (wanted is not None and wanted not in kept):
+        can = [str(r + 1) for r in run.checkpoint_rounds(STAGE)]
+        can = ["1", *can] if run.checkpoint_rounds("finetune") else can
+        raise AuditError(
+            f"the model before the exchange of round {served_round} is gone: a run keeps the newest "
+            f"federation.keep_checkpoints={config.federation.keep_checkpoints} of a stage; exchanges of these rounds "
+            f"can be replayed here: {', '.join(can) or 'none'}"
+        )
+    return run.load_checkpoint(stage, wanted).vector
+
+
+def _final(run: RunDirectory) -> np.ndarray | None:
+    try:
+        return run.load_checkpoint(STAGE).vector
+    except RunError:
+        return None
+
+
+def _folders(run: RunDirectory, config: Config, given: Sequence[Path], clients: Collection[int]) -> dict[int, Path]:
+    """The folder of each of `clients`. AuditError where one is missing or says that it is another client's."""
+    found: dict[int, Path] = {}
+    for folder in given:
+        if not folder.is_dir():
+            raise AuditError(f"--node-dir {folder}: no such folder; expected a client's own folder, or a copy")
+        ledger = NodeLedger(folder)
+        lines = (*ledger.lines(RUN_LEARNED), *ledger.lines(EXCHANGED))
+        named = [c for c in clients if any(e.get("client") == c for e in lines)]
+        if len(named) != 1:
+            raise AuditError(f"--node-dir {folder}: its ledger is of none of the clients {sorted(clients)}")
+        found[named[0]] = folder
+    for client in clients:
+        places = [run.nodes_path / str(client)]
+        places += [simulated_folder(config.data.nodes, client)] if config.data.nodes else []
+        if client not in found and (place := next((p for p in places if p.is_dir()), None)) is not None:
+            found[client] = place
+    if missing := sorted(set(clients) - found.keys()):
+        raise AuditError(
+            f"the folders of clients {', '.join(map(str, missing))} are needed: name each, or a copy, with --node-dir "
+            f"(the exchange merged the answers of {len(clients)} clients)"
+        )
+    return found
+
+
+def _lines(folder: Path, kind: str, server_round: int, before: str) -> list[Mapping[str, Any]]:
+    """The lines of a node's ledger that say what it sent in answer to a model with the hash `before`."""
+    found = NodeLedger(folder).exchanges()
+    return [e for e in found if (e.get("kind"), e.get("round"), e.get("before")) == (kind, server_round, before)]
+
+
+def _newest(lines: Sequence[Mapping[str, Any]], client: int, what: str) -> Mapping[str, Any]:
+    if not lines:
+        raise AuditError(
+            f"the ledger of client {client} has no line about {what}: it is of a program that writes none, or the "
+            "client did not do the work"
+        )
+    return lines[-1]
+
+
+def _held(worker: Worker, client: int, folder: Path, state: _State) -> list[Finding]:
+    """Let `worker` hold the client's records, and compare them with those of the exchange."""
+    if worker.config.data.name == "node":
+        worker.hold(client, read_node(folder))
+    here = records_hash(worker.holding(client).identified())
+    what = f"records of client {client}"
+    if here == state.line.get("records"):
+        return [Finding(what, EQUAL)]
+    return [Finding(what, DIFFERS, "the folder's records are not those that the client worked with")]
+
+
+def _served_again(
+    worker: Worker, client: int, folder: Path, asked: Sequence[Request], before: np.ndarray, served: Collection[str]
+) -> tuple[np.ndarray, list[Finding]]:
+    """The model with which a client answers the requests `asked`, and how it compares with what its ledger says."""
+    served_round = int(asked[0].served_round or 0)
+    lines = _lines(folder, protocol.UNLEARN, served_round, vector_hash(before))
+    lines = [e for e in lines if set(e.get("requests", ())) == {r.id for r in asked}]
+    state = _State.at(folder, _newest(lines, client, f"the exchange of round {served_round}"), served)
+    findings = _held(worker, client, folder, state)
+    vector, _ = worker.forget(
+        client,
+        before,
+        record_ids=_forget_ids(worker, client, asked, state),
+        tombstones=state.withheld,
+        proximal_mu=0.0,
+        seed=seeds.derive(worker.config.seed, LABELS[STAGE], client, served_round),
+    )
+    said = str(state.line.get("after"))
+    return vector, [*findings, _compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said)]
+
+
+def _forget_ids(worker: Worker, client: int, asked: Sequence[Request], state: _State) -> set[str]:
+    held = [record.id for record in worker.holding(client).records]
+    return forget_set([Demand(r.id, r.scope, r.record_ids) for r in asked], held, state.buried)
+
+
+def _numbers(
+    worker: Worker, run: RunDirectory, request: Request, folder: Path, models: Mapping[str, np.ndarray | None]
+) -> Iterator[Finding]:
+    """The numbers that the client told of `request`, beside those that its records give."""
+    told = read_audit(run.path, request.id) or {}
+    for moment in MOMENTS:
+        numbers, vector, what = told.get(moment), models[moment], f"numbers of the client's audit, {moment}"
+        if not isinstance(numbers, Mapping):
+            continue
+        model = vector_hash(vector) if vector is not None else ""
+        lines = [e for e in NodeLedger(folder).exchanges() if e.get("kind") == protocol.AUDIT]
+        lines = [e for e in lines if (e.get("moment"), e.get("before")) == (moment, model)]
+        lines = [e for e in lines if e.get("requests") == [request.id]]
+        if vector is None or not lines:
+            yield Finding(what, NOT_TESTABLE, "the model that it measured is not at hand")
+            continue
+        state = _State.at(folder, lines[-1])
+        forget = _forget_ids(worker, request.client, [request], state)
+        here = audit(worker, request.client, vector, forget, state.withheld, folder)
+        wrong = [n for n in sorted({*here, *numbers}) if not _same(here.get(n), numbers.get(n))]
+        shown = ", ".join(f"{n}: told {numbers.get(n)}, found {here.get(n)}" for n in wrong[:3])
+        yield Finding(what, DIFFERS if wrong else EQUAL, f"{len(wrong)} of {len(here)} ({shown})" if wrong else "")
+
+
+def _same(here: float | None, told: object) -> bool:
+    return here is not None and isinstance(told, int | float) and abs(here - told) <= TOLERANCE
+
+
+def _compared(what: str, here: str, told: str) -> Finding:
+    if here == told:
+        return Finding(what, EQUAL, f"{here[:12]}…")
+    return Finding(what, DIFFERS, f"computed here {here[:12]}…, told {told[:12]}…")
+
+
+def _record(vector: np.ndarray) -> ArrayRecord:
+    return ArrayRecord({protocol.ADAPTER: Array(vector)})
+
+
+def _vector(arrays: ArrayRecord) -> np.ndarray:
+    return np.array(arrays[protocol.ADAPTER].numpy(), dtype=np.float32)
+
+
+def _no_training(clients: Sequence[int], arrays: ArrayRecord, settings: Mapping[str, Any]) -> list[Any]:
+    raise AuditError("serving by unlearning trains nobody")

@@ -1,0 +1,68 @@
+"""The commands `audit exchange` and `audit training`: spot checks of what clients sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a copy.")]
+NodeDirs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--node-dir",
+        metavar="DIR",
+        help="Folder of a client that was served then, or a copy; repeatable (default: those of a simulated run).",
+    ),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
+]
+
+
+def audit_exchange(
+    run: Run,
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Id of a served request.")],
+    node_dir: NodeDirs = None,
+    set_: Overrides = None,
+) -> None:
+    """Compute the exchange that served a request again, and compare with the ledgers. Exit code 1 if anything differs.
+
+    The model must come out equal to the last bit, and so must what the client told of its audits.
+    """
+    from oblivionis.audits.exchange import replay_exchange
+
+    _tell(run, replay_exchange(run, request, node_dir or (), set_ or ()))
+
+
+def audit_training(
+    run: Run,
+    client: Annotated[int, typer.Option(min=0, help="Partition id of the client.")],
+    round_: Annotated[int, typer.Option("--round", min=1, help="Round in which it trained.")],
+    stage: Annotated[str, typer.Option(help="finetune or unlearn.")] = "unlearn",
+    node_dir: Annotated[
+        Path | None, typer.Option("--node-dir", metavar="DIR", help="Folder of the client, or a copy.")
+    ] = None,
+    set_: Overrides = None,
+) -> None:
+    """Train a client again as in a round, without what it must withhold, and compare. Exit code 1 if it differs.
+
+    The run must keep the clients' updates of the round: unlearning.updates.keep.
+    """
+    from oblivionis.audits.exchange import replay_training
+
+    _tell(run, replay_training(run, client, round_, node_dir, stage, set_ or ()))
+
+
+def _tell(run: Path, findings: list) -> None:
+    from oblivionis.audits.exchange import DIFFERS, machine_remarks
+
+    differs = any(f.outcome == DIFFERS for f in findings)
+    lines = [f"{f.what}: {f.outcome}{f' ({f.why})' if f.why else ''}" for f in findings]
+    if differs and (remarks := machine_remarks(run)):
+        lines.append(f"this machine may compute other last bits than the run's: {'; '.join(remarks)}")
+    Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    if differs:
+        raise typer.Exit(1)
