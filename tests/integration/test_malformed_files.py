@@ -250,7 +250,11 @@ def kinds(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sound(kinds):
     """What each command says of the sound file; figures.json is there then."""
-    return {name: said(kind) for name, kind in kinds.items()}
+    found = {name: said(kind) for name, kind in kinds.items()}
+    for name, (code, _, err) in found.items():
+        later = "none/of/these" in err or "--only nothing" in err  # what comes once the file is read
+        assert code == 0 or later, (name, err)
+    return found
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -341,9 +345,9 @@ def test_values_of_other_types(name, kinds, sound, replaced):
     whole = [json.loads(line) for line in text.splitlines()] if kind.lines else json.loads(text)
     parts = whole if kind.lines else [whole]
     cases = [
-        (number, case) for number in range(len(parts))[:4] for case in variants(parts[number], CHANGED[name], number)
+        (number, case) for number in range(len(parts))[:2] for case in variants(parts[number], CHANGED[name], number)
     ]
-    for number, (what, value) in cases[: 4 * CHANGED[name]]:
+    for number, (what, value) in cases:
         if UNDEFINED.match(what):
             continue
         changed = [*parts[:number], value, *parts[number + 1 :]]
