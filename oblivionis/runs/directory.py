@@ -255,7 +255,7 @@ class RunDirectory:
 
 
 def check_output(output: Path, name: str | None) -> None:
-    """Raise ConfigError for an `output` in which no run directory (called `name`) can be made. Nothing is left there."""
+    """ConfigError for an `output` in which no run directory (called `name`) can be made. Nothing is left there."""
     try:
         if "\0" in str(output):
             raise ValueError("there is a null character in it")
