@@ -98,9 +98,9 @@ def read(path: Path) -> tuple[pd.DataFrame, list[str]]:
     if lacking:
         raise RunError(f"{file} is no file of results: it has no column {', '.join(lacking)}")
     for name in frame.columns:
-        texts = name != "value"
-        if texts and not all(isinstance(text, str) for text in frame[name]):
+        kinds = str if name in FIXED else (str, int, float, bool)
+        if name != "value" and not all(isinstance(text, kinds) for text in frame[name]):
             raise RunError(f"{file} is no file of results: the column {name} holds something other than texts")
-        if not texts and not pd.api.types.is_numeric_dtype(frame[name]):
+        if name == "value" and not pd.api.types.is_numeric_dtype(frame[name]):
             raise RunError(f"{file} is no file of results: the column {name} holds something other than numbers")
     return frame, [str(name) for name in frame.columns if name not in FIXED]

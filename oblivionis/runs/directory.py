@@ -313,7 +313,7 @@ def list_runs(output: Path) -> list[RunDirectory]:
 
 def _read(path: Path, shape: Any) -> dict[str, Any] | None:
     try:
-        return read_json(path, shape)
+        return read_json(path, shape, finite=False)  # an evaluation of a ruined model may hold infinity
     except FileNotFoundError:
         return None
 

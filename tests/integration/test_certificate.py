@@ -394,8 +394,9 @@ def test_what_is_measured_later_supersedes(finished, tmp_path):
     request = next(iter(Ledger(copy.ledger_path)))
     folder, _ = certificates.create(copy, request.id, key)
     assert certificates.mark_superseded(copy) == []
-    write_json(copy.path / "attacks" / "unlearn-0002" / "results.json", {"rows": []})
-    seal.measured(copy, copy.path / "attacks" / "unlearn-0002" / "results.json")
+    audit = copy.path / "audits" / "leakage-unlearn-0002" / "audit.json"
+    write_json(audit, {"questions": []})
+    seal.measured(copy, audit)
     assert certificates.mark_superseded(copy) == [folder]
     result = call("certificate", "verify", folder, "--public-key", f"{key}.pub")
     assert result.code == 2 and "superseded" in result.err

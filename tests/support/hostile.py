@@ -152,7 +152,7 @@ def _audit(run):
     columns = {"samples": 8, "greedy": 0.5, "mean": 0.25, "ed": 0.3, "m_mu": 0.7, "m_bin": 0.4}
     write_json(run.path / "audits" / "leakage-unlearn-0002" / "audit.json", {"questions": [{"id": "a", **columns}]})
     measured = {moment: {"request_rouge": 0.5, "retain_prob": 0.75} for moment in ("before", "after", "final")}
-    write_json(audit_path(run.path, text("request")), {"request": text("request"), **measured})
+    write_json(audit_path(run.path, text("request")), {"request": text("request"), "client": 0, **measured})
     for request in Ledger(run.ledger_path):
         _certify(run, request.id)
 
