@@ -81,7 +81,8 @@ def data_kinds(folder):
     asking = rows(folder / "asking.jsonl", [{"id": "a", "question": "Who?", "answer": "Nobody", "keywords": ["no"]}])
     node = rows(folder / "nodes" / "node0" / "data" / "mine.jsonl", questions(3))
     rows(folder / "nodes" / "node1" / "data" / "mine.jsonl", questions(3))
-    of_nodes = ("data", "describe", "smoke", "data=node", f"data.nodes={folder / 'nodes'}", "federation.clients=2")
+    nodes = ("data=node", f"data.nodes={folder / 'nodes'}", "unlearning.requests.policy=none")
+    of_nodes = ("data", "describe", "smoke", *nodes, "federation.clients=2")
     buried = rows(folder / "nodes" / "node0" / "tombstones.jsonl", [{"record_id": "r0", "request_id": "q", "time": 1}])
     left = folder / "nodes" / "node0" / "left.json"
     left.write_text('{"request_id": "q", "time": 1.5}\n')
@@ -191,7 +192,7 @@ def certificate_kinds(folder, run):
     made, public = folder / "signed" / "certificate.json", folder / "signer.key.pub"
     create = ("certificate", "create", run.path, "r0", "--out", folder / "again", "--key", key)
     return {
-        "certificate": Kind(made, ("certificate", "verify", made), 12),
+        "certificate": Kind(made, ("certificate", "verify", made, "--public-key", public), 12),
         "public key": Kind(public, ("certificate", "verify", made, "--public-key", public)),
         "private key": Kind(key, create),
     }
@@ -199,8 +200,10 @@ def certificate_kinds(folder, run):
 
 def result_kinds(folder):
     table = folder / "results.parquet"
-    columns = ["cell", "seed", "stage", "status", "error", "run", "metric", "value"]
-    frame = pd.DataFrame([["c", "0", "finetune", "done", "", "r", "forget_rouge", 0.5]], columns=columns)
+    columns = ["cell", "model", "strategy", "unlearning", "stage", "status", "error", "run", "metric", "value"]
+    frame = pd.DataFrame(
+        [["c", "tiny", "fedavg", "npo", "unlearn", "done", "", "r", "forget_rouge", 0.5]], columns=columns
+    )
     frame.to_parquet(table, index=False)
     shipped = ("bench", "table", table, "--layout", "paper-table-2")
     return {"results": Kind(table, shipped)}
@@ -214,7 +217,7 @@ PLAIN = [
 ]  # fmt: skip
 ALWAYS = {
     ("ledger", "Latin-1"), ("ledger", "NaN"), ("ledger", "less its end"), ("ledger", "empty"), ("ledger", "huge line"),
-    ("node ledger", "Infinity"), ("node ledger", "NaN"), ("summary", "NaN"), ("log", "NaN"), ("questions", "empty"),
+    ("node ledger", "Infinity"), ("node ledger", "NaN"),   ("questions", "empty"),
     ("forget ids", "empty"), ("tofu forget", "empty"), ("schedule", "empty"),
     ("run configuration", "nested"), ("suite", "NaN"), ("client audit", "escape"), ("attacks", "symlink loop"),
     ("configuration", "pipe"), ("checkpoint", "pipe"), ("checkpoint", "truncated"), ("train", "pipe"),
@@ -222,8 +225,8 @@ ALWAYS = {
 """What was not refused once."""
 UNDEFINED = re.compile(r"metrics\.\w+ (missing|null)$")
 """A metric that a stage could not measure is left out, or null."""
-SOUND = {("configuration", "empty")}
-"""What is no fault: a configuration without any key of its own."""
+SOUND = {("configuration", "empty")} | {(n, m) for n in ("summary", "log") for m in ("NaN", "Infinity", "1e999")}
+"""What is no fault: a configuration without any key of its own, and what an evaluation of a ruined model writes."""
 CHANGED = {
     "train": 6, "questions": 6, "tofu full": 5, "tofu forget": 3, "tofu perturbed": 3, "facts": 4, "audit questions": 4,
     "node data": 4, "tombstones": 3, "left": 3, "node ledger": 6, "schedule": 8, "metrics": 10, "summary": 10,
