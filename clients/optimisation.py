@@ -19,6 +19,7 @@ from evaluation.engine.models import base_model, keep_freed_memory
 
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")
+_PROX_BLOCK = 1 << 20
 
 
 class NonFiniteError(FloatingPointError):
@@ -161,7 +162,7 @@ class Updater:
         self._scaler.unscale_(self._optimiser)
         grad = self._flat.grad
         if self._mu > 0:
-            grad.add_(self._flat.vector, alpha=self._mu).sub_(self._reference, alpha=self._mu)
+            self._add_prox(grad)
         if self._fixed is not None:
             grad[self._fixed[0]] = 0.0
         limit = self._settings.max_grad_norm
@@ -179,6 +180,14 @@ class Updater:
             self._project()
         self._flat.zero_grad()
         self.steps += 1
+
+    def _add_prox(self, grad: Tensor) -> None:
+        """Add μ(φ − φ_global), a block at a time. Adding μφ and subtracting μφ_global would leave rounding in place of
+        what `grad` has of small numbers.
+        """
+        for start in range(0, self._flat.size, _PROX_BLOCK):
+            block = slice(start, start + _PROX_BLOCK)
+            grad[block].add_(self._flat.vector.detach()[block] - self._reference[block], alpha=self._mu)
 
     def _project(self) -> None:
         """Move the parameters to the nearest point of the ball."""

@@ -64,9 +64,16 @@ def head_of(entries: Iterable[Mapping[str, Any]]) -> str:
 
 def append_linked(path: Path, entry: Mapping[str, Any], head: str) -> dict[str, Any]:
     """Append `entry` after `head`, durably; returns the line as it was written."""
-    line = linked(entry, head)
-    append_lines(path, [line])
-    return line
+    return append_all(path, [entry], head)[0]
+
+
+def append_all(path: Path, entries: Iterable[Mapping[str, Any]], head: str) -> list[dict[str, Any]]:
+    """Append `entries` one after another, durably and at once; returns the lines as they were written."""
+    lines: list[dict[str, Any]] = []
+    for entry in entries:
+        lines.append(linked(entry, lines[-1][HASH] if lines else head))
+    append_lines(path, lines)
+    return lines
 
 
 def check_chain(path: Path) -> Checked:

@@ -30,7 +30,10 @@ def view(array: Array) -> NDArray:
     version = np.lib.format.read_magic(stream)
     if version not in _HEADER_READERS:
         raise ValueError(f"unknown npy version {version}")
-    shape, fortran_order, dtype = _HEADER_READERS[version](stream)
+    try:
+        shape, fortran_order, dtype = _HEADER_READERS[version](stream)
+    except Exception as error:  # numpy reads a header as Python text, which fails in as many ways as Python has
+        raise ValueError(f"its header makes no sense ({type(error).__name__})") from None
     if dtype.kind not in "fiub":
         raise ValueError(f"dtype {dtype} is not numeric")
     size, offset = math.prod(shape), stream.tell()
@@ -74,13 +77,28 @@ def store(target: NDArray, block: slice, values: NDArray[np.float64]) -> None:
 
 
 def distance(a: ArrayRecord, b: ArrayRecord) -> float:
-    """‖a − b‖₂ over all arrays together, in float64. Both have the same names and shapes."""
+    """‖a − b‖₂ over all arrays together, in float64; infinite where that cannot hold its square. Both have the same
+    names and shapes.
+    """
     total = 0.0
-    for name, array in a.items():
-        left, right = view(array).reshape(-1), view(b[name]).reshape(-1)
-        for block in blocks(left.size):
-            difference = np.subtract(left[block], right[block], dtype=np.float64)
-            total += float(difference @ difference)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, array in a.items():
+            left, right = view(array).reshape(-1), view(b[name]).reshape(-1)
+            for block in blocks(left.size):
+                difference = np.subtract(left[block], right[block], dtype=np.float64)
+                total += float(difference @ difference)
+    return math.sqrt(total)
+
+
+def norm(arrays: ArrayRecord) -> float:
+    """‖arrays‖₂ over all of them together, in float64; infinite where that cannot hold its square."""
+    total = 0.0
+    with np.errstate(over="ignore"):
+        for array in arrays.values():
+            flat = view(array).reshape(-1)
+            for block in blocks(flat.size):
+                numbers = flat[block].astype(np.float64)
+                total += float(numbers @ numbers)
     return math.sqrt(total)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,10 @@ class ClientUpdate:
 
 
 def shares(updates: Sequence[ClientUpdate]) -> list[float]:
-    """α_k = n_k / Σ n_j, in the order of `updates`."""
+    """α_k = n_k / Σ n_j, in the order of `updates`; they sum to 1 also where Σ n_j is more than float64 holds."""
     total = sum(update.weight for update in updates)
-    return [update.weight / total for update in updates]
+    if math.isfinite(total):
+        return [update.weight / total for update in updates]
+    largest = max(update.weight for update in updates)
+    total = sum(update.weight / largest for update in updates)
+    return [update.weight / largest / total for update in updates]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Any
 
@@ -12,7 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
-from strategies import protocol
+from strategies import protocol, told
+from strategies.bounds import Bounds, Cut
 from strategies.listener import Listener
 from strategies.nodes import NodeMap
 from strategies.replies import Verdict, answers, judge
@@ -49,6 +50,10 @@ class Exchanges:
     timeout: float
     needs_steps: bool = False
     """Whether a reply to a `train` exchange must tell the number of local steps."""
+    numbers: Mapping[str, told.Numbers] = field(default_factory=dict)
+    """By kind of exchange, which numbers are taken of replies; all of them for a kind that is not named."""
+    bounds: Bounds | None = None
+    """What a single client may count at most."""
 
     def config(self, server_round: int, settings: Mapping[str, Any]) -> ConfigRecord:
         """The ConfigRecord of a message: `settings`, and which round of what this is."""
@@ -65,7 +70,7 @@ class Exchanges:
         self, kind: str, server_round: int, messages: list[Message], expected: ArrayRecord | None
     ) -> list[Verdict]:
         """Send `messages`, judge the answers, tell the listener. `expected`: what the model in a good answer is like,
-        None where an answer holds no model. Raises ActorDied when a simulation worker crashed.
+        None where an answer holds no model.
         """
         if not messages:
             return []
@@ -80,12 +85,20 @@ class Exchanges:
             needs_steps=self.needs_steps and kind == "train",
             timeout=self.timeout,
             same_metrics=kind != "unlearn",  # never averaged, and a client without retain records measures less
+            numbers=self.numbers.get(kind),
         )
+        cuts: list[Cut] = []
+        if self.bounds is not None:
+            verdicts, cuts = self.bounds.apply(kind, verdicts, expected, self.keys.arrays, self.keys.weight)
         for verdict in verdicts:
             self.listener.reply(verdict.partition, verdict.reply is not None, verdict.reason)
             if verdict.reply is None:
                 text = "client %d left out of the %s exchange: %s"
                 self.warn(server_round, text, verdict.partition, kind, verdict.reason)
+        for cut in cuts:
+            self.listener.cut(cut.client, cut.what, cut.told, cut.used)
+            text = "client %d: the %s %g of its reply counts as %g"
+            self.warn(server_round, text, cut.client, cut.what, cut.told, cut.used)
         accepted = sum(v.reply is not None for v in verdicts)
         self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
         return verdicts

@@ -99,7 +99,7 @@ class FedEraser:
             except _NobodyCalibrated as error:
                 self._inner.load_state_dict(before)
                 refused.update(dict.fromkeys(starts, str(error)))
-        info = {"rebuilt-rounds": rebuilt, "calibrated-updates": calibrated, "erase-seconds": time.monotonic() - began}
+        info = dict(zip(protocol.ERASURE, (rebuilt, calibrated, time.monotonic() - began), strict=True))
         return Erasure(arrays, refused, info)
 
     def _rebuild(

@@ -18,7 +18,7 @@ from flwr.supercore import log
 from strategies import protocol
 from strategies.arrays import finite, view, with_dtypes_of
 from strategies.client_update import ClientUpdate
-from strategies.errors import ActorDied, FederationError, NodeMapError
+from strategies.errors import FederationError, NodeMapError
 from strategies.exchange import Exchanges, Keys
 from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
@@ -29,7 +29,6 @@ from strategies.serving import Answer, ByUnlearning, Serving
 from strategies.wrapping import WrappingStrategy
 
 __all__ = [
-    "ActorDied",
     "FedTU",
     "FederationError",
     "Listener",
@@ -112,7 +111,7 @@ class FedTU(WrappingStrategy):
         """Run rounds `start_round` to `num_rounds` from `initial_arrays`; `timeout` in seconds per exchange.
 
         To resume after round t pass that checkpoint's arrays, `load_state_dict` its state, and `start_round=t + 1`; the
-        initial evaluation (round 0) is then left out. Raises `ActorDied`, `NodeMapError`, Flower's AggregationError.
+        initial evaluation (round 0) is then left out. Raises `NodeMapError`, Flower's AggregationError.
         """
         if start_round < 1:
             raise ValueError(f"start_round is {start_round}, expected at least 1")
@@ -134,7 +133,10 @@ class FedTU(WrappingStrategy):
     def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
         stage, seed = self._options.stage, self._options.seed
         needs_steps = getattr(self.inner, "needs_steps", False)
-        return Exchanges(grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps)
+        numbers, bounds = self._options.numbers, self._options.bounds
+        return Exchanges(
+            grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps, numbers, bounds
+        )
 
     def _rounds(self, run: _Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
         """All planned rounds, and further ones while requests are pending: the final model."""

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from strategies.arrays import Mean, merged
-from strategies.client_update import ClientUpdate
+from strategies.client_update import ClientUpdate, shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,4 @@ def mean_of_others(history: History, asking: Collection[int], mean: Mean | None 
     others = [update for update in newest.clients if update.partition not in asking]
     if not others:
         return newest.sent
-    total = sum(update.weight for update in others)
-    weights = [update.weight / total for update in others]
-    return merged(newest.sent, [update.arrays for update in others], weights, mean)
+    return merged(newest.sent, [update.arrays for update in others], shares(others), mean)

@@ -23,6 +23,9 @@ class Listener:
     def reply(self, node: int, ok: bool, reason: str) -> None:
         """One client answered well (`reason` is empty), badly or not at all (`node` is -1 for an unknown sender)."""
 
+    def cut(self, node: int, what: str, told: float, used: float) -> None:
+        """Of a good reply less counts than was told: `what` is its `weight`, or the `norm` of its update."""
+
     def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
         """All replies were judged; the new global model, if any, follows."""
 
@@ -62,6 +65,10 @@ class Listeners(Listener):
     def reply(self, node: int, ok: bool, reason: str) -> None:
         for listener in self._listeners:
             listener.reply(node, ok, reason)
+
+    def cut(self, node: int, what: str, told: float, used: float) -> None:
+        for listener in self._listeners:
+            listener.cut(node, what, told, used)
 
     def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
         for listener in self._listeners:

@@ -21,6 +21,12 @@ LIMITS = {
     "num_malicious_nodes": {"help": "Clients f of a round that may lie; f > 0 takes 2f + 3 answers.", "at_least": 0},
     "num_nodes_to_select": {"help": "Clients m whose models are averaged; f > 0 takes m + f answers.", "at_least": 1},
 }
+LEAST = {
+    "num_malicious_nodes": [
+        {"num_malicious_nodes": 2, "constant": 3},
+        {"num_malicious_nodes": 1, "num_nodes_to_select": 1},
+    ]
+}
 
 
 class _Choice(Unchecked, FlowerMultiKrum):

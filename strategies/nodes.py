@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import WARNING
+from typing import Protocol
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from strategies import protocol
-from strategies.errors import ActorDied, NodeMapError
+from strategies.errors import NodeMapError
 from strategies.passing import PassingGrid
-from strategies.replies import actor_died, answers, error_text
+from strategies.replies import answers, error_text
+
+_MOST_PARTITIONS = 2**31
+
+
+class Identities(Protocol):
+    """Whom a partition belongs to, by the public keys with which nodes show who they are."""
+
+    def refusal(self, partition: int, key: bytes) -> str:
+        """Why the node with this key cannot be `partition`; empty if it may."""
+        ...
+
+    def bind(self, partition: int, key: bytes) -> None:
+        """From now on `partition` is the node with this key."""
+        ...
 
 
 class NodeMap:
@@ -27,6 +42,11 @@ class NodeMap:
     The first `refresh` waits until `expected` nodes are connected, but no longer than `wait_s` seconds when there are
     `min_nodes`; later ones wait for `min_nodes` only, since clients come and go. `timeout_s`: how long a query may
     take. `config` goes into the query; what a node answered is kept in `answers`, by partition id.
+
+    A partition is what a node says of itself, so nobody is believed who says what another one says: with `identities`
+    the node's key decides. Without, who came first keeps the partition while it is connected, and of two that claim it
+    at once neither gets it, for one of them would get the other's requests. `partitions`: how many there are (None: any
+    number counts). `set_aside` is told (partition, node, reason) of every node whose claim was refused, once for each.
     """
 
     def __init__(
@@ -37,24 +57,28 @@ class NodeMap:
         wait_s: float = 3600.0,
         timeout_s: float = 300.0,
         config: Mapping[str, object] | None = None,
+        partitions: int | None = None,
+        identities: Identities | None = None,
+        set_aside: Callable[[int, int, str], None] | None = None,
     ) -> None:
         self._expected, self._min_nodes, self._wait_s, self._timeout_s = expected, min_nodes, wait_s, timeout_s
         self._config = dict(config or {})
         self._partition: dict[int, int] = {}
         self._silent: set[int] = set()
+        self._partitions, self._identities, self._set_aside = partitions, identities, set_aside
+        self._told_of: set[tuple[int, int]] = set()
         self.answers: dict[int, RecordDict] = {}
 
     def refresh(self, grid: Grid, *, retry: bool = False) -> dict[int, int]:
         """Partition → node id of all connected and known nodes, in partition order.
 
         New nodes are asked for their partition; with `retry` also those that did not answer before.
-        Raises `NodeMapError` when too few nodes connect in time, when none tells its partition, or when two claim one
-        at once; `ActorDied` when a simulation worker crashed.
+        Raises `NodeMapError` when too few nodes connect in time, or when none has ever told its partition.
         """
         nodes = self._wait(grid)
         new = [n for n in nodes if n not in self._partition and (retry or n not in self._silent)]
         if new:
-            self._ask(grid, new)
+            self._ask(grid, new, nodes)
         connected: dict[int, int] = {}
         for node in nodes:
             if node in self._partition:
@@ -76,7 +100,7 @@ class NodeMap:
         answered: dict[int, RecordDict] = {}
         received = answers(messages, grid.send_and_receive(messages, timeout=self._timeout_s)) if messages else []
         for (partition, node), (_, answer) in zip(connected.items(), received, strict=True):
-            reason, claimed = self._judged(node, answer)
+            reason, claimed = _partition_in(answer, self._timeout_s)
             if answer is None or claimed != partition:
                 reason = reason or f"it now claims partition {claimed}, not {partition}"
                 log(WARNING, "client %d (node %d) was not heard: %s", partition, node, reason)
@@ -84,13 +108,6 @@ class NodeMap:
             answered[partition] = answer.content
         self.answers.update(answered)
         return answered
-
-    def _judged(self, node: int, answer: Message | None) -> tuple[str, int | None]:
-        """Why an answer to a query is none, or its partition. Raises ActorDied when a simulation worker crashed."""
-        reason, partition = _partition_in(answer, self._timeout_s)
-        if answer is not None and answer.has_error() and actor_died(answer):
-            raise ActorDied(f"the worker process of node {node} died: {error_text(answer)}")
-        return reason, partition
 
     def partition(self, node: int) -> int | None:
         """The partition of a node id, None if it is not known."""
@@ -110,34 +127,70 @@ class NodeMap:
         self._expected = self._min_nodes
         return nodes
 
-    def _ask(self, grid: Grid, nodes: list[int]) -> None:
+    def _ask(self, grid: Grid, nodes: list[int], connected: Collection[int]) -> None:
         content = RecordDict({protocol.CONFIG: ConfigRecord(self._config)})  # type: ignore[arg-type]
         messages = [Message(content, dst_node_id=n, message_type=protocol.QUERY) for n in nodes]
-        claimed: dict[int, int] = {}
+        claims: dict[int, dict[int, RecordDict]] = {}
         reasons: list[str] = []
         received = answers(messages, grid.send_and_receive(messages, timeout=self._timeout_s))
         for message, answer in received:
             node = message.metadata.dst_node_id
-            reason, partition = self._judged(node, answer)
-            if partition is None:
+            reason, partition = _partition_in(answer, self._timeout_s)
+            if partition is not None and self._partitions is not None and partition >= self._partitions:
+                reason, partition = f"it claims partition {partition} of {self._partitions}", None
+            if partition is None or answer is None:
                 log(WARNING, "node %d is left out: %s", node, reason)
                 reasons.append(reason)
                 self._silent.add(node)
                 continue
-            if partition in claimed:
-                raise NodeMapError(f"nodes {claimed[partition]} and {node} both hold partition {partition}")
-            claimed[partition] = node
-            self._silent.discard(node)
-            if answer is not None:
-                self.answers[partition] = answer.content
-        for partition, node in claimed.items():
-            earlier = [n for n, p in self._partition.items() if p == partition]
-            for old in earlier:
-                log(WARNING, "partition %d moved from node %d to node %d", partition, old, node)
-                del self._partition[old]
-            self._partition[node] = partition
+            claims.setdefault(partition, {})[node] = answer.content
+        keys = {info.node_id: info.public_key for info in grid.get_nodes()} if claims and self._identities else {}
+        for partition, claimants in sorted(claims.items()):
+            refused = self._refused(partition, list(claimants), keys, connected)
+            for node, reason in refused.items():
+                self._refuse(partition, node, reason)
+                reasons.append(reason)
+            for node in claimants.keys() - refused.keys():
+                if self._identities is not None:
+                    self._identities.bind(partition, keys.get(node, b""))
+                self._enter(partition, node)
+                self.answers[partition] = claimants[node]
         if not self._partition:
             raise NodeMapError(f"none of {len(nodes)} nodes could be asked for its partition: {reasons[0]}")
+
+    def _refused(
+        self, partition: int, nodes: Sequence[int], keys: Mapping[int, bytes], connected: Collection[int]
+    ) -> dict[int, str]:
+        """Why which of `nodes`, all of which claim `partition`, do not get it. At most one of them does."""
+        if self._identities is not None:
+            why = {n: self._identities.refusal(partition, keys.get(n, b"")) for n in nodes}
+            refused = {n: reason for n, reason in why.items() if reason}
+            nodes = [n for n in nodes if n not in refused]
+        else:
+            refused = {}
+        holder = next((n for n, p in self._partition.items() if p == partition and n in connected), None)
+        if holder is not None:
+            return refused | {n: f"node {holder} is client {partition} already" for n in nodes if n != holder}
+        if len(nodes) > 1:
+            return refused | {
+                n: f"nodes {', '.join(map(str, nodes))} all claim to be client {partition}" for n in nodes
+            }
+        return refused
+
+    def _refuse(self, partition: int, node: int, reason: str) -> None:
+        self._silent.add(node)
+        if (partition, node) not in self._told_of:
+            self._told_of.add((partition, node))
+            log(WARNING, "node %d is set aside, it is not client %d: %s", node, partition, reason)
+            if self._set_aside is not None:
+                self._set_aside(partition, node, reason)
+
+    def _enter(self, partition: int, node: int) -> None:
+        self._silent.discard(node)
+        for old in [n for n, p in self._partition.items() if p == partition and n != node]:
+            log(WARNING, "partition %d moved from node %d to node %d", partition, old, node)
+            del self._partition[old]
+        self._partition[node] = partition
 
 
 def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | None]:
@@ -149,7 +202,7 @@ def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | 
         return "its answer to the query is empty", None
     for record in answer.content.metric_records.values():
         value = record.get(protocol.PARTITION_ID)
-        if isinstance(value, int) and value >= 0:
+        if isinstance(value, int) and 0 <= value < _MOST_PARTITIONS:
             return "", value
     return f"its answer to the query has no {protocol.PARTITION_ID}", None
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from strategies.bounds import Bounds
+from strategies.told import Numbers
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -16,6 +19,9 @@ class Options:
     `unlearn_config`: further settings for the messages to clients that ask to forget.
     `server_state_on_unlearn`: `reset` calls `inner.reset_state()` after each FedTU exchange that served a request.
     `extra_rounds`: at most so many rounds are added while requests are pending after the last planned round.
+    `numbers`: by kind of exchange, which numbers are taken of replies, `strategies.told.NUMBERS` say; of a kind that is
+    not named all are.
+    `bounds`: what a single client may count at most; None: whatever it sends and tells.
     """
 
     seed: int = 0
@@ -23,6 +29,8 @@ class Options:
     unlearn_config: Mapping[str, Any] = field(default_factory=dict)
     server_state_on_unlearn: Literal["keep", "reset"] = "keep"
     extra_rounds: int = 0
+    numbers: Mapping[str, Numbers] = field(default_factory=dict)
+    bounds: Bounds | None = None
 
     def __post_init__(self) -> None:
         if (value := self.server_state_on_unlearn) not in ("keep", "reset"):

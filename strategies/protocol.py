@@ -71,5 +71,7 @@ NUM_RECORDS: Final = "num-records"
 """In the reply to `QUERY`, where the records are the clients' own: how many the client holds."""
 LIVE_RECORDS: Final = "live-records"
 """How many records are left to train on: the others are buried, or the client has left."""
+ERASURE: Final[tuple[str, ...]] = ("rebuilt-rounds", "calibrated-updates", "erase-seconds")
+"""Numbers of the server's own about an erasure, beside those that clients tell."""
 PARTITION_ID: Final = "partition-id"
 """The name of a client that outlives a run; in the reply to `QUERY`, optional in other replies."""

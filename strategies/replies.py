@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID
 
-from strategies import protocol
+from strategies import protocol, told
 from strategies.arrays import finite, view
-from strategies.errors import ActorDied
+from strategies.text import LONGEST, clean, plain
 
-_LONGEST_REASON = 500
+_LONGEST_REASON = LONGEST + 20
+_LONGEST_TRACEBACK = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,18 @@ class Verdict:
 def answers(messages: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | None]]:
     """Each sent message with its answer, None where none came.
 
-    Answers are matched by `reply_to_message_id` (an error that Flower makes up for a dead node has a foreign sender);
-    the sender counts only where that id is of no message here. Of two answers to one message the first counts.
+    Answers are matched by `reply_to_message_id`; the sender counts only where that id is of no message here. What one
+    node says in answer to a message to another is none; an error that Flower makes up for a dead node comes from the
+    SuperLink. Of two answers to one message the first counts.
     """
-    sent = {m.metadata.message_id for m in messages} - {""}
+    sent = {m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id}
     by_id: dict[str, Message] = {}
     by_node: dict[int, Message] = {}
     for reply in replies:
-        if reply.metadata.reply_to_message_id in sent:
-            by_id.setdefault(reply.metadata.reply_to_message_id, reply)
+        about, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+        if about in sent:
+            if sender == sent[about] or (reply.has_error() and sender == SUPERLINK_NODE_ID):
+                by_id.setdefault(about, reply)
         else:
             by_node.setdefault(reply.metadata.src_node_id, reply)
     return [(m, by_id.get(m.metadata.message_id) or by_node.get(m.metadata.dst_node_id)) for m in messages]
@@ -54,21 +57,27 @@ def judge(
     needs_steps: bool = False,
     timeout: float | None = None,
     same_metrics: bool = True,
+    numbers: told.Numbers | None = None,
 ) -> list[Verdict]:
     """Judge the answers of an exchange, ordered by partition id.
 
     `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
     these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays). Its only MetricRecord is
     finite, with `weight_key` above 0, and with `needs_steps` the number of local steps above 0, too. Flower wants equal
-    metric keys in all replies that it averages: with `same_metrics` those that differ from most are left out. Raises
-    `ActorDied` when a simulation worker crashed.
+    metric keys in all replies that it averages: with `same_metrics` those that differ from most are left out.
+
+    With `numbers` only these are taken of the metrics, if they are of their kind and range; all others are dropped from
+    the replies. Then nobody is left out for differing: what one reply does not tell none does.
     """
     verdicts = []
     for partition, reply in sorted(exchanged, key=lambda pair: pair[0]):
-        if reply is not None and reply.has_error() and actor_died(reply):
-            raise ActorDied(f"the worker process of client {partition} died: {error_text(reply)}")
         reason = _fault(partition, reply, reference, arrays_key, weight_key, needs_steps, timeout)
-        verdicts.append(Verdict(partition, None if reason else reply, reason))
+        if not reason and reply is not None and numbers is not None:
+            reason = told.fault(metrics_of(reply), numbers)
+        verdicts.append(Verdict(partition, None if reason else reply, clean(reason, _LONGEST_REASON)))
+    if numbers is not None:
+        _keep(verdicts, numbers, same=same_metrics)
+        return verdicts
     return _same_metrics(verdicts) if same_metrics else verdicts
 
 
@@ -77,17 +86,11 @@ def metrics_of(reply: Message) -> MetricRecord:
     return next(iter(reply.content.metric_records.values()))
 
 
-def actor_died(reply: Message) -> bool:
-    """Whether an error reply says that the simulation's worker process is gone."""
-    return reply.error.code == ErrorCode.UNKNOWN or "ActorDiedError" in (reply.error.reason or "")
-
-
 def error_text(reply: Message) -> str:
     """Code and reason of an error reply in one line; of a Python traceback only its last line, the exception."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", reply.error.reason or "")
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    text = "; ".join(lines[-1:] if "Traceback" in plain or "RayTaskError" in plain else lines)
-    text = text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+    reason = reply.error.reason or ""
+    lines = [line for text in reason[-_LONGEST_TRACEBACK:].splitlines() if (line := plain(text))]
+    text = clean("; ".join(lines[-1:] if "Traceback" in reason or "RayTaskError" in reason else lines))
     return f"error {reply.error.code}: {text}" if text else f"error {reply.error.code}"
 
 
@@ -122,7 +125,7 @@ def _array_fault(reference: ArrayRecord, candidate: ArrayRecord) -> str:
     for name, sent in reference.items():
         try:
             array = view(candidate[name])
-        except ValueError as error:
+        except (ValueError, OverflowError, MemoryError) as error:
             return f"array {name!r} cannot be read: {error}"
         if array.dtype != np.dtype(sent.dtype):
             return f"array {name!r} has dtype {array.dtype}, expected {sent.dtype}"
@@ -174,3 +177,15 @@ def _same_metrics(verdicts: list[Verdict]) -> list[Verdict]:
 def _layout(reply: Message) -> tuple[str, frozenset[tuple[str, int]]]:
     (name, metrics), *_ = reply.content.metric_records.items()
     return name, frozenset((k, len(v) if isinstance(v, list) else -1) for k, v in metrics.items())
+
+
+def _keep(verdicts: Sequence[Verdict], numbers: told.Numbers, *, same: bool) -> None:
+    """Leave of the metrics of all good replies the known ones, and with `same` those that every one of them tells."""
+    replies = [verdict.reply for verdict in verdicts if verdict.reply is not None]
+    kept = [told.known(metrics_of(reply), numbers) for reply in replies]
+    shared = set.intersection(*(set(metrics) for metrics in kept)) if kept and same else None
+    for reply, metrics in zip(replies, kept, strict=True):
+        (name,) = reply.content.metric_records
+        del reply.content[name]
+        wanted = metrics.keys() if shared is None else shared
+        reply.content[protocol.METRICS] = MetricRecord({k: v for k, v in metrics.items() if k in wanted})

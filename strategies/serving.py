@@ -78,6 +78,11 @@ class ByUnlearning(Serving):
 
     One answer φ_u becomes the global model bit for bit; several are merged as φ + Σ w_u (φ_u − φ), w_u being the share
     of the records that client u forgets (Oblivionis eq. 6), or by `mean` with these weights.
+
+    That is so beside every aggregator, also those that stand liars (median, trimmed mean, Krum): they drop what few
+    clients send, and what an unlearned model has forgotten no other one has. A request would be noted as served whose
+    model was dropped. What holds a liar back here is `strategies.bounds`: an impossible update is refused, and its
+    requests stay pending.
     """
 
     def __init__(self, mean: Mean | None = None, history: History | None = None) -> None:

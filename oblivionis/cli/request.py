@@ -1,4 +1,4 @@
-"""The commands `request submit`, `request list` and `request verify`."""
+"""The commands `request submit`, `request list`, `request verify` and `request repair`."""
 
 from __future__ import annotations
 
@@ -121,6 +121,30 @@ def verify(
         console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
     if any(faults for _, faults in findings):
         raise typer.Exit(1)
+
+
+@request_cli.command("repair")
+def repair(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]) -> None:
+    """Set lines of a run's ledger aside that make no sense, so that the run can be resumed and shown.
+
+    Runs of older versions can have them: a client's reply could overwrite the ledger's own fields. The ledger as it was
+    stays beside it, the lines after such a line are linked anew, and a new last line of the ledger says so. A ledger
+    that was altered (`request verify`) is not repaired.
+    """
+    from oblivionis.requests.repair import repair as mend
+    from oblivionis.runs.directory import RunDirectory
+
+    run = RunDirectory.open(run_dir)
+    with run.lock():
+        done = mend(run.ledger_path)
+    console = Console()
+    if done.kept is None:
+        console.print(f"{run.ledger_path}: every line makes sense; nothing was changed", markup=False, soft_wrap=True)
+        return
+    said = [f"{run.ledger_path}: set aside {len(done.aside)} line{'s' * (len(done.aside) != 1)}, kept in {done.kept}"]
+    said += [f"  line {number}: {why}" for number, why in done.aside.items()]
+    said += ["the lines after it are linked anew: nodes that noted hashes of these will not find them here"]
+    console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
 
 
 def _records(node_dir: Path) -> Sequence[Record]:

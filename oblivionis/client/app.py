@@ -307,7 +307,7 @@ class _Task:
             client=self.client,
             stage=self.text(protocol.STAGE),
             round=self.number(protocol.SERVER_ROUND, 0),
-            before=vector_hash(self.vector),
+            **({"before": vector_hash(self.vector)} if protocol.ARRAYS in self._message.content.array_records else {}),
             **({} if vector is None else {"after": vector_hash(vector)}),
             tombstones=len(self.node.tombstone_lines()),
             records=records_hash(self.worker.holding(self.client).identified()),

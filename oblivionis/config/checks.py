@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from oblivionis.config import declared, methods
@@ -122,6 +122,32 @@ def _own_rule(config: Config) -> Iterator[Problem]:
     if aggregation == "product" and not declared.code("strategy", name).literals.get("TAKES_MEAN", True):
         message = f"{name} combines the clients' numbers by a rule of its own, not by the mean of LoRA's products"
         yield Problem("model.lora.aggregation", message, "factors or freeze_a", "or choose another strategy")
+
+
+@_reads("strategy", "federation.clients")
+def _enough_clients(config: Config) -> Iterator[Problem]:
+    """An aggregator that needs the answers of more clients in a round than there are."""
+    literals, params = declared.code("strategy", config.strategy.name).literals, config.strategy.params
+    least = aggregator_needs(literals.get("LEAST", {}), params)
+    if least > config.federation.clients:
+        settings = ", ".join(f"{key}={value}" for key, value in params.items())
+        message = f"{config.strategy.name} with {settings} needs the answers of {least} clients in a round"
+        expected = f"at least {least}, or smaller settings of the strategy"
+        yield Problem("federation.clients", f"{message}, and there are {config.federation.clients}", expected)
+
+
+def aggregator_needs(least: Mapping[str, Sequence[Mapping[str, int]]], params: Mapping[str, object]) -> int:
+    """Of how many clients an aggregator with `params` needs answers, by the literal `LEAST` of its file.
+
+    `LEAST` maps a setting, where above 0, to sums of which the largest counts: factors by setting, `constant` besides.
+    """
+    sums = [
+        sum(factor * (1 if name == "constant" else int(params.get(name, 0))) for name, factor in terms.items())  # type: ignore[call-overload]
+        for setting, alternatives in least.items()
+        if int(params.get(setting, 0)) > 0  # type: ignore[call-overload]
+        for terms in alternatives
+    ]
+    return max([1, *sums])
 
 
 @_reads("model.template.kind", "model.template.answer_prefix", "model.template.question_suffix")

@@ -286,6 +286,15 @@ class Requests:
         default=5,
         metadata=about("At most so many rounds are added while requests are pending.", unit="rounds", at_least=0),
     )
+    max_per_round: int = field(
+        default=100,
+        metadata=about(
+            "With `nodes`: so many requests of one client are taken up and served in a round; the others wait for the "
+            "next.",
+            unit="requests",
+            at_least=1,
+        ),
+    )
     verify_max_rouge: float = field(
         default=0.5,
         metadata=about(
@@ -842,6 +851,23 @@ class Federation:
             "Share of the clients that vanish in each round and return in the next, to see what a simulation survives.",
             at_least=0,
             below=1,
+        ),
+    )
+    max_update_norm: float | None = field(
+        default=10.0,
+        metadata=about(
+            "A client's update that is more than so many times as long as the round's median is shortened to that, and "
+            "one that is longer than its optimiser can make it in its steps is refused; null: neither.",
+            at_least=1,
+        ),
+    )
+    max_weight_share: float | None = field(
+        default=None,
+        metadata=about(
+            "Largest share of one client in an average; null: 0.5 where clients tell themselves how many records they "
+            "have (`data=node`), else any.",
+            above=0,
+            at_most=1,
         ),
     )
     keep_checkpoints: int = field(

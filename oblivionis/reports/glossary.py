@@ -23,6 +23,8 @@ GLOSSARY = {
     "fine-tunes (FedFT), then the server averages and measures.",
     "Failed replies": "Answers that did not come in time, reported an error or did not fit; the round went on without "
     "these clients.",
+    "Cut replies": "Answers of which less counts than was sent: an update far longer than others of its round, or a "
+    "weight above the client's records or share.",
     "Asked in round": "First round of the stage unlearn in which the request may be served.",
     "Served in round": "Round of the stage unlearn in which the client unlearned and its model was averaged in.",
     "Failed attempts": "FedTU exchanges with this client that failed before the request was served.",

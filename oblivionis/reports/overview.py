@@ -172,12 +172,14 @@ def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> h.Node:
             _clients([*row["clients"].get("unlearn", []), *row["clients"].get("calibrate", [])]),
             _clients(row["clients"].get("train", [])),
             _clients(row["clients"].get("failed", [])),
+            _clients(sorted({entry["client"] for entry in row.get("cut", ())})),
             f"{row['metrics'].get('seconds', 0):.1f}",
         ]
         for row in rows
     ]
-    heads = ["round", explained("FedTU", "unlearned"), "trained", explained("Failed replies", "failed"), "seconds"]
-    table = html_table(heads, ["n", "", "", "", "n"], cells)
+    failed, cut = explained("Failed replies", "failed"), explained("Cut replies", "cut")
+    heads = ["round", explained("FedTU", "unlearned"), "trained", failed, cut, "seconds"]
+    table = html_table(heads, ["n", "", "", "", "", "n"], cells)
     return folded(f"Who took part in {stage}, round by round", table)
 
 

@@ -53,6 +53,7 @@ def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
         *_requests(run, config),
         *_failed_evaluators(run),
         *_failed_replies(run),
+        *_cut_replies(run),
         *_questions(run, metrics),
         *_samples(config, metrics),
     ]
@@ -178,6 +179,19 @@ def _failed_replies(run: RunDirectory) -> Iterator[RunWarning]:
         yield RunWarning(
             "failed replies",
             f"{sum(failures)} {answers} left out, in {rounds} of {len(rows)} rounds; `flower.log` says why.",
+        )
+
+
+def _cut_replies(run: RunDirectory) -> Iterator[RunWarning]:
+    cut = [entry for row in run.metrics() if row["evaluator"] == "federation" for entry in row.get("cut", ())]
+    if cut:
+        clients = sorted({entry["client"] for entry in cut})
+        named = ", ".join(map(str, clients[:NAMED])) + (", …" if len(clients) > NAMED else "")
+        weights = sum(entry["what"] == "weight" for entry in cut)
+        yield RunWarning(
+            "cut replies",
+            f"What clients sent was cut: {len(cut) - weights} updates that were too long and {weights} weights that "
+            f"were too large, of client{'s' * (len(clients) > 1)} {named}; see `cut` in `metrics.jsonl`.",
         )
 
 

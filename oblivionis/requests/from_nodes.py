@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from flwr.app import ConfigRecord
@@ -39,7 +41,8 @@ class NodeRequests(LedgerRequests):
     the other, so that neither can be cut or written anew without the other showing it.
 
     `settings` also go into each query: where the folders of nodes lie that were started without one, in a simulation.
-    `live`: how many records a client can be trained on.
+    `live`: how many records a client can be trained on. `most`: how many requests of one client are taken up, and how
+    many are served, in a round; what is beyond waits, and a warning and a line of the ledger say so.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class NodeRequests(LedgerRequests):
         settings: Mapping[str, object],
         live: Callable[[int], int],
         warn: Warn,
+        most: int = 100,
     ) -> None:
         super().__init__(ledger, max_rouge)
+        self._most = most
         self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn, self._round = live, warn, 0
 
@@ -62,9 +67,14 @@ class NodeRequests(LedgerRequests):
         """Ask the nodes, enter what is new, then list what is pending."""
         self._round = server_round
         for client, answer in self._ask(server_round).items():
-            for told in answer.requests:
-                self._enter(client, told, server_round)
-        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(server_round)]
+            self._enter(client, answer.requests, server_round)
+        served = Counter[int]()
+        chosen = []
+        for request in self._ledger.pending(server_round):
+            served[request.client] += 1
+            if served[request.client] <= self._most:
+                chosen.append(request)
+        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in chosen]
 
     def live(self, client: int) -> int:
         """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""
@@ -110,29 +120,31 @@ class NodeRequests(LedgerRequests):
         question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes))
         return {**self._settings, **write_question(question)}
 
-    def _enter(self, client: int, told: Told, server_round: int) -> None:
+    def _enter(self, client: int, told: Sequence[Told], server_round: int) -> None:
+        """Take up what is new, but no more than `most` requests; the node tells of the others again."""
         mine = self._ledger.of_client(client)
-        if any(r.told == told.id for r in mine):
+        known = {r.told for r in mine}
+        new = [t for t in told if t.id not in known]
+        if left := len(new[self._most :]):
+            text = f"client {client} made {len(new)} requests at once: {self._most} are taken up, {left} wait"
+            self._warn(f"{text} (unlearning.requests.max_per_round)")
+            self._ledger.note("waiting", client=client, round=server_round, count=left)
+        if not new:
             return
         asked = {i for r in mine if r.state != REJECTED for i in r.record_ids}
-        new = tuple(i for i in told.record_ids if i not in asked)
-        self._ledger.submit(
-            Request(
-                self._free_id(client, told.id),
-                client,
-                new,
-                server_round,
-                scope=told.scope,
-                already=len(told.record_ids) - len(new),
-                told=told.id,
-            )
-        )
+        entered: dict[str, Request] = {}
+        for one in new[: self._most]:
+            records = tuple(i for i in one.record_ids if i not in asked)
+            asked.update(records)
+            already, name = len(one.record_ids) - len(records), self._free_id(client, one.id, entered)
+            entered[name] = Request(name, client, records, server_round, scope=one.scope, already=already, told=one.id)
+        self._ledger.submit(*entered.values())
 
-    def _free_id(self, client: int, wanted: str) -> str:
+    def _free_id(self, client: int, wanted: str, taken: Container[str]) -> str:
         """The node's own id, unless another client's request has it: ids are chosen on machines that know no other."""
-        taken = {r.id for r in self._ledger}
-        names = (wanted, f"{wanted}-client-{client:04d}", *(f"{wanted}-client-{client:04d}-{n}" for n in range(2, 100)))
-        return next(name for name in names if name not in taken)
+        others = (f"{wanted}-client-{client:04d}-{n}" for n in itertools.count(2))
+        names = itertools.chain((wanted, f"{wanted}-client-{client:04d}"), others)
+        return next(name for name in names if name not in self._ledger and name not in taken)
 
 
 def answer_query(config: Mapping[str, object], client: int, folder: Path) -> ConfigRecord | None:

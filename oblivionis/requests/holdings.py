@@ -14,8 +14,9 @@ from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.directory import RunDirectory
-from strategies.protocol import SCOPE_CLIENT
+from strategies.protocol import ERASURE, SCOPE_CLIENT
 from strategies.requests import UnlearnRequest
+from strategies.told import UNLEARN
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class Holdings:
     def count(self, client: int) -> int:
         """Records of `client`."""
         return len(self.records[client])
+
+    def declared(self, client: int) -> int:
+        """The same: here the server itself deals the records out."""
+        return self.count(client)
 
     def foreign(self, client: int, record_ids: Sequence[str]) -> list[str]:
         """Those of `record_ids` that `client` does not hold."""
@@ -64,7 +69,9 @@ class LedgerRequests:
 
     def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         numbers = {k: float(v) for k, v in info.items() if isinstance(v, int | float)}
-        self._ledger.served(request.request_id, server_round, count=len(request.record_ids), **numbers)
+        own = {k: v for k, v in numbers.items() if k in ERASURE}
+        told = {k: v for k, v in numbers.items() if k in UNLEARN}
+        self._ledger.served(request.request_id, server_round, count=len(request.record_ids), told=told, **own)
 
     def failed(self, request: UnlearnRequest, server_round: int, reason: str) -> None:
         self._ledger.failed(request.request_id, server_round, reason)

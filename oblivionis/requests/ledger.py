@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
-from oblivionis.chain import GENESIS, HASH, append_linked, head_of
+from oblivionis.chain import GENESIS, HASH, append_all, head_of
 from oblivionis.errors import OblivionisError
 from oblivionis.files import read_lines
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, Judgement
+from oblivionis.requests.ledger_lines import OWN, line_fault
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 PENDING, SERVED, REJECTED, COVERED = "pending", "served", "rejected", "covered"
@@ -63,70 +64,37 @@ class Request:
         return self.judged or NOT_VERIFIED  # ledgers of earlier versions tell no more than that it did not pass
 
 
-class _Event(TypedDict):
-    event: str
-
-
-class LedgerLine(_Event, total=False):
-    """What lines of a ledger hold, as it is checked when they are read."""
-
-    id: str
-    client: int
-    scope: str
-    subject: str
-    time: float
-    round: int
-    record_ids: list[str]
-    count: int
-    already: int
-    group: str
-    reason: str
-    told: str
-    rouge: float | None
-    limit: float
-    before: str
-    after: str
-    attempts: int
-    lines: list[str]
-    outcome: str
-    why: str
-    records: dict[str, int]
-    stage: str
-    config: str
-    files: dict[str, str]
-    models: dict[str, str]
-    prev: str
-    hash: str
-
-
 class Ledger:
     """The requests of one run, kept as a JSON-lines file of events that is only ever appended to.
 
     States: pending → served → verified, or rejected with a reason; a request all of whose records were asked for before
     is `covered` from the start and never served. Every event carries a wall-clock time, the round, the client and the
-    scope, with the subject if there is one. Submitting an id twice changes nothing. After a resume, `roll_back` returns
+    scope, with the subject if there is one; what a client told with its reply stands by itself, under `told`, and can
+    change nothing of that. Submitting an id twice changes nothing. After a resume, `roll_back` returns
     to `pending` what was served after the checkpoint that the run continues from. Each line names the hash of the line
     before it (`oblivionis.chain`). Ledgers written before there were scopes or hashes can be read.
 
     A client that made a request itself is told what becomes of it: `unacknowledged` has what it has not confirmed.
+
+    `entries`: the lines, instead of those at `path`. RequestError for a line that makes no sense.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, entries: Sequence[Mapping[str, Any]] | None = None) -> None:
         self.path = path
         self._requests: dict[str, Request] = {}
         self._of_client: dict[int, list[str]] = {}
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._notes: list[Mapping[str, Any]] = []
-        entries = read_lines(path, LedgerLine, finite=True)
+        entries = read_lines(path, finite=True) if entries is None else entries
         self.head = head_of(entries)
         self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
-        for event in entries:
+        for number, entry in enumerate(entries, start=1):
             try:
-                self._apply(event)
-            except (KeyError, ValueError) as error:
+                self.read(entry)
+            except RequestError as error:
                 raise RequestError(
-                    f"{path}: {event['event']} of {event.get('id', 'no request')}: {error} is missing or unfit; "
-                    "try `oblivionis request verify`"
+                    f"{path}: line {number}: {error}. Is the file as it was (`oblivionis request verify`)? Then "
+                    "`oblivionis request repair` sets such lines aside"
                 ) from None
 
     def __iter__(self):
@@ -139,29 +107,27 @@ class Ledger:
         """The requests of `client`, in the order in which they were submitted."""
         return [self._requests[i] for i in self._of_client.get(client, ())]
 
-    def submit(self, request: Request) -> bool:
-        """Enter `request` as pending, without records as covered; False when its id is already known."""
-        if request.id in self._requests:
-            return False
-        self._append(
-            "submitted",
-            request,
-            round=request.round,
-            record_ids=list(request.record_ids),
-            count=len(request.record_ids),
-            already=request.already,
-            group=request.group,
-            reason=request.reason,
-            **({"told": request.told} if request.told else {}),
-        )
-        return True
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def submit(self, *requests: Request) -> bool:
+        """Enter `requests` as pending, without records as covered, at once.
+
+        Those whose id is known already are left out; False where that leaves none.
+        """
+        new: dict[str, Request] = {}
+        for request in requests:
+            if request.id not in self._requests:
+                new.setdefault(request.id, request)
+        self._write_all([self._entry("submitted", r, _asked(r)) for r in new.values()])
+        return bool(new)
 
     def pending(self, server_round: int) -> list[Request]:
         """Requests to serve in `round`, ordered by id."""
         waiting = [r for r in self._requests.values() if r.state == PENDING and r.round <= server_round]
         return sorted(waiting, key=lambda r: r.id)
 
-    def served(self, request_id: str, server_round: int, **info: float | int | str) -> None:
+    def served(self, request_id: str, server_round: int, **info: float | int | str | Mapping[str, float]) -> None:
         self._append("served", self._requests[request_id], round=server_round, **info)
 
     def applied(self, request_id: str, server_round: int, before: str, after: str) -> None:
@@ -213,20 +179,42 @@ class Ledger:
         if known:
             self.note("acknowledged", client=client, lines=known)
 
+    def read(self, entry: Mapping[str, Any]) -> None:
+        """Take up a line that is written already. RequestError where it makes no sense after those before it."""
+        if fault := line_fault(entry):
+            raise RequestError(fault)
+        try:
+            self._apply(entry)
+        except (KeyError, ValueError) as error:
+            raise RequestError(
+                f"{entry['event']} of {entry.get('id', 'no request')}: {error} is missing or unfit"
+            ) from None
+
     def _append(self, event: str, request: Request, **fields: object) -> None:
-        entry = {"event": event, "id": request.id, "client": request.client, "scope": request.scope}
+        self._write(self._entry(event, request, fields))
+
+    def _entry(self, event: str, request: Request, fields: Mapping[str, object]) -> dict[str, Any]:
+        if given := OWN & fields.keys():
+            raise ValueError(f"a line of the ledger says itself what {sorted(given)} is")
+        entry: dict[str, Any] = {"event": event, "id": request.id, "client": request.client, "scope": request.scope}
         if request.subject:
             entry["subject"] = request.subject
         entry |= {"time": time.time(), **fields}
         if event == "failed":
             entry["attempts"] = request.attempts + 1
-        self._write(entry)
+        return entry
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        line = append_linked(self.path, entry, self.head)
-        self.head = line[HASH]
-        self.first = self.head if self.first == GENESIS else self.first
-        self._apply(line)
+        self._write_all([entry])
+
+    def _write_all(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines, durably; none of them if one makes no sense."""
+        if faults := [fault for entry in entries if (fault := line_fault(entry))]:
+            raise ValueError(f"a line of the ledger makes no sense: {faults[0]}")
+        for line in append_all(self.path, entries, self.head):
+            self.head = line[HASH]
+            self.first = self.head if self.first == GENESIS else self.first
+            self._apply(line)
 
     def _apply(self, entry: Mapping) -> None:
         if "id" not in entry:
@@ -260,7 +248,9 @@ class Ledger:
             return
         known = self._requests.get(request_id)
         if known is None:
-            raise RequestError(f"{self.path}: event {event!r} names request {request_id!r}, which was never submitted")
+            raise RequestError(f"event {event!r} names request {request_id!r}, which was never submitted")
+        if entry["client"] != known.client:
+            raise RequestError(f"event {event!r} of {request_id!r} is of client {entry['client']}, not {known.client}")
         judged = {"rouge": entry.get("rouge"), "judged": entry.get("outcome", ""), "why": entry.get("why", "")}
         changes: dict[str, dict] = {
             "served": {"state": SERVED, "served_round": entry.get("round")},
@@ -272,8 +262,21 @@ class Ledger:
             "rolled_back": {"state": PENDING, "served_round": None, "rouge": None, "judged": "", "why": ""},
         }
         if event not in changes:
-            raise RequestError(f"{self.path}: unknown event {event!r} for request {request_id!r}")
+            raise RequestError(f"unknown event {event!r} for request {request_id!r}")
         self._requests[request_id] = replace(known, **changes[event])
+
+
+def _asked(request: Request) -> dict[str, object]:
+    """What a line `submitted` says of a request."""
+    return {
+        "round": request.round,
+        "record_ids": list(request.record_ids),
+        "count": len(request.record_ids),
+        "already": request.already,
+        "group": request.group,
+        "reason": request.reason,
+        **({"told": request.told} if request.told else {}),
+    }
 
 
 class Policy(Protocol):

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from oblivionis.config.schema import Config
 from oblivionis.data.subjects import Subjects
 from oblivionis.requests.node_records import DATA_NODES
+from oblivionis.runs.known_nodes import KnownNodes
 from strategies import protocol
 from strategies.nodes import NodeMap
+from strategies.told import MOST
 
 
 def query_config(config: Config) -> dict[str, object]:
@@ -23,8 +25,8 @@ class RemoteHoldings:
 
     subjects = Subjects(())
 
-    def __init__(self, clients: int, nodes: NodeMap | None = None) -> None:
-        self.clients, self._nodes = clients, nodes
+    def __init__(self, clients: int, nodes: NodeMap | None = None, known: KnownNodes | None = None) -> None:
+        self.clients, self._nodes, self._known = clients, nodes, known
 
     @property
     def forget(self) -> Mapping[int, tuple[str, ...]]:
@@ -39,6 +41,17 @@ class RemoteHoldings:
         """Records of `client` when it was asked last; 0 for one that has not answered yet."""
         return self._told(client, protocol.NUM_RECORDS)
 
+    def declared(self, client: int) -> int | None:
+        """Records of `client` when it was first asked in this run: no weight of its replies is above that.
+
+        None for one that has not answered yet. What a client tells later may only be less.
+        """
+        if self._known is None:
+            return self.count(client) or None
+        if self._known.records(client) is None and (told := self.count(client)):
+            self._known.declare(client, told)
+        return self._known.records(client)
+
     def live(self, client: int, *, without_forget_split: bool) -> int:
         """How many of them it could be trained on then."""
         return self._told(client, protocol.LIVE_RECORDS)
@@ -47,6 +60,6 @@ class RemoteHoldings:
         answer = None if self._nodes is None else self._nodes.answers.get(client)
         for record in answer.metric_records.values() if answer is not None else ():
             value = record.get(key)
-            if isinstance(value, int) and value >= 0:
+            if isinstance(value, int) and 0 <= value <= MOST:
                 return value
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from oblivionis.requests.ledger import (
     Schedule,
 )
 from oblivionis.requests.remote_holdings import RemoteHoldings
+from oblivionis.runs.known_nodes import KnownNodes
 from strategies.nodes import NodeMap
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 from strategies.requests import SCOPES
@@ -59,10 +61,12 @@ def check_requests(config: Config) -> None:
         policy_of(config, holdings_of(config, corpus_of(config)))
 
 
-def holdings_of(config: Config, corpus: Corpus, nodes: NodeMap | None = None) -> Holdings | RemoteHoldings:
+def holdings_of(
+    config: Config, corpus: Corpus, nodes: NodeMap | None = None, known: KnownNodes | None = None
+) -> Holdings | RemoteHoldings:
     """Who holds what; where the records are the clients' own, how many each holds as it tells when `nodes` asks it."""
     if config.data.name == "node":
-        return RemoteHoldings(config.federation.clients, nodes)
+        return RemoteHoldings(config.federation.clients, nodes, known)
     return Holdings.of(corpus, load_partition(corpus, config))
 
 
@@ -225,7 +229,7 @@ def _client(row: Mapping[str, Any], holdings: Holdings | RemoteHoldings, scope: 
     ids = row["record_ids"]
     if not isinstance(ids, list) or not ids or not all(isinstance(i, str) for i in ids):
         return [f"no record ids; expected a list of texts, found {json.dumps(ids)}"]
-    twice = sorted({i for i in ids if ids.count(i) > 1})
+    twice = sorted(i for i, times in Counter(ids).items() if times > 1)
     foreign = holdings.foreign(client, ids)
     faults = [f"record {twice[0]!r} is named more than once"] if twice else []
     return faults + ([f"record {foreign[0]!r} is not held by client {client}"] if foreign else [])

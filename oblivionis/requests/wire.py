@@ -18,9 +18,11 @@ from flwr.app import ConfigRecord
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.errors import OblivionisError
+from oblivionis.naming import unfit_character
 from oblivionis.requests import judgement
 from strategies import protocol
 from strategies.requests import SCOPES
+from strategies.text import clean
 
 LONGEST_TEXT = 1000
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
@@ -126,7 +128,8 @@ def read_question(config: Mapping[str, object]) -> Question | None:
     if protocol.LEDGER not in config:
         return None
     outcomes = [_outcome(*numbered) for numbered in enumerate(_check({**config}, _Outcomes).texts)]
-    return _check({**config, protocol.OUTCOMES: outcomes}, Question)
+    question = _check({**config, protocol.OUTCOMES: outcomes}, Question)
+    return msgspec.structs.replace(question, run=clean(question.run, LONGEST_TEXT))
 
 
 def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]:
@@ -134,7 +137,9 @@ def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]
     event = "covered" if entry["event"] == "submitted" else entry["event"]
     kept = {k: entry[k] for k in (*NUMBERS, *HASHES, *WORDS) if entry.get(k) is not None}
     if event in ("failed", "rejected"):
-        kept["reason"] = str(entry.get("reason", ""))[:LONGEST_TEXT]
+        kept["reason"] = clean(str(entry.get("reason", "")), LONGEST_TEXT)
+    if "why" in kept:
+        kept["why"] = clean(kept["why"], LONGEST_TEXT)
     return {"event": event, "id": told, "line": line, "round": int(entry["round"]), **kept}
 
 
@@ -167,6 +172,8 @@ def read_answer(record: Mapping[str, object]) -> Answer:
         named = tuple(found.records[start : start + count])
         if len(set(named)) < count:
             raise WireError(f"request {name} names a record twice")
+        if unfit := next((c for i in named if (c := unfit_character(i))), ""):
+            raise WireError(f"request {name} names a record with the character {unfit} in its id")
         told.append(Told(name, scope, named))
         start += count
     return Answer(tuple(told), found.head, tuple(found.acknowledged))
@@ -179,7 +186,7 @@ def _outcome(number: int, text: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise WireError(f"{where}: {_shown(text)} is no JSON ({error})") from None
     _check(value, _Outcome, where)
-    return value
+    return value | {key: clean(value[key], LONGEST_TEXT) for key in ("reason", "why") if key in value}
 
 
 def _check(value: Any, expected: type[_Checked], where: str = "") -> _Checked:

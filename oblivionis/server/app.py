@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid
+from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from rich.console import Console
 
 from oblivionis.config import compose as configuration
@@ -25,6 +25,7 @@ from oblivionis.runs.tracking import check_tracking
 from oblivionis.server.context import Server
 from oblivionis.server.grid import StoppableGrid
 from oblivionis.server.stages import run_stages
+from oblivionis.server.workers import WatchedGrid
 from strategies.churn import ChurningGrid
 
 app = ServerApp()
@@ -98,9 +99,21 @@ def _continuation(grid: Grid, run: RunDirectory) -> str:
 
 def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
     """Run all stages over `grid`."""
+    registered = registrations() if isinstance(grid, HttpGrid) else None
+    watched = WatchedGrid(grid) if isinstance(grid, InMemoryGrid) else None
+    grid = grid if watched is None else watched
     if config.federation.churn:
         grid = ChurningGrid(grid, config.federation.churn, config.seed)
-    run_stages(Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop))
+    server = Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop, registered)
+    if watched is not None:
+        watched.partition = server.nodes.partition
+    run_stages(server)
+
+
+def registrations() -> list[Path]:
+    """The public keys of a deployment's nodes, `$OBLIVIONIS_HOME/nodes/node<client>.pub`; `deploy init` writes them."""
+    home = os.environ.get("OBLIVIONIS_HOME")
+    return sorted(Path(home, "nodes").glob("node*.pub")) if home else []
 
 
 def _check_nodes(grid: Grid, clients: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,7 +27,10 @@ from oblivionis.requests.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.requests.remote_holdings import RemoteHoldings, query_config
 from oblivionis.requests.schedule import holdings_of, policy_of
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
+from oblivionis.runs.known_nodes import Keys, KnownNodes
 from oblivionis.runs.progress import Events
+from oblivionis.server.bounds import bounds_of
 from strategies import protocol
 from strategies.fedtu import NodeMap
 
@@ -34,22 +39,37 @@ QUERY_S = 300.0
 
 
 class Server:
-    """Everything that the stages share: model, questions, partition, ledger, and the way to the clients."""
+    """Everything that the stages share: model, questions, partition, ledger, and the way to the clients.
 
-    def __init__(self, config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
+    `registered`: files with the public keys of the nodes, by which clients are known; None: nodes have no keys.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        grid: Grid,
+        run: RunDirectory,
+        events: Events,
+        stop: threading.Event,
+        registered: Sequence[Path] | None = None,
+    ) -> None:
         self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
         if config.federation.server_threads:
             torch.set_num_threads(config.federation.server_threads)
         torch.set_flush_denormal(True)
         corpus = corpus_of(config)
+        known = KnownNodes(run.path / KNOWN_NODES)
         self.nodes = NodeMap(
             expected=config.federation.clients,
             min_nodes=config.federation.min_clients,
             wait_s=config.federation.wait_for_clients,
             timeout_s=min(config.federation.timeout, QUERY_S),
             config=query_config(config),
+            partitions=config.federation.clients,
+            identities=None if registered is None else Keys(known, registered),
+            set_aside=self._set_aside,
         )
-        self.holdings = holdings_of(config, corpus, self.nodes)
+        self.holdings = holdings_of(config, corpus, self.nodes, known)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
         self.policy = policy_of(config, self.holdings) if asked else None
         self.remote = isinstance(self.holdings, RemoteHoldings)
@@ -57,6 +77,7 @@ class Server:
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
+        self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, told=self.remote)
         self.assessor = Assessor(self.assembled, corpus, config, self.start_vector)
         self.oracles: list[Oracle] = []
         self.settings = configuration.to_yaml(config)
@@ -93,7 +114,11 @@ class Server:
             settings={NODES_DIR: str(self.run.nodes_path), CONFIG_HASH: config_hash(self.config)},
             live=lambda client: self.holdings.live(client, without_forget_split=False),
             warn=self.events.warning,
+            most=self.config.unlearning.requests.max_per_round,
         )
+
+    def _set_aside(self, client: int, node: int, reason: str) -> None:
+        self.events.warning(f"node {node} says that it is client {client}, and is set aside: {reason}")
 
     def check_stop(self) -> None:
         if self.stop.is_set():

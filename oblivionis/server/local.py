@@ -23,6 +23,7 @@ from oblivionis.runs.directory import named_metrics
 from oblivionis.server.context import Server
 from strategies import protocol
 from strategies.replies import answers, judge
+from strategies.told import NUMBERS
 
 TRAINED, FORGOTTEN = "local", "local_unlearned"
 
@@ -99,6 +100,7 @@ def _exchange(
         reference=ArrayRecord({protocol.ADAPTER: Array(server.start_vector)}),
         timeout=federation.timeout,
         same_metrics=False,  # never averaged
+        numbers=NUMBERS[kind],
     )
     vectors = {}
     for verdict in verdicts:

@@ -105,7 +105,8 @@ def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -
 
     from oblivionis.client.app import app as client_app
     from oblivionis.server.app import serve
-    from strategies.errors import ActorDied, FederationError
+    from oblivionis.server.workers import ActorDied
+    from strategies.errors import FederationError
 
     server = ServerApp()
     failure: BaseException | None = None

@@ -39,6 +39,7 @@ from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Listener, Options
 from strategies.server_step import ServerStep
 from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
+from strategies.told import NUMBERS, TRAIN
 
 SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
 """Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
@@ -231,6 +232,8 @@ class Stage:
                 stage=self.label,
                 server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
                 extra_rounds=self.config.unlearning.requests.extra_rounds,
+                numbers=NUMBERS,
+                bounds=self.server.bounds,
             ),
         )
         fedtu.start(
@@ -324,11 +327,12 @@ class _Recorder(Listener):
         self._stage = stage
         self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
         self._kind, self._clients = "", dict[str, list[int]]()
+        self._cuts: list[dict[str, object]] = []
 
     def round_started(self, server_round: int, total: int) -> None:
         self._stage.server.check_stop()
         self._round, self._replies, self._failures, self._trained = server_round, 0, 0, False
-        self._clients = {}
+        self._clients, self._cuts = {}, []
         self._stage.events.round_started(server_round)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
@@ -349,6 +353,10 @@ class _Recorder(Listener):
         self._stage.events.reply(node, ok, reason)
         if not ok and self._stage.config.strict:
             raise RunError(f"strict: client {node} failed in round {self._round}: {reason}")
+
+    def cut(self, node: int, what: str, told: float, used: float) -> None:
+        self._cuts.append({"client": node, "what": what, "told": told, "used": used})
+        self._stage.events.warning(f"client {node}: the {what} {told:.4g} of its reply counts as {used:.4g}")
 
     def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
         stage, vector = self._stage, _vector(arrays)
@@ -387,8 +395,8 @@ class _Recorder(Listener):
         if not self._trained:
             least = stage.config.federation.min_clients
             stage.events.warning(f"round {server_round}: nobody trained, fewer than {least} clients are left that may")
-        values: dict[str, float] = {"seconds": seconds, "replies": self._replies, "failures": self._failures}
-        values.update({k: float(v) for k, v in metrics.items() if isinstance(v, int | float)})
+        values = {k: float(v) for k, v in metrics.items() if k in TRAIN and isinstance(v, int | float)}
+        values = {"seconds": seconds, "replies": self._replies, "failures": self._failures, **values}
         row = {
             "stage": stage.name,
             "round": server_round,
@@ -396,7 +404,8 @@ class _Recorder(Listener):
             "evaluator": "federation",
             "metrics": values,
         }
-        stage.run.append_metrics([{**row, "clients": self._clients, "time": time.time()}])
+        cuts = {"cut": self._cuts} if self._cuts else {}
+        stage.run.append_metrics([{**row, "clients": self._clients, **cuts, "time": time.time()}])
         stage.events.round_finished(server_round, seconds)
 
 

@@ -143,4 +143,4 @@ def test_pga_serves_the_requests_and_keeps_as_many_rounds_as_checkpoints(tmp_pat
     assert not list((run.path / "updates/0000/finetune").iterdir())
     for event in map(json.loads, run.ledger_path.open()):
         if event["event"] == "served":
-            assert event["forget-nll-after"] > event["forget-nll-before"]
+            assert event["told"]["forget-nll-after"] > event["told"]["forget-nll-before"]

@@ -30,6 +30,7 @@ from oblivionis.reports.markup import explained, facts_list, folded, html_page, 
 from oblivionis.reports.nodes import SHOWN, audit_rows
 from oblivionis.requests.judgement import MEANING
 from oblivionis.requests.ledger import PENDING, SERVED, Ledger, Request
+from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
@@ -178,14 +179,15 @@ def _unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
     served = next((e for e in reversed(events) if e["event"] == "served"), None)
     if served is None:
         return None
-    before, after = served.get("forget-nll-before"), served.get("forget-nll-after")
+    told = told_numbers(served)
+    before, after = told.get("forget-nll-before"), told.get("forget-nll-after")
     known = before is not None and after is not None
     loss = f"{number(before)} → {number(after)} nats per token" if known else ""
     return facts_list(
         [
             (explained("Forget loss", "Loss on its records"), loss),
-            ("Updates", f"{served['unlearn-steps']:g}" if "unlearn-steps" in served else ""),
-            ("Client's seconds", f"{served['unlearn-seconds']:.1f}" if "unlearn-seconds" in served else ""),
+            ("Updates", f"{told['unlearn-steps']:g}" if "unlearn-steps" in told else ""),
+            ("Client's seconds", f"{told['unlearn-seconds']:.1f}" if "unlearn-seconds" in told else ""),
         ]
     )
 

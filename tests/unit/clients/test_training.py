@@ -13,6 +13,7 @@ from support import tiny_llama
 from torch.utils.data import DataLoader, Sampler
 from transformers import get_scheduler
 
+from clients import optimisation
 from clients.flat import FlatParameters
 from clients.optimisation import Updater, learning_rate_factor
 from clients.training import NonFiniteError, TrainSettings, train
@@ -111,6 +112,35 @@ def test_fedprox_equals_the_added_term() -> None:
     result = fast(model, prox=(5.0, start))
     check(result, slow(tiny_llama.lora(), mu=5.0))
     assert np.linalg.norm(result[1] - start) < np.linalg.norm(fast(tiny_llama.lora())[1] - start)
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+@pytest.mark.parametrize("mu", [0.01, 0.5, 5.0])
+def test_the_first_update_of_fedprox_is_that_of_fedavg_to_the_last_bit(mode: str, mu: float) -> None:
+    """φ is φ_global then, so the term's gradient is 0, whatever the size of the parameters."""
+    results = []
+    for prox in (False, True):
+        model = tiny_llama.lora() if mode == "lora" else tiny_llama.base()
+        start = FlatParameters(model).numpy()
+        many = {"epochs": 1, "batch_size": len(RECORDS)}
+        results.append(fast(model, prox=(mu, start) if prox else None, **many)[1])
+    assert results[0].tobytes() == results[1].tobytes() != start.tobytes()
+
+
+def test_the_proximal_gradient_is_exact_and_takes_the_memory_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """μ(φ − φ_global) in float64, to float32's rounding of this small term, not of the large parameters."""
+    monkeypatch.setattr(optimisation, "_PROX_BLOCK", 64)
+    flat = FlatParameters(tiny_llama.lora())
+    generator = np.random.default_rng(0)
+    reference = (1000 + generator.normal(size=flat.size)).astype(np.float32)
+    moved = (reference + generator.normal(size=flat.size) * 1e-2).astype(np.float32)
+    flat.load(moved)
+    updater = optimisation.Updater(flat, settings(), 1, optimisation.Prox(0.5, reference))
+    gradient = generator.normal(size=flat.size).astype(np.float32) * 1e-6
+    flat.grad.copy_(torch.from_numpy(gradient))
+    updater._add_prox(flat.grad)
+    exact = gradient.astype(np.float64) + 0.5 * (moved.astype(np.float64) - reference.astype(np.float64))
+    np.testing.assert_allclose(flat.grad.numpy(), exact, rtol=3e-7, atol=1e-13)
 
 
 def test_bad_prox() -> None:

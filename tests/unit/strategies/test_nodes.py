@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 from flwr.app import Error, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, honest, noise, request
 
 from strategies.factory import build
 from strategies.fedtu import (
-    ActorDied,
     FedTU,
     NodeMap,
     NodeMapError,
@@ -158,7 +158,7 @@ def test_no_usable_node_is_an_error():
     with pytest.raises(NodeMapError, match="2 of 3 clients connected"):
         NodeMap(min_nodes=3, wait_s=0.01).refresh(grid)
     grid.answer = Error(code=0, reason="ActorDiedError")
-    with pytest.raises(ActorDied):
+    with pytest.raises(NodeMapError, match="none of 2 nodes"):
         NodeMap().refresh(grid)
 
 
@@ -174,12 +174,82 @@ def test_all_are_waited_for_at_the_start_and_the_fewest_later(caplog):
         nodes.refresh(grid)
 
 
-def test_two_nodes_of_one_partition():
+def claims(partition) -> RecordDict:
+    return RecordDict({"metrics": MetricRecord({"partition-id": partition})})
+
+
+def test_of_two_nodes_that_claim_a_partition_at_once_neither_gets_it():
+    grid, told = Silent({p: honest(p) for p in range(3)}), []
+    grid.silent, grid.answer = {2}, claims(0)
+    nodes = NodeMap(set_aside=lambda *what: told.append(what))
+    assert nodes.refresh(grid) == {1: 1001} == nodes.refresh(grid, retry=True)
+    reason = "nodes 1000, 1002 all claim to be client 0"
+    assert told == [(0, 1000, reason), (0, 1002, reason)], "once, by name"
+    grid.silent = set()
+    assert nodes.refresh(grid, retry=True) == {0: 1000, 1: 1001, 2: 1002}, "once nobody lies, all take part"
+
+
+def test_a_latecomer_gets_no_partition_that_somebody_has(caplog):
+    grid, told = Silent({p: honest(p) for p in range(3)}, keep_log=True), []
+    liar = grid.nodes.pop(2)
+    nodes = NodeMap(set_aside=lambda *what: told.append(what))
+    nodes.refresh(grid)
+    grid.nodes[2] = liar
+    grid.silent, grid.answer = {2}, claims(1)
+    requests = RequestList([(1, request(1))])
+    FedTU(build("fedavg"), requests=requests, nodes=nodes).start(grid, adapter(np.zeros(SIZE)), num_rounds=2)
+    assert told == [(1, 1002, "node 1001 is client 1 already")]
+    assert "node 1002 is set aside, it is not client 1" in caplog.text
+    asked = [(kind, p) for kind, p, _ in grid.log if kind in ("train", "train.unlearn")]
+    assert ("train.unlearn", 1) in asked and all(p != 2 for _, p in asked), "it never sees another client's request"
+
+
+@pytest.mark.parametrize("partition", [3, -1, 2**40, 2**62, 1.0, [0], 4711])
+def test_a_partition_that_does_not_exist_is_nobody_s(partition):
     grid = Silent({p: honest(p) for p in range(3)})
-    grid.silent = {2}
-    grid.answer = RecordDict({"metrics": MetricRecord({"partition-id": 0})})
-    with pytest.raises(NodeMapError, match="nodes 1000 and 1002 both hold partition 0"):
-        NodeMap().refresh(grid)
+    grid.silent, grid.answer = {2}, claims(partition)
+    assert list(NodeMap(partitions=3).refresh(grid)) == [0, 1]
+
+
+class Known:
+    """Identities: a node's key is what it has the key of."""
+
+    def __init__(self, **bound):
+        self.bound = {int(k[1:]): v for k, v in bound.items()}
+
+    def refusal(self, partition, key):
+        return "" if self.bound.get(partition, key) == key else f"its key is {key.decode()}"
+
+    def bind(self, partition, key):
+        self.bound.setdefault(partition, key)
+
+
+class Keyed(Silent):
+    """Nodes show the key `k<partition>`, whatever they claim."""
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=n, public_key=f"k{n - 1000}".encode()) for n in self.get_node_ids()]
+
+
+def test_with_keys_the_owner_gets_its_partition_and_the_liar_nothing():
+    for silent, claimed, expected in (({2}, 0, {0: 1000, 1: 1001}), ({2}, 1, {0: 1000, 1: 1001})):
+        grid, told = Keyed({p: honest(p) for p in range(3)}), []
+        grid.silent, grid.answer = silent, claims(claimed)
+        known = Known(p0=b"k0", p1=b"k1", p2=b"k2")
+        nodes = NodeMap(identities=known, set_aside=lambda *what, told=told: told.append(what))
+        assert nodes.refresh(grid) == expected
+        assert told == [(claimed, 1002, "its key is k2")]
+
+
+def test_the_first_key_of_a_partition_is_bound_and_another_is_refused_even_when_that_has_gone():
+    grid, known = Keyed({p: honest(p) for p in range(3)}), Known()
+    late = grid.nodes.pop(2)
+    assert list(NodeMap(identities=known).refresh(grid)) == [0, 1]
+    assert known.bound == {0: b"k0", 1: b"k1"}
+    grid.nodes.pop(1)
+    grid.nodes[2] = late
+    grid.silent, grid.answer = {2}, claims(1)
+    assert list(NodeMap(identities=known).refresh(grid)) == [0], "not in another process of the run either"
 
 
 def test_a_client_that_comes_back_under_a_new_id_replaces_the_old():

@@ -24,7 +24,6 @@ from support.fedtu_clients import (
 from strategies import protocol
 from strategies.factory import build
 from strategies.fedtu import (
-    ActorDied,
     FedTU,
     Options,
     RequestList,
@@ -255,15 +254,16 @@ def test_extra_rounds_while_requests_are_pending():
 
 
 @pytest.mark.parametrize("message_type", [protocol.TRAIN, protocol.UNLEARN])
-def test_a_dead_simulation_worker_ends_the_run(message_type):
-    grid = federation(3)
+def test_a_client_that_says_that_a_worker_died_is_left_out(message_type):
+    grid, recorder = federation(3), Recorder()
     good = honest(1)
     dead = Error(code=0, reason="<class 'ray.exceptions.ActorDiedError'>")
     grid.nodes[1] = lambda m: dead if m.metadata.message_type == message_type else good(m)
     requests = RequestList([(1, request(1))])
-    with pytest.raises(ActorDied, match=r"client 1 died.*ActorDiedError"):
-        FedTU(build("fedavg"), requests=requests).start(grid, adapter(noise("start")), num_rounds=1)
-    assert requests.attempts == {}
+    fedtu = FedTU(build("fedavg"), requests=requests, listener=recorder)
+    fedtu.start(grid, adapter(noise("start")), num_rounds=2)
+    assert len(recorder.of("round_completed")) == 2
+    assert {e[1]: e[3] for e in recorder.of("reply") if not e[2]} == {1: f"error 0: {dead.reason}"}
 
 
 def test_a_diverged_aggregate_ends_the_run():
@@ -325,3 +325,31 @@ def test_the_first_of_two_answers_counts_and_foreign_ones_do_not():
     matched = answers(messages, [stranger, *replies, again])
     assert [(m, r) for m, r in matched] == list(zip(messages, replies, strict=True))
     assert answers(messages, [stranger, again]) == [(messages[0], again), (messages[1], None)]
+
+
+def test_nobody_answers_for_another():
+    grid = MemoryGrid({p: lambda m: content([9.0]) for p in range(2)})
+    messages = [Message(content([float(p)]), dst_node_id=1000 + p, message_type="train") for p in range(2)]
+    replies = grid.send_and_receive(messages)
+    forged = Message(content([7.0]), reply_to=messages[1])
+    forged.metadata.__dict__["_src_node_id"] = 1000
+    lost = Message(Error(code=5), reply_to=messages[1])
+    lost.metadata.__dict__["_src_node_id"] = 1
+    assert answers(messages, [forged, *replies]) == list(zip(messages, replies, strict=True))
+    assert answers(messages, [forged, replies[0]]) == [(messages[0], replies[0]), (messages[1], None)]
+    assert answers(messages, [replies[0], lost]) == [(messages[0], replies[0]), (messages[1], lost)]
+
+
+def test_what_a_client_says_is_one_plain_line():
+    hostile = (
+        "\x1b]0;title\x07\x1b[31mred\x1b[0m \x9b2J\x1bPq\x1b\\ a\tb\r\x00\x85\u2028\u202eevil\ud800" + "x" * 2_000_000
+    )
+    grid, recorder = federation(2), Recorder()
+    grid.nodes[1] = lambda m: Error(code=2, reason=hostile)
+    FedTU(build("fedavg"), listener=recorder).start(grid, adapter(noise("start")), num_rounds=1)
+    reason = recorder.of("reply")[1][3]
+    assert reason.isprintable() and len(reason) <= 520
+    metrics = MetricRecord({"num-examples": 1, hostile[:3000]: float("nan")})
+    grid.nodes[1] = lambda m: RecordDict({"arrays": m.content["arrays"], "metrics": metrics})
+    FedTU(build("fedavg"), listener=recorder).start(grid, adapter(noise("start")), num_rounds=1)
+    assert recorder.of("reply")[-1][3].isprintable() and len(recorder.of("reply")[-1][3]) <= 520

@@ -1,0 +1,74 @@
+"""What one client may count in this run's exchanges, by what its configuration lets an honest client do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from oblivionis.config.schema import Config, Training
+from strategies.bounds import Bounds
+
+LONGEST_STEP = 7.3
+"""No step of Adam moves a number further than so many learning rates.
+
+|m_t| ≤ (1 − β₁) √(Σ (β₁²/β₂)ʲ) √(v_t / (1 − β₂)) by Cauchy and Schwarz; with the β that are used here that is
+(1 − 0.9) / √(1 − 0.999) · 1 / √(1 − 0.81/0.999) = 7.27.
+"""
+UPDATES_PER_BATCH = 4
+"""A method of unlearning makes no more updates of one batch and epoch (SCRUB makes two)."""
+MARGIN = 1.01
+
+
+def bounds_of(config: Config, count: Callable[[int], int | None], size: int, *, told: bool) -> Bounds:
+    """The bounds for vectors of `size` numbers. `count`: a client's records, None where unknown; `told`: it tells them
+    itself, so that the share of an average is limited, too.
+    """
+    federation = config.federation
+    share = federation.max_weight_share
+
+    def longest(kind: str, client: int, length: float) -> float:
+        records = count(client)
+        return math.inf if records is None else longest_update(config, kind, records, size, length)
+
+    return Bounds(
+        records=count,
+        longest=longest,
+        max_weight_share=(0.5 if told else 1.0) if share is None else share,
+        max_update_norm=federation.max_update_norm,
+        free_share=1 / LONGEST_STEP,
+    )
+
+
+def longest_update(config: Config, kind: str, records: int, size: int, length: float) -> float:
+    """No client with so many records can change a vector of `size` numbers and norm `length` by more, as an L2 norm.
+
+    Each of its updates moves every number by at most `LONGEST_STEP` learning rates, and weight decay by the learning
+    rate times the decay of what the number is.
+    """
+    training, unlearning = config.training, config.unlearning
+    found = _reach(
+        training, training.learning_rate, training.weight_decay, config.federation.local_epochs, records, size
+    )
+    if kind != "unlearn":
+        return _total(found, length)
+    trained = _total(found, length)
+    rate = unlearning.learning_rate or training.learning_rate
+    decay = training.weight_decay if unlearning.weight_decay is None else unlearning.weight_decay
+    epochs = UPDATES_PER_BATCH * unlearning.epochs
+    steps, drift = _reach(training, rate, decay, epochs, records, size, unlearning.batch_size)
+    if unlearning.method == "pga":  # it starts from the model of the other clients, not from the one that was sent
+        return _total((steps, drift), 2 * length + trained) + 2 * length + trained
+    return _total((steps, drift), length)
+
+
+def _reach(
+    training: Training, rate: float, decay: float, epochs: int, records: int, size: int, batch: int | None = None
+) -> tuple[float, float]:
+    """How far the optimiser's steps lead at most, and by which share of itself weight decay changes the vector."""
+    updates = epochs * math.ceil(max(records, 1) / ((batch or training.batch_size) * training.gradient_accumulation))
+    return LONGEST_STEP * rate * updates * math.sqrt(size), rate * decay * updates
+
+
+def _total(found: tuple[float, float], length: float) -> float:
+    steps, drift = found
+    return MARGIN * (steps + drift * (length + steps))

@@ -1,0 +1,53 @@
+"""The worker processes of a simulation: whether one died is what Ray says, not what a client's reply says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from flwr.app import Message
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from strategies.errors import FederationError
+from strategies.passing import PassingGrid
+from strategies.replies import error_text
+
+ACTOR = "ClientAppActor"
+
+
+class ActorDied(FederationError):
+    """A simulation worker process crashed. Flower would give it to later clients too: stop, and resume the run."""
+
+
+class WatchedGrid(PassingGrid):
+    """Passes everything on to `grid`, and ends a run whose worker processes die.
+
+    Flower tells of one in an error reply, which any client can send as well. It counts only where `dead` says so, too.
+    `partition`: whose node a node id is, None where nobody knows yet.
+    """
+
+    def __init__(self, grid: Grid, dead: Callable[[], int] | None = None) -> None:
+        super().__init__(grid)
+        self._dead = dead_workers if dead is None else dead
+        self.partition: Callable[[int], int | None] = lambda node: None
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """As `grid`. Raises ActorDied for an error that comes of a dead worker."""
+        found = list(self._grid.pull_messages(message_ids))
+        for message in found:
+            if message.has_error() and message.error.code == ErrorCode.UNKNOWN and self._dead():
+                client = self.partition(message.metadata.src_node_id)
+                whose = "a worker process" if client is None else f"the worker process of client {client}"
+                raise ActorDied(f"{whose} died: {error_text(message)}")
+        return found
+
+
+def dead_workers() -> int:
+    """How many of the processes that Flower started for clients have died, as Ray's own records say."""
+    import ray
+    from ray._private import state
+
+    if not ray.is_initialized():
+        return 0
+    actors = state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()), actor_state_name="DEAD")
+    return sum(actor["ActorClassName"] == ACTOR for actor in actors.values())

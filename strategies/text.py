@@ -1,0 +1,39 @@
+"""Text that others wrote: what a terminal, a log or a page would obey is taken out where the text enters."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+LONGEST = 500
+"""Characters that are kept of a foreign text."""
+
+_SEQUENCES = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
+    "|(?:\x1b[\\]P^_X]|[\x9d\x90\x9e\x9f\x98])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"  # OSC, DCS, PM, APC, SOS
+    "|\x1b[ -/]*[0-~]?"  # all other escapes
+)
+_JOINERS = "\u200c\u200d"
+"""Without them words of some scripts are misspelt."""
+_OBEYED = ("Cc", "Cs", "Zl", "Zp")
+"""Control characters, lone surrogates, line and paragraph separators."""
+
+
+def plain(text: str) -> str:
+    """`text` in one line without escape sequences, control characters, lone surrogates and invisible marks."""
+    if text.isprintable():
+        return " ".join(text.split())
+    return " ".join("".join(map(_shown, _SEQUENCES.sub("", text))).split())
+
+
+def clean(text: str, longest: int = LONGEST) -> str:
+    """`plain` of `text`, cut to `longest` characters; the last is `…` where it was cut."""
+    shown = plain(text[: 8 * longest])
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def _shown(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind == "Cf" and character not in _JOINERS:
+        return ""
+    return " " if kind in _OBEYED else character

@@ -1,0 +1,163 @@
+"""How requests of nodes are taken up: in time that grows with their number, so many a round, and none of them lost."""
+
+import json
+import stat
+import time
+
+import pytest
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+from oblivionis.chain import GENESIS, check_chain
+from oblivionis.data.errors import DataError
+from oblivionis.data.jsonl import read_training
+from oblivionis.requests.from_nodes import NodeRequests
+from oblivionis.requests.ledger import Ledger
+from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.requests.remote_holdings import RemoteHoldings
+from oblivionis.requests.schedule import read_schedule
+from oblivionis.requests.wire import Answer, Told, WireError, outcome_of, read_answer, read_question, write_answer
+from strategies import protocol
+from strategies.nodes import NodeMap
+
+
+class Nodes:
+    """Clients that tell what `told` has for them."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def ask(self, grid, settings):
+        for client in self.told:
+            settings(client)
+        return {c: RecordDict({protocol.REQUESTS: write_answer(Answer(t, GENESIS, ()))}) for c, t in self.told.items()}
+
+
+def source(tmp_path, told, most=100):
+    warnings = []
+    ledger = Ledger(tmp_path / "requests.jsonl")
+    nodes = Nodes({client: tuple(requests) for client, requests in told.items()})
+    live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most}
+    return NodeRequests(ledger, 0.5, run="run", nodes=nodes, grid=None, settings={}, **live), ledger, warnings
+
+
+def many(requests, records, client=0):
+    return [Told(f"r{n:05d}", "records", tuple(f"{client}-{n}-{i}" for i in range(records))) for n in range(requests)]
+
+
+def test_what_is_beyond_the_limit_waits_its_turn_and_is_told_of(tmp_path):
+    requests, ledger, warnings = source(tmp_path, {0: many(25, 1), 1: many(3, 1, client=1)}, most=10)
+    served = []
+    for server_round in (1, 2, 3, 4):
+        due = requests.pending(server_round)
+        assert max(sum(r.node == client for r in due) for client in (0, 1)) <= 10
+        served.append(len(due))
+        for request in due:
+            requests.served(request, server_round, {})
+    assert served == [13, 10, 5, 0], "the other client loses nothing by it"
+    assert warnings[0] == (
+        "client 0 made 25 requests at once: 10 are taken up, 15 wait (unlearning.requests.max_per_round)"
+    )
+    notes = [(e["round"], e["client"], e["count"]) for e in check_chain(ledger.path).entries if e["event"] == "waiting"]
+    assert notes == [(1, 0, 15), (2, 0, 5)] and check_chain(ledger.path).faults == ()
+    assert len({r.told for r in ledger if r.client == 0}) == 25
+
+
+def test_what_failed_does_not_starve_or_exceed(tmp_path):
+    requests, _, _ = source(tmp_path, {0: many(25, 1)}, most=10)
+    for server_round in (1, 2):
+        due = requests.pending(server_round)
+        assert len(due) == 10
+        for request in due:
+            requests.failed(request, server_round, "no")
+
+
+def test_the_time_of_an_intake_grows_with_its_size_and_no_faster(tmp_path):
+    def seconds(number, folder):
+        folder.mkdir()
+        requests, _, _ = source(folder, {0: many(number, 500)}, most=10**6)
+        began = time.process_time()
+        assert len(requests.pending(1)) == number
+        requests.live(0)
+        return time.process_time() - began
+
+    seconds(20, tmp_path / "warm")
+    short, long = seconds(40, tmp_path / "short"), seconds(320, tmp_path / "long")
+    assert long < 8 * short * 2.5 + 0.2, (short, long)
+
+
+def test_no_choice_of_ids_stops_an_intake(tmp_path):
+    """Another client has taken every name that this client's request could get, up to a hundred."""
+    names = ["x", "x-client-0001", *(f"x-client-0001-{n}" for n in range(2, 120))]
+    hostile = [Told(name, "records", (f"h{n}",)) for n, name in enumerate(names)]
+    requests, ledger, _ = source(tmp_path, {0: hostile, 1: [Told("x", "records", ("mine",))]}, most=1000)
+    assert len(requests.pending(1)) == len(names) + 1
+    (mine,) = ledger.of_client(1)
+    assert (mine.id, mine.told, mine.record_ids) == ("x-client-0001-120", "x", ("mine",))
+
+
+def test_a_schedule_of_many_records_is_read_in_time(tmp_path):
+    ids = [f"r{i}" for i in range(20_000)]
+    path = tmp_path / "requests.jsonl"
+    path.write_text(json.dumps({"round": 1, "client": 0, "record_ids": ids}) + "\n")
+    began = time.process_time()
+    (request,) = read_schedule(path, RemoteHoldings(2)).requests
+    assert len(request.record_ids) == len(ids) and time.process_time() - began < 2
+
+
+UNFIT = ["a\x1b[2J", "a\nb", "a\x9bm", "a\ud800", "a\u202eb", "a\x00"]
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_record_ids_that_a_terminal_obeys_are_refused_on_the_wire(name):
+    record = write_answer(Answer((Told("x", "records", ("good", name)),), GENESIS, ()))
+    with pytest.raises(WireError, match=r"request x names a record with the character U\+") as error:
+        read_answer(record)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_and_in_files_with_file_and_line(tmp_path, name):
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({"id": "good", "question": "q", "answer": "a"}) + "\n")
+    with path.open("a") as file:
+        file.write(json.dumps({"id": name, "question": "q?", "answer": "b"}) + "\n")
+    problems = []
+    read_training([path], problems)
+    (problem,) = problems
+    assert problem.startswith("records.jsonl:2: ") and ("found U+" in problem or "lone surrogate" in problem)
+    assert problem.isprintable() and issubclass(DataError, ValueError)
+
+
+def test_what_a_server_tells_a_node_is_plain_text_there():
+    entry = {"event": "failed", "round": 1, "reason": "\x1b]0;x\x07\x1b[31mno\u202e" + "y" * 5000}
+    told = outcome_of(entry, "x", "0" * 64)
+    assert told["reason"].startswith("no") and told["reason"].isprintable() and len(told["reason"]) == 1000
+    hostile = {**told, "reason": "\x1b[2Jno\x9b31m"}
+    config = ConfigRecord(
+        {
+            protocol.RUN: "run\x1b[2J",
+            protocol.LEDGER: "0" * 64,
+            protocol.LEDGER_HEAD: "0" * 64,
+            protocol.SERVER_ROUND: 1,
+            protocol.OUTCOMES: [json.dumps(hostile)],
+        }
+    )
+    question = read_question(config)
+    assert question.run == "run" and question.outcomes[0]["reason"] == "no"
+
+
+@pytest.mark.parametrize("before", [None, 0o644])
+def test_a_node_s_ledger_is_its_owner_s_alone(tmp_path, before):
+    ledger = NodeLedger(tmp_path)
+    if before is not None:
+        ledger.path.touch(mode=before)
+        ledger.path.chmod(before)
+    ledger.submit(["r1"], reason="a letter")
+    assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("told", [10**18, -1, 2**60, [5], 5.0])
+def test_counts_that_make_no_sense_are_none(tmp_path, told):
+    nodes = NodeMap()
+    nodes.answers[0] = RecordDict({protocol.METRICS: MetricRecord({protocol.NUM_RECORDS: told})})
+    assert RemoteHoldings(2, nodes).count(0) == 0

@@ -1,0 +1,70 @@
+"""An honest client can never be refused, whatever its records; a dead worker is Ray's to tell."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Error
+from support.fedtu_clients import honest
+
+from oblivionis.config.compose import compose
+from oblivionis.server.bounds import LONGEST_STEP, bounds_of, longest_update
+from oblivionis.server.workers import ActorDied, WatchedGrid
+from strategies.fedtu import NodeMap
+from strategies.memory_grid import MemoryGrid
+
+
+@pytest.mark.parametrize(("quiet", "growth"), [(0, 1.0), (0, 1.11), (0, 3.0), (6000, 1.0), (6000, 1.11), (6000, 3.0)])
+def test_no_step_of_adam_is_longer_than_the_bound(quiet, growth):
+    """Gradients that grow by β₂/β₁ = 1.11 after a long quiet are the worst: the first moment outruns the second."""
+    value = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.AdamW([value], lr=1e-3, weight_decay=0.0, eps=1e-30)
+    longest = 0.0
+    for step in range(quiet + 120):
+        before = value.item()
+        value.grad = torch.tensor([1e-10 * growth ** (step - quiet) if step >= quiet else 0.0], dtype=torch.float64)
+        optimiser.step()
+        longest = max(longest, abs(value.item() - before) / 1e-3)
+    assert 0.99 < longest <= LONGEST_STEP
+    if (quiet, growth) == (6000, 1.11):
+        assert longest > 7.2, "the bound can be reached"
+
+
+def test_the_longest_update_by_hand():
+    config = compose("default", ["training.learning_rate=0.01", "training.weight_decay=0.1", "training.batch_size=4"])
+    config.federation.local_epochs, config.unlearning.epochs = 3, 2
+    steps = 3 * 3  # epochs x batches of 9 records
+    reach = 7.3 * 0.01 * steps * 10
+    drift = 0.01 * 0.1 * steps
+    assert longest_update(config, "train", 9, 100, 5.0) == pytest.approx(1.01 * (reach + drift * (5 + reach)))
+    reach, drift = 7.3 * 0.01 * 4 * 2 * 3 * 10, 0.01 * 0.1 * 4 * 2 * 3
+    config.unlearning.learning_rate = config.unlearning.batch_size = config.unlearning.weight_decay = None
+    assert longest_update(config, "unlearn", 9, 100, 5.0) == pytest.approx(1.01 * (reach + drift * (5 + reach)))
+
+
+@pytest.mark.parametrize(("told", "given", "share"), [(False, None, 1.0), (True, None, 0.5), (True, 0.9, 0.9)])
+def test_where_clients_count_themselves_their_share_is_limited(told, given, share):
+    config = compose("default", [] if given is None else [f"federation.max_weight_share={given}"])
+    bounds = bounds_of(config, {0: 4, 1: None}.get, 100, told=told)
+    assert bounds.max_weight_share == share and bounds.max_update_norm == 10.0
+    assert bounds.longest("train", 1, 1.0) == np.inf > bounds.longest("train", 0, 1.0)
+
+
+def test_only_ray_can_say_that_a_worker_died():
+    grid = MemoryGrid({p: honest(p) for p in range(2)})
+    grid._deliver = lambda message: Error(code=0, reason="<class 'ray.exceptions.ActorDiedError'>")
+    dead = []
+    watched = WatchedGrid(grid, lambda: len(dead))
+    messages = watched.push_messages([message_to(1000)])
+    assert [m.error.code for m in watched.pull_messages(messages)] == [0]
+    dead.append("one")
+    messages = watched.push_messages([message_to(1000)])
+    with pytest.raises(ActorDied, match="a worker process died: error 0"):
+        watched.pull_messages(messages)
+    assert WatchedGrid(MemoryGrid({0: honest(0)})).get_node_ids() == [1000]
+    assert list(NodeMap().refresh(WatchedGrid(MemoryGrid({0: honest(0)})))) == [0], "no Ray runs here: nobody is dead"
+
+
+def message_to(node):
+    from flwr.app import Message, RecordDict
+
+    return Message(RecordDict(), dst_node_id=node, message_type="train")
