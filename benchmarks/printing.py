@@ -37,7 +37,7 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
             raise OblivionisError(
                 f"--layout {name}: there is no such table; {hint or f'expected one of {_listed(layouts, own)}'}"
             )
-        for axis in (layout.rows, layout.columns):
+        for axis in (layout.rows, layout.columns, *layout.groups):
             if axis is not None and axis not in axes:
                 raise OblivionisError(f"--layout {name}: these results have no axis {axis}, only {', '.join(axes)}")
         found.append(build(frame, axes, layout))

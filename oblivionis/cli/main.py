@@ -190,7 +190,7 @@ def simulate(
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
-        check_output(config)
+        check_output(Path(config.output), config.name)
         _check(config, console, new=True)
         run = RunDirectory.create(Path(config.output), config.name)
         run.write_config(configuration.to_yaml(config))

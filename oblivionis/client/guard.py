@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 
 from oblivionis.client.policy import POLICY_FILE, Policy, PolicyError, read_policy
 from oblivionis.config.schema import MUSE, Config, Data, Model
-from oblivionis.errors import ClientError, OblivionisError
-from oblivionis.files import parse_json, write_json
+from oblivionis.errors import ClientError, FileError, OblivionisError
+from oblivionis.files import parse_json, read_bytes, write_json
 from oblivionis.models.source import EMBEDDED, HUB_NAME, cached
 from oblivionis.naming import DATA_FOLDER
 from oblivionis.requests.demands import Demand
@@ -230,8 +230,8 @@ def note_refusal(folder: Path, kind: str, error: Refused, message: Mapping[str, 
 
 def _usage(path: Path, today: str) -> dict[str, Any]:
     """What was used today; nothing where the file is absent or of another day."""
-    with suppress(FileNotFoundError, ValueError):
-        found = parse_json(path.read_bytes())
+    with suppress(FileNotFoundError, FileError, ValueError):
+        found = parse_json(read_bytes(path))
         if isinstance(found, dict) and found.get("day") == today:
             return {k: v for k, v in found.items() if k in _COUNTED.values() and isinstance(v, int)}
     return {}

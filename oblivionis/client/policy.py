@@ -17,7 +17,8 @@ from oblivionis.config.compose import instance, tree_of
 from oblivionis.config.limits import about
 from oblivionis.config.problems import Problem, did_you_mean
 from oblivionis.config.values import Key, check_value, expectation, keys_of
-from oblivionis.errors import OblivionisError
+from oblivionis.errors import FileError, OblivionisError
+from oblivionis.files import read_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -116,11 +117,11 @@ def read_policy(folder: Path) -> Policy:
     """The policy of the client with that folder. Raises PolicyError with every problem of the file at once."""
     path = folder / POLICY_FILE
     try:
-        tree = tomllib.loads(path.read_bytes().decode())
+        tree = tomllib.loads(read_bytes(path).decode())
     except FileNotFoundError:
         return Policy()
-    except OSError as error:
-        raise PolicyError(f"{path} cannot be read: {error.strerror}") from None
+    except FileError as error:
+        raise PolicyError(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise PolicyError(f"{path} is no TOML file: {error}") from None
     good: dict[str, Any] = {}

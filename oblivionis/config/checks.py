@@ -331,8 +331,9 @@ def _records(config: Config) -> Iterator[Problem]:
     if records is not None and clients > records:
         yield Problem(
             "federation.clients",
-            f"{clients} clients cannot share {records} record{'' if records == 1 else 's'}{_of_file(config)}",
+            f"{clients} clients cannot share {records} record{'' if records == 1 else 's'}",
             f"1 <= value <= {records}",
+            _of_file(config),
         )
 
 
@@ -349,7 +350,8 @@ def _authors(config: Config) -> Iterator[Problem]:
 
 
 def _of_file(config: Config) -> str:
-    return f" (lines of {_lines_file(config.data.path)})" if config.data.name == "jsonl" and config.data.path else ""
+    data = config.data
+    return f"they are the lines of {_lines_file(data.path)}" if data.name == "jsonl" and data.path else ""
 
 
 def _size(config: Config) -> int | None:

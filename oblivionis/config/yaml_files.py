@@ -40,8 +40,6 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str], list[Problem]
         return {}, {}, [Problem(display(file), str(error).removeprefix(f"{file}: "))]
     except UnicodeDecodeError:
         return {}, {}, [Problem(display(file), "cannot be read: it is not UTF-8 text")]
-    if not text.strip():
-        return {}, {}, [Problem(display(file), "is empty")]
     return parse_yaml(text, display(file))
 
 

@@ -18,8 +18,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from oblivionis.errors import ClientError
-from oblivionis.files import sync_folder
+from oblivionis.errors import ClientError, FileError
+from oblivionis.files import read_bytes, sync_folder
 from oblivionis.requests.node_ledger import KEY_MADE, NodeLedger
 
 KEY_FILE = "audit.key"
@@ -42,8 +42,8 @@ def audit_key(folder: Path) -> Ed25519PrivateKey:
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise ClientError(f"others can read the node's {KEY_FILE}, so nobody can tell who signs with it: chmod 600")
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError):
+        key = serialization.load_pem_private_key(read_bytes(path), password=None)
+    except (OSError, ValueError, TypeError, FileError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise ClientError(f"the node's {KEY_FILE} is no Ed25519 private key (PEM); without the file a new one is made")

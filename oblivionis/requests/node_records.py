@@ -59,7 +59,8 @@ def read_node(folder: Path) -> NodeRecords:
     problems: list[str] = []
     records, marked = read_training(files, problems)
     if not records and not problems:
-        problems.append(f"{data}: expected at least one record, found none")
+        names = ", ".join(file.name for file in files)
+        problems.append(f"{data}: expected at least one record in {names}, found none")
     raise_if_any(data, problems)
     return NodeRecords(tuple(records), frozenset(marked))
 

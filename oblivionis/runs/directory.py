@@ -42,7 +42,6 @@ from filelock import FileLock, Timeout
 from oblivionis import __version__
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config.problems import ConfigError, Problem
-from oblivionis.config.schema import Config
 from oblivionis.errors import FileError, RunError
 from oblivionis.files import append_lines, parse_json, read_bytes, read_json, read_lines, write_atomic, write_json
 from oblivionis.runs import shapes
@@ -255,21 +254,21 @@ class RunDirectory:
         return log
 
 
-def check_output(config: Config) -> None:
-    """Raise ConfigError for an `output` in which no run directory can be made. Nothing is left there."""
-    output = Path(config.output)
+def check_output(output: Path, name: str | None) -> None:
+    """ConfigError for an `output` in which no run directory (called `name`) can be made. Nothing is left there."""
     try:
+        if "\0" in str(output):
+            raise ValueError("there is a null character in it")
         place = next(p for p in (output, *output.absolute().parents) if os.path.lexists(p))
         if not place.is_dir():
             raise NotADirectoryError(f"{place} is no folder")
-        names = [output.name, config.name or ""]
         limit = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
-        if long := next((name for name in (*output.parts, *names) if len(os.fsencode(name)) > limit), None):
+        if long := next((part for part in (*output.parts, name or "") if len(os.fsencode(part)) > limit), None):
             raise OSError(f"{long[:20]}… has {len(os.fsencode(long))} bytes, a name has {limit} at most")
         os.rmdir(tempfile.mkdtemp(dir=place, prefix=".oblivionis-"))
-    except (OSError, ValueError) as error:  # ValueError: a NUL
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        shown = config.output if len(config.output) <= 80 else f"{config.output[:79]}…"
+        shown = str(output) if len(str(output)) <= 80 else f"{str(output)[:79]}…"
         message = f"no run directory can be made in {shown!r}: {reason}"
         raise ConfigError([Problem("output", message, "a folder that can be written to")]) from None
 

@@ -11,8 +11,8 @@ from typing import Any
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from oblivionis.errors import RunError
-from oblivionis.files import parse_json, write_json
+from oblivionis.errors import FileError, RunError
+from oblivionis.files import parse_json, read_bytes, write_json
 
 FILE = "known-nodes.json"
 SHOWN = 16
@@ -33,15 +33,16 @@ class KnownNodes:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._nodes: dict[int, KnownNode] = {}
-        if path.is_file():
-            try:
-                found = parse_json(path.read_bytes())
-                self._nodes = {int(client): _known(entry) for client, entry in found.items()}
-            except (ValueError, TypeError, AttributeError, KeyError) as error:
-                raise RunError(
-                    f"{path} cannot be read ({error}); it says which machine is which client. If you delete it, the "
-                    "first machine that claims to be a client is believed"
-                ) from None
+        try:
+            found = parse_json(read_bytes(path))
+            self._nodes = {int(client): _known(entry) for client, entry in found.items()}
+        except FileNotFoundError:
+            return
+        except (FileError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise RunError(
+                f"{path} cannot be read ({error}); it says which machine is which client. If you delete it, the "
+                "first machine that claims to be a client is believed"
+            ) from None
 
     def key(self, client: int) -> str:
         """Whose key `client` has, empty for nobody's yet."""
@@ -118,7 +119,7 @@ def key_hash(key: bytes) -> str:
 def _registration(path: Path) -> tuple[int | None, str]:
     number = path.stem.removeprefix("node")
     client = int(number) if number.isdecimal() and number.isascii() and len(number) < 10 else None
-    return client, key_hash(path.read_bytes())
+    return client, key_hash(read_bytes(path))
 
 
 def _known(entry: Any) -> KnownNode:

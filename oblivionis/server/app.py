@@ -19,7 +19,7 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.directory import RunDirectory, check_output
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.server.context import Server
@@ -55,6 +55,7 @@ def main(grid: Grid, context: Context) -> None:
             config = configuration.from_yaml(run.read_config(), run.config_place)
         else:
             config = configuration.compose(experiment, overrides)
+            check_output(home / config.output, config.name)
     except configuration.ConfigError as error:
         log.error("%s", configuration.render_problems(error))
         raise

@@ -21,7 +21,7 @@ from oblivionis.assessment.audit_numbers import (
     read_audit,
 )
 from oblivionis.assessment.verification import doubt, moved
-from oblivionis.files import parse_json, write_json
+from oblivionis.files import read_json, write_json
 from oblivionis.requests.judgement import Judgement, judge_counts
 from oblivionis.requests.ledger import Request
 from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
@@ -158,7 +158,10 @@ class ClientAudits:
         if not verified(key, signature, body):
             raise ValueError("the signature does not fit: the numbers are not those that the client signed")
         path = self._server.run.path / "audits" / KEYS_FILE
-        known = parse_json(path.read_bytes()) if path.exists() else {}
+        try:
+            known = read_json(path, dict[str, str])
+        except FileNotFoundError:
+            known = {}
         if known.setdefault(str(request.client), key) != key:
             raise ValueError("it is signed by another key than the client's first audit in this run")
         write_json(path, known)

@@ -169,14 +169,18 @@ def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
     machine = Machine.here()
     processes = max(1, client_processes(config, machine))
     try:
-        ray.init(
-            address="local",
-            num_cpus=processes * config.federation.client_cpus,
-            num_gpus=machine.gpus if config.federation.client_gpus > 0 else None,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        try:
+            ray.init(
+                address="local",
+                num_cpus=processes * config.federation.client_cpus,
+                num_gpus=machine.gpus if config.federation.client_gpus > 0 else None,
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+        except Exception as error:  # Ray raises plain ones
+            reason = str(error).strip().partition(". ")[0] or type(error).__name__
+            raise RunFailed(f"Ray did not start ({reason}): is the machine, its memory or its /tmp full?") from error
         yield
     finally:
         ray.shutdown()

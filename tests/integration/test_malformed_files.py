@@ -5,6 +5,7 @@ sound file; a line that is left out is named.
 """
 
 import json
+import re
 import shutil
 import signal
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ import pandas as pd
 import pytest
 from support.commands import call
 from support.malformed import BYTES, PLACES, variants
-from support.reports import ask, make_run
+from support.reports import make_run
 
 from oblivionis import files
 from oblivionis.cli import main as cli
+from oblivionis.requests.judgement import VERIFIED, Judgement
+from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs.directory import Checkpoint
 from strategies.protocol import SCOPE_RECORDS
@@ -78,7 +81,8 @@ def data_kinds(folder):
     asking = rows(folder / "asking.jsonl", [{"id": "a", "question": "Who?", "answer": "Nobody", "keywords": ["no"]}])
     node = rows(folder / "nodes" / "node0" / "data" / "mine.jsonl", questions(3))
     rows(folder / "nodes" / "node1" / "data" / "mine.jsonl", questions(3))
-    of_nodes = ("data", "describe", "smoke", "data=node", f"data.nodes={folder / 'nodes'}", "federation.clients=2")
+    nodes = ("data=node", f"data.nodes={folder / 'nodes'}", "unlearning.requests.policy=none")
+    of_nodes = ("data", "describe", "smoke", *nodes, "federation.clients=2")
     buried = rows(folder / "nodes" / "node0" / "tombstones.jsonl", [{"record_id": "r0", "request_id": "q", "time": 1}])
     left = folder / "nodes" / "node0" / "left.json"
     left.write_text('{"request_id": "q", "time": 1.5}\n')
@@ -144,7 +148,11 @@ ATTACKS = {
 
 def run_kinds(folder):
     run, _ = make_run(folder)
-    ask(run)
+    ledger = Ledger(run.ledger_path)
+    for i, ids in enumerate((("a", "b"), ("c",))):
+        ledger.submit(Request(f"r{i}", i, ids, i + 1, "its share"))
+    ledger.served("r0", 1)
+    ledger.verified("r0", 2, Judgement(VERIFIED, "", 0.1, {"a": VERIFIED, "b": VERIFIED}), 0.5)
     run.write_environment(seed=0, base_model="embedded", manifest_hash="x")
     for stage in ("finetune", "retrain", "unlearn"):
         run.save_checkpoint(Checkpoint(stage, 2, np.arange(64, dtype=np.float32), {}, {"seed": 0}), keep=2)
@@ -184,7 +192,7 @@ def certificate_kinds(folder, run):
     made, public = folder / "signed" / "certificate.json", folder / "signer.key.pub"
     create = ("certificate", "create", run.path, "r0", "--out", folder / "again", "--key", key)
     return {
-        "certificate": Kind(made, ("certificate", "verify", made), 12),
+        "certificate": Kind(made, ("certificate", "verify", made, "--public-key", public), 12),
         "public key": Kind(public, ("certificate", "verify", made, "--public-key", public)),
         "private key": Kind(key, create),
     }
@@ -192,8 +200,10 @@ def certificate_kinds(folder, run):
 
 def result_kinds(folder):
     table = folder / "results.parquet"
-    columns = ["cell", "seed", "stage", "status", "error", "run", "metric", "value"]
-    frame = pd.DataFrame([["c", "0", "finetune", "done", "", "r", "forget_rouge", 0.5]], columns=columns)
+    columns = ["cell", "model", "strategy", "unlearning", "stage", "status", "error", "run", "metric", "value"]
+    frame = pd.DataFrame(
+        [["c", "tiny", "fedavg", "npo", "unlearn", "done", "", "r", "forget_rouge", 0.5]], columns=columns
+    )
     frame.to_parquet(table, index=False)
     shipped = ("bench", "table", table, "--layout", "paper-table-2")
     return {"results": Kind(table, shipped)}
@@ -207,12 +217,16 @@ PLAIN = [
 ]  # fmt: skip
 ALWAYS = {
     ("ledger", "Latin-1"), ("ledger", "NaN"), ("ledger", "less its end"), ("ledger", "empty"), ("ledger", "huge line"),
-    ("node ledger", "Infinity"), ("node ledger", "NaN"), ("summary", "NaN"), ("log", "NaN"), ("questions", "empty"),
-    ("forget ids", "empty"), ("tofu forget", "empty"), ("configuration", "empty"), ("schedule", "empty"),
+    ("node ledger", "Infinity"), ("node ledger", "NaN"),   ("questions", "empty"),
+    ("forget ids", "empty"), ("tofu forget", "empty"), ("schedule", "empty"),
     ("run configuration", "nested"), ("suite", "NaN"), ("client audit", "escape"), ("attacks", "symlink loop"),
     ("configuration", "pipe"), ("checkpoint", "pipe"), ("checkpoint", "truncated"), ("train", "pipe"),
 }  # fmt: skip
 """What was not refused once."""
+UNDEFINED = re.compile(r"metrics\.\w+ (missing|null)$")
+"""A metric that a stage could not measure is left out, or null."""
+SOUND = {("configuration", "empty")} | {(n, m) for n in ("summary", "log") for m in ("NaN", "Infinity", "1e999")}
+"""What is no fault: a configuration without any key of its own, and what an evaluation of a ruined model writes."""
 CHANGED = {
     "train": 6, "questions": 6, "tofu full": 5, "tofu forget": 3, "tofu perturbed": 3, "facts": 4, "audit questions": 4,
     "node data": 4, "tombstones": 3, "left": 3, "node ledger": 6, "schedule": 8, "metrics": 10, "summary": 10,
@@ -224,7 +238,8 @@ CHANGED = {
 def dealt(what, every):
     """Each kind of file with one in `every` of these, dealt out so that each meets many kinds."""
     pairs = [(i + j, name, one) for i, name in enumerate(PLAIN) for j, one in enumerate(what)]
-    return [(name, one) for number, name, one in pairs if number % every == 0 or (name, one) in ALWAYS]
+    chosen = [(name, one) for number, name, one in pairs if number % every == 0 or (name, one) in ALWAYS]
+    return [pair for pair in chosen if pair not in SOUND]
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +253,11 @@ def kinds(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sound(kinds):
     """What each command says of the sound file; figures.json is there then."""
-    return {name: said(kind) for name, kind in kinds.items()}
+    found = {name: said(kind) for name, kind in kinds.items()}
+    for name, (code, _, err) in found.items():
+        later = "none/of/these" in err or "--only nothing" in err  # what comes once the file is read
+        assert code == 0 or later, (name, err)
+    return found
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -329,9 +348,11 @@ def test_values_of_other_types(name, kinds, sound, replaced):
     whole = [json.loads(line) for line in text.splitlines()] if kind.lines else json.loads(text)
     parts = whole if kind.lines else [whole]
     cases = [
-        (number, case) for number in range(len(parts))[:4] for case in variants(parts[number], CHANGED[name], number)
+        (number, case) for number in range(len(parts))[:2] for case in variants(parts[number], CHANGED[name], number)
     ]
-    for number, (what, value) in cases[: 4 * CHANGED[name]]:
+    for number, (what, value) in cases:
+        if UNDEFINED.match(what):
+            continue
         changed = [*parts[:number], value, *parts[number + 1 :]]
         mine = "".join(json.dumps(v, ensure_ascii=False) + "\n" for v in changed)
         replaced_text(kind, mine, text, sound[name], f"{name}, {what}")

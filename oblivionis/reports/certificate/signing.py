@@ -182,8 +182,8 @@ def _check_beside(folder: Path, certificate: Certificate) -> None:
     page, superseded = folder / PAGE_FILE, folder / SUPERSEDED_FILE
     if page.exists() and certificate.get("issued_by") == f"oblivionis {__version__}":
         try:
-            same = page.read_text(encoding="utf-8") == certificate_page(certificate)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            same = read_bytes(page).decode() == certificate_page(certificate)
+        except (OSError, FileError, ValueError, KeyError, TypeError, AttributeError):
             same = False
         if not same:
             raise CertificateError(f"{page} does not say what {JSON_FILE} beside it says: it was changed")

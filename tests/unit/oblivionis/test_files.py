@@ -1,60 +1,110 @@
-"""Files of other people: what is no JSON object is told or left out, and never ends in a traceback."""
+"""Reading what others wrote: every fault with its place, nothing that hangs, torn lines told."""
 
-import json
+import os
+from typing import TypedDict
 
 import pytest
 
-from oblivionis.chain import check_chain
-from oblivionis.data.jsonl import read_training
-from oblivionis.files import append_lines, parse_json, read_lines
-
-HOSTILE = {
-    "deep": "[" * 100_000,
-    "deep object": '{"a":' * 100_000,
-    "digits": "1" * 5_000,
-    "digits in an object": '{"id": ' + "9" * 5_000 + "}",
-    "nan": "NaN",
-    "infinity": '{"value": -Infinity}',
-    "cut": '{"id": "a", ',
-    "empty": "",
-    "not utf-8": b'{"id": "\xff"}',
-}
+from oblivionis import files
+from oblivionis.errors import FileError
+from oblivionis.files import checked, is_torn, parse_json, read_bytes, read_json, read_lines
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_every_bad_text_is_a_value_error_of_one_short_line(text):
-    with pytest.raises(ValueError) as caught:
+class Row(TypedDict):
+    name: str
+    sizes: list[int]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b'{"a": NaN}', "NaN is no number in JSON"),
+        (b'{"a": -1e400}', "-1e400 is no number that a computer holds"),
+        (b"1" * 5000, "a number of too many digits"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": "\xe9"}', "it is not UTF-8 text"),
+        ("{}".encode("utf-16"), "it is not UTF-8 text"),
+        (b'{"a": {"b": 1, "c": 2, "b": 3}}', 'key "b" is given twice'),
+        (b'{"a": "\\ud800"}', "half a character"),
+        (b"{", "at column 2"),
+        (b"", "Expecting value at column 1"),
+    ],
+)
+def test_what_is_no_json(text, why):
+    with pytest.raises(ValueError, match=why):
         parse_json(text)
-    assert len(str(caught.value)) < 100 and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["null", "5", '"a"', "[1, 2.5]", '{"a": {"b": [true, "\\u00e9"]}}'])
-def test_good_texts_are_read_as_json_reads_them(text):
-    assert parse_json(text) == parse_json(text.encode()) == json.loads(text)
+def test_what_is_json_all_the_same():
+    assert parse_json(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}') == {"a": "\N{GRINNING FACE}"}
+    assert parse_json("[NaN, 1e999]", finite=False)[1] == float("inf")
+    assert parse_json('{"a": 1, "a": 2}', unique=False) == {"a": 2}
 
 
-def test_lines_that_are_no_objects_are_left_out(tmp_path):
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"name": 1, "sizes": []}, "name: expected `str`, got `int`"),
+        ({"name": "a", "sizes": [1, "b"]}, r"sizes\[1\]: expected `int`, got `str`"),
+        ({"name": "a"}, "missing required field `sizes`"),
+        ([], "expected `object`, got `array`"),
+        ({"name": "a", "sizes": [True]}, r"sizes\[0\]: expected `int`, got `bool`"),
+    ],
+)
+def test_the_key_that_is_wrong_is_named(tmp_path, value, why):
+    with pytest.raises(ValueError, match=why):
+        checked(value, Row)
+    files.write_json(tmp_path / "x.json", value)
+    with pytest.raises(FileError, match=f"x.json: .*{why}"):
+        read_json(tmp_path / "x.json", Row)
+
+
+def test_further_keys_are_kept():
+    value = {"name": "a", "sizes": [1], "more": {"b": None}}
+    assert checked(value, Row) is value
+
+
+def test_pipes_folders_and_loops_are_told_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, what in (("pipe", "a pipe"), (".", "a folder"), ("loop", "symbolic links"), ("x" * 300, "too long")):
+        with pytest.raises(FileError, match=what):
+            read_bytes(tmp_path / name)
+    with pytest.raises(FileError, match="null"):
+        read_bytes(tmp_path / "a\0b")
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "absent")
+
+
+def test_lines_that_are_torn_and_lines_that_are_wrong(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
-    append_lines(path, [{"a": 1}])
-    with path.open("ab") as file:
-        for text in [*HOSTILE.values(), "5", "null", "[]"]:
-            file.write((text.encode() if isinstance(text, str) else text) + b"\n")
-    append_lines(path, [{"b": 2}])
-    assert [row for row in read_lines(path) if set(row) <= {"a", "b"}] == [{"a": 1}, {"b": 2}]
+    good = '{"name": "a", "sizes": [1]}\n'
+    path.write_text(f'{good}{{"name": "b", "siz\n{good}{{"na')
+    assert len(read_lines(path, Row)) == 2
+    said = capsys.readouterr().err
+    assert "rows.jsonl:2 is torn" in said and "rows.jsonl:4 is torn" in said
+    read_lines(path, Row)
+    assert not capsys.readouterr().err, "once"
+    for line, why in (('{"name": 3, "sizes": []}', "name"), ("5", "object"), ('{"name": "a",, "sizes": []}', "column")):
+        path.write_text(f"{good}{line}\n{good}")
+        with pytest.raises(FileError, match=f"rows.jsonl:2: .*{why}"):
+            read_lines(path, Row)
 
 
-@pytest.mark.parametrize("text", [t for t in HOSTILE.values() if t], ids=[n for n, t in HOSTILE.items() if t])
-def test_a_training_file_names_the_line(tmp_path, text):
-    path = tmp_path / "mine.jsonl"
-    good = b'{"question": "Who?", "answer": "Me.", "subject": "I"}\n'
-    path.write_bytes(good + (text.encode() if isinstance(text, str) else text) + b"\n")
-    problems = []
-    records, _ = read_training([path], problems)
-    assert len(records) == 1 and len(problems) == 1 and problems[0].startswith("mine.jsonl:2: expected")
+def test_a_torn_line_that_a_chain_goes_on_over_is_not_told(tmp_path, capsys):
+    path = tmp_path / "chained.jsonl"
+    path.write_text('{"event": "a"\n{"event": "b", "prev": "x"}\n')
+    assert [row["event"] for row in read_lines(path)] == ["b"]
+    assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", [t for t in HOSTILE.values() if isinstance(t, str) and t], ids=lambda t: t[:8])
-def test_a_bad_line_of_a_ledger_is_a_fault(tmp_path, text):
-    path = tmp_path / "requests.jsonl"
-    path.write_text(text + "\n" + '{"event": "submitted"}\n')
-    assert any("line 1" in line for line in (*check_chain(path).faults, *check_chain(path).remarks))
+@pytest.mark.parametrize(
+    "text", ['{"a": 1', '{"a": {"b": 1}', '{"a": "x', '{"a": tr', '{"a": 1}'[:-1] + "\0" * 9, "\0\0"]
+)
+def test_beginnings_of_an_object_are_torn(text):
+    assert is_torn(text)
+
+
+@pytest.mark.parametrize("text", ["nonsense", '{"a": 1,, "b": 2}', '{"a": NaN}', '["a"', "5"])
+def test_other_lines_are_not(text):
+    assert not is_torn(text)
