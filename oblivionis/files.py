@@ -110,7 +110,8 @@ def need_file(path: Path) -> None:
     """FileError where `path` is no regular file; OSError, such as FileNotFoundError, where it cannot be looked at."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        raise FileError(f"{path}: expected a file, found {_KINDS.get(stat.S_IFMT(mode), 'something else')}")
+        found = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise FileError(f"{path} cannot be read: expected a file, found {found}")
 
 
 def parse_json(text: str | bytes, *, finite: bool = True, unique: bool = True) -> Any:
