@@ -170,7 +170,8 @@ def _saved(job: _Build) -> dict[str, Any] | None:
     except DumpError:
         raise
     except FileError as error:
-        raise OblivionisError(f"{error}; build into another --out") from None
+        reason = str(error).removeprefix(f"{path}: ")
+        raise OblivionisError(f"{path} cannot be read ({reason}); build into another --out") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OblivionisError(f"{path} cannot be read ({error}); build into another --out") from error
     if not same_dump or saved["format"] != _FORMAT:

@@ -84,11 +84,15 @@ stopping = Stopping()
 
 
 def leave(code: int) -> NoReturn:
-    """End the process: threads and exit handlers that hang are not waited for longer than `GRACE_S`."""
+    """End the process: threads and exit handlers that hang are not waited for longer than `GRACE_S`.
+
+    Who catches the SystemExit, so that the main thread goes on, is left alone.
+    """
 
     def late() -> None:
         time.sleep(GRACE_S)
-        os._exit(code)
+        if not threading.main_thread().is_alive():
+            os._exit(code)
 
     threading.Thread(target=late, name="oblivionis-end", daemon=True).start()
     sys.exit(code)

@@ -19,7 +19,6 @@ def call(*arguments):
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["oblivionis", *map(str, arguments)])
-        patch.setattr(cli, "leave", sys.exit)  # this process goes on
         patch.setenv("COLUMNS", "200")
         with pytest.raises(SystemExit) as stop:
             cli.main()

@@ -1,0 +1,47 @@
+"""The end of a command: what hangs is not waited for, and who goes on is left alone."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from support.processes import environment
+
+HANGS = """
+import atexit, sys, threading, time
+from oblivionis.cli import stopping
+stopping.GRACE_S = 0.5
+{how}
+stopping.leave(3)
+"""
+GOES_ON = """
+import time
+from oblivionis.cli import stopping
+stopping.GRACE_S = 0.2
+try:
+    stopping.leave(3)
+except SystemExit:
+    time.sleep(1)
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [
+        ("threading.Thread(target=time.sleep, args=(60,)).start()", 20),
+        ("atexit.register(time.sleep, 60)", 20),
+        ("", 20),
+    ],
+)
+def test_a_thread_or_an_exit_handler_that_hangs(how, seconds):
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", HANGS.format(how=how)], env=environment(), timeout=60)
+    assert done.returncode == 3 and time.monotonic() - started < seconds
+
+
+def test_who_catches_the_end_goes_on():
+    done = subprocess.run(
+        [sys.executable, "-c", GOES_ON], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stdout == "went on\n", done.stderr
