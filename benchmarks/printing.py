@@ -22,16 +22,16 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
     A name is looked for in the suite itself, then in the suites that ship. Raises OblivionisError.
     """
     frame, axes = results.read(target)
-    layouts = _layouts(target if target.is_dir() else target.parent)
-    own = layouts.pop("")
+    own = _layouts((target if target.is_dir() else target.parent) / kinds.SUITE_FILE)
     if not names:
         if not own:
-            raise OblivionisError(f"{target} has no tables of its own; name one with --layout: {_listed(layouts)}")
+            raise OblivionisError(f"{target} has no tables of its own; name one with --layout: {_listed(_shipped())}")
         return [build(frame, axes, layout) for layout in own.values()]
     found = []
     for name in names:
-        layout = own.get(name) or next((known[name] for known in layouts.values() if name in known), None)
+        layout = own.get(name) or _shipped_layout(name)
         if layout is None:
+            layouts = _shipped()
             known = [*own, *(other for each in layouts.values() for other in each)]
             hint = did_you_mean(name, known)
             raise OblivionisError(
@@ -44,16 +44,25 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
     return found
 
 
-def _layouts(folder: Path) -> dict[str, dict[str, Layout]]:
-    """Layouts by name, of the suite in `folder` (`""`) and of each suite that ships."""
-    found: dict[str, dict[str, Layout]] = {"": {}}
-    own = folder / kinds.SUITE_FILE
-    for name, file in {"": own, **{f.stem: f for f in sorted(kinds.FOLDER.glob("*.yaml"))}}.items():
-        if file.is_file() and kinds.kind_of(file) == kinds.FEDERATED:
-            _, settings = kinds.load(file)
-            if isinstance(settings, Settings):
-                found[name] = {layout.name: layout for layout in settings.layouts()}
-    return found
+def _layouts(file: Path) -> dict[str, Layout]:
+    """The layouts of a suite by name; none for what is no suite of federated runs."""
+    if not file.is_file() or kinds.kind_of(file) != kinds.FEDERATED:
+        return {}
+    _, settings = kinds.load(file)
+    return {layout.name: layout for layout in settings.layouts()} if isinstance(settings, Settings) else {}
+
+
+def _shipped_layout(name: str) -> Layout | None:
+    """A layout of the suites that ship. Those whose file does not mention the name are not read further."""
+    for file in sorted(kinds.FOLDER.glob("*.yaml")):
+        if name in file.read_text(encoding="utf-8") and (layout := _layouts(file).get(name)) is not None:
+            return layout
+    return next((known[name] for known in _shipped().values() if name in known), None)
+
+
+def _shipped() -> dict[str, dict[str, Layout]]:
+    """The layouts of each suite that ships."""
+    return {file.stem: _layouts(file) for file in sorted(kinds.FOLDER.glob("*.yaml"))}
 
 
 def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None = None) -> str:
