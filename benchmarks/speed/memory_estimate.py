@@ -118,7 +118,7 @@ def work(folder: Path, case: str) -> None:
     if case.startswith("evaluate"):
         with fused_lora(model):
             score(model, records, token_budget=config.evaluation.token_budget)
-            prompts = [row[i : i + LENGTH - 8] for row in ids for i in range(2)]
+            prompts = [row[i : i + LENGTH - 8] for row in ids for i in range(8)]
             greedy(model, prompts, max_new_tokens=8, stop_ids=())
     else:
         checkpointing = config.training.gradient_checkpointing

@@ -93,7 +93,7 @@ def test_a_run_on_texts_measures_muse_and_nothing_about_questions(texts) -> None
     assert metrics["retrain"]["muse_privleak"] == 0
     assert sum("plain text" in note for note in events.notes) == 1
     assert not any("RULER" in w or "forget quality" in w for w in events.warnings)
-    assert {r["evaluator"] for r in directory.metrics()} == {"muse", "membership", "federation", "rebound"}
+    assert {r["evaluator"] for r in directory.metrics()} == {"muse", "membership", "federation", "rebound", "requests"}
 
 
 @pytest.mark.slow
