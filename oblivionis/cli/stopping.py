@@ -25,6 +25,7 @@ class Stopping:
     """What is known of a stop. hint: what to print where the command cannot do it any more."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.begin()
 
     def begin(self) -> None:
@@ -36,9 +37,10 @@ class Stopping:
 
     def ask(self) -> None:
         """A signal came: from now on the time runs."""
-        if self.asked.is_set() or self._done.is_set():
-            return
-        self.asked.set()
+        with self._lock:  # once a command has ended, nothing may start: the interpreter is being taken down
+            if self.asked.is_set() or self._done.is_set():
+                return
+            self.asked.set()
         threading.Thread(target=self._wait, name="oblivionis-stop", daemon=True).start()
 
     def dropped(self) -> None:
@@ -69,7 +71,8 @@ class Stopping:
 
     def finish(self, code: int) -> None:
         """The command has ended: where it was asked to, so does the process, at once and with its children."""
-        self._done.set()
+        with self._lock:
+            self._done.set()
         if not self.asked.is_set():
             return
         self._end_children()
