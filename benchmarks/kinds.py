@@ -160,8 +160,11 @@ def kind_of(file: Path) -> str | None:
     return values.get("kind", (None, ""))[0]
 
 
-def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
-    """The kind of a suite and its settings, with `key=value` overrides on top. Raises ConfigError with all problems."""
+def load(file: Path, overrides: Sequence[str] = (), *, whole: bool = True) -> tuple[str, Any]:
+    """The kind of a suite and its settings, with `key=value` overrides on top. Raises ConfigError with all problems.
+
+    whole: check what lies beyond types, too, such as the configuration of every cell, which takes its time.
+    """
     values, places, problems = _read(file)
     layer, more = parse_overrides(overrides)
     problems += more
@@ -174,7 +177,7 @@ def load(file: Path, overrides: Sequence[str] = ()) -> tuple[str, Any]:
         hint = did_you_mean(str(name), KINDS)
         raise ConfigError([Problem("kind", message, f"one of {', '.join(KINDS)}", hint, where)])
     try:
-        return name, _settings(KINDS[name], values, places | {"": display(file)})
+        return name, _settings(KINDS[name], values, places | {"": display(file)}, whole)
     except ConfigError as error:
         raise ConfigError(_placed(problem, display(file)) for problem in error.problems) from None
 
@@ -204,7 +207,7 @@ def _read(file: Path, seen: tuple[Path, ...] = ()) -> tuple[dict[str, tuple[Any,
     return {**kept, **own}, {**more_places, **places}, [*more, *problems]
 
 
-def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str]) -> Any:
+def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping[str, str], whole: bool) -> Any:
     """The checked settings of `values`: for a dotted path its value and its place."""
     keys = {key.path: key for key in keys_of(kind.settings, kind.settings())}
     groups = [path for path, _ in sections(kind.settings) if path]
@@ -226,7 +229,7 @@ def _settings(kind: Kind, values: Mapping[str, tuple[Any, str]], places: Mapping
     if problems:
         raise ConfigError(problems)
     settings = instance(kind.settings, tree_of(good))
-    problems = kind.problems(settings, {**places, **{path: where for path, (_, where) in values.items()}})
+    problems = kind.problems(settings, {**places, **{p: where for p, (_, where) in values.items()}}) if whole else []
     if problems:
         raise ConfigError(problems)
     return settings

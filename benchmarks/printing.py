@@ -44,25 +44,25 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
     return found
 
 
-def _layouts(file: Path) -> dict[str, Layout]:
-    """The layouts of a suite by name; none for what is no suite of federated runs."""
+def _layouts(file: Path, *, whole: bool = True) -> dict[str, Layout]:
+    """The layouts of a suite by name; none for what is no suite of federated runs. `whole` as in `kinds.load`."""
     if not file.is_file() or kinds.kind_of(file) != kinds.FEDERATED:
         return {}
-    _, settings = kinds.load(file)
+    _, settings = kinds.load(file, whole=whole)
     return {layout.name: layout for layout in settings.layouts()} if isinstance(settings, Settings) else {}
 
 
 def _shipped_layout(name: str) -> Layout | None:
     """A layout of the suites that ship. Those whose file does not mention the name are not read further."""
     for file in sorted(kinds.FOLDER.glob("*.yaml")):
-        if name in file.read_text(encoding="utf-8") and (layout := _layouts(file).get(name)) is not None:
+        if name in file.read_text(encoding="utf-8") and (layout := _layouts(file, whole=False).get(name)) is not None:
             return layout
     return next((known[name] for known in _shipped().values() if name in known), None)
 
 
 def _shipped() -> dict[str, dict[str, Layout]]:
     """The layouts of each suite that ships."""
-    return {file.stem: _layouts(file) for file in sorted(kinds.FOLDER.glob("*.yaml"))}
+    return {file.stem: _layouts(file, whole=False) for file in sorted(kinds.FOLDER.glob("*.yaml"))}
 
 
 def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None = None) -> str:
