@@ -18,9 +18,10 @@ from support.simulations import Command
 
 from oblivionis.chain import check_chain
 from oblivionis.requests.ledger import SERVED, VERIFIED, Ledger
+from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
 
-KILLS, KILLS_OF_A_RUN, WITHIN_WRITES = 34, 3, 6
+EARLY_KILLS, LATER_KILLS, KILLS_OF_A_RUN, WITHIN_WRITES = 14, 20, 5, 6
 STOP_S = 10
 MOMENTS = ("temporary", "before", "renamed")
 
@@ -52,25 +53,34 @@ def goes_on(run, expected):
     sound(run)
 
 
-def test_kills_at_random_moments(undisturbed, tmp_path):
-    """Most of them after the first checkpoint; each run goes on after each of its kills, to the same models."""
+def killed(run, rng, seconds):
+    """How often a run was killed, at random moments of as many lives, at most `KILLS_OF_A_RUN`."""
+    for count in range(KILLS_OF_A_RUN):
+        pid = child(run)
+        time.sleep(rng.uniform(0.1, 0.6) * seconds)
+        os.kill(pid, signal.SIGKILL)
+        if ended(pid) != -signal.SIGKILL:
+            return count
+    return KILLS_OF_A_RUN
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["from the beginning", "after the first checkpoint"])
+def test_kills_at_random_moments(undisturbed, tmp_path, later):
     expected, seconds = undisturbed
-    rng = random.Random(19)
-    killed, later = 0, 0
-    for number in range(3 * KILLS):
-        if killed >= KILLS and later >= 20:
+    rng, kills = random.Random(19), 0
+    begun = new_run(tmp_path, "begun")
+    if later:
+        assert ended(child(begun, dies_writing("round-", 2, "before"))) == -signal.SIGKILL
+        assert begun.checkpoint_rounds("finetune") == [1]
+    for number in range(10 * LATER_KILLS):
+        if kills >= (LATER_KILLS if later else EARLY_KILLS):
             break
-        run = new_run(tmp_path, f"run-{number}")
-        for _ in range(KILLS_OF_A_RUN):
-            pid = child(run)
-            time.sleep(rng.uniform(0.1, 0.7) * seconds)
-            os.kill(pid, signal.SIGKILL)
-            if ended(pid) == -signal.SIGKILL:
-                killed += 1
-                later += bool(run.checkpoint_rounds("finetune"))
+        run = RunDirectory(tmp_path / f"run-{number}")
+        shutil.copytree(begun.path, run.path)
+        kills += killed(run, rng, seconds)
         goes_on(run, expected)
         shutil.rmtree(run.path)
-    assert killed >= KILLS and later >= 20, (killed, later)
+    assert kills >= (LATER_KILLS if later else EARLY_KILLS)
 
 
 @pytest.mark.parametrize("number", range(WITHIN_WRITES))
