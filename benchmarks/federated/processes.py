@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 LOG = "suite.log"
-_GRACE_S = 6.0
+_GRACE_S = 5.0
 
 
 @dataclass

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-GRACE_S = 7.0
+GRACE_S = 6.0
 _CODE = 130
 
 

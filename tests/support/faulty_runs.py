@@ -80,7 +80,7 @@ def child(run, prepare=lambda: None):
         os._exit(code)
 
 
-def ended(pid, seconds=60):
+def ended(pid, seconds=180):
     """Exit code, or minus the signal, of a child."""
     deadline = time.monotonic() + seconds
     while True:
