@@ -44,7 +44,11 @@ class Stopping:
         threading.Thread(target=self._wait, name="oblivionis-stop", daemon=True).start()
 
     def dropped(self) -> None:
-        """The signal was meant for less than the command (an answer of a chat): it goes on."""
+        """The signal was meant for less than the command (an answer of a chat): it goes on.
+
+        Who listens for signals may hear of it later than the main thread, and must not take it for the command then.
+        """
+        self.asked.wait(HEARD_S)
         self.asked.clear()
 
     def _wait(self) -> None:

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from support.processes import environment
+
+from oblivionis.cli.stopping import Stopping
 
 HANGS = """
 import atexit, sys, threading, time
@@ -45,3 +48,12 @@ def test_who_catches_the_end_goes_on():
         [sys.executable, "-c", GOES_ON], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and done.stdout == "went on\n", done.stderr
+
+
+def test_a_signal_for_less_than_the_command_may_be_heard_of_late():
+    stopping = Stopping()
+    late = threading.Timer(0.2, stopping.ask)
+    late.start()
+    stopping.dropped()
+    late.join()
+    assert not stopping.asked.is_set(), "the command goes on"
