@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 GRACE_S = 6.0
+HEARD_S = 1.0
+"""Longest wait for the thread that listens."""
 _CODE = 130
 
 
