@@ -79,7 +79,7 @@ METRICS: tuple[Metric, ...] = (
         None,
         None,
         "Answers that were sampled for each question.",
-        most=None,
+        most=100_000.0,
         whole=True,
     ),
     Metric(

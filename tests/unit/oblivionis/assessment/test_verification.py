@@ -68,6 +68,7 @@ def test_sound_numbers_pass():
         {"leakage_m_bin": 0.0},
         {"leakage_samples": -5.0},
         {"leakage_samples": 64.0},
+        {"leakage_samples": 1e12, "leakage_questions": 1.0},
         {"leakage_samples": 64.0, "leakage_questions": 4.0},
         {"leakage_samples": 64.0, "leakage_questions": 2.5},
         {"leakage_mu_lower": 0.5, "leakage_mu_upper": 0.2},
