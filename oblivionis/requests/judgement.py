@@ -113,23 +113,29 @@ def _of_counts(
 ) -> tuple[str, str]:
     """The outcome where no record is recited."""
     if counts[VERIFIED] == records:
-        return VERIFIED, f"{_of(records, records)} recited before, none any more"
+        return VERIFIED, _all_gone(records)
     (unmet, _), *_ = [item for item in reasons.most_common() if item[0][0] != VERIFIED]
     if counts[NOT_TESTABLE] == records:
         return NOT_TESTABLE, unmet[1] if records == 1 else f"of {records} records, mostly: {unmet[1]}"
-    told = f"{_of(counts[VERIFIED], records)} verified; of the others mostly: {unmet[1]}"
+    told = f"{_of(counts[VERIFIED], records)} verified; of the others, mostly: {unmet[1]}"
     if counts[VERIFIED] and counts[VERIFIED] >= least_testable * records:
         return VERIFIED, told
     return INCONCLUSIVE, told
 
 
 def judge_counts(
-    records: int, recited_before: float | None, recited: float, *, untestable: float = 0.0, doubt: str = ""
+    records: int,
+    recited_before: float | None,
+    recited: float,
+    *,
+    untestable: float = 0.0,
+    least_testable: float = 1.0,
+    doubt: str = "",
 ) -> tuple[str, str]:
     """The outcome, and why, where only numbers of records are known, as of records that stay with their client.
 
     recited_before, recited: how many of the `records` the model before the exchange, and the final one, recite;
-    untestable: how many have too short an answer. A request is verified only where all of them can be tested.
+    untestable: how many have too short an answer; least_testable: as in `judge_request`.
     """
     if recited > 0:
         return NOT_VERIFIED, f"the final model recites {_of(int(recited), records)}"
@@ -141,8 +147,15 @@ def judge_counts(
         why = "the model did not recite them before either"
         return NOT_TESTABLE, f"their answers have fewer than {LEAST_UNITS} words" if untestable >= records else why
     if recited_before < records:
-        return INCONCLUSIVE, f"only {_of(int(recited_before), records)} recited before, none any more"
-    return VERIFIED, f"{_of(records, records)} recited before, none any more"
+        outcome = VERIFIED if recited_before >= least_testable * records else INCONCLUSIVE
+        return outcome, f"only {int(recited_before)} of {records} records were recited before, none is any more"
+    return VERIFIED, _all_gone(records)
+
+
+def _all_gone(records: int) -> str:
+    if records == 1:
+        return "its record was recited before, and is not any more"
+    return f"all {records} records were recited before, none is any more"
 
 
 def _of(some: int, records: int) -> str:

@@ -93,7 +93,8 @@ class ClientAudits:
 
         A request without final numbers has none. vector, finetuned: of the final model, and before unlearning.
         """
-        ruined, least = moved(vector, finetuned), self._server.config.unlearning.requests.verify_min_utility
+        settings = self._server.config.unlearning.requests
+        ruined = moved(vector, finetuned)
         found: dict[str, Judgement] = {}
         for request in requests:
             audit = read_audit(self._server.run.path, request.id) or {}
@@ -107,7 +108,8 @@ class ClientAudits:
                 before.get(REQUEST_RECITED),
                 final[REQUEST_RECITED],
                 untestable=final[REQUEST_SHORT],
-                doubt=why_not or doubt({}, final, before, least),
+                least_testable=settings.verify_min_testable,
+                doubt=why_not or doubt({}, final, before, settings.verify_min_utility),
             )
             found[request.id] = Judgement(outcome, why, final[REQUEST_ROUGE])
         return found

@@ -254,7 +254,7 @@ def asked(tmp_path_factory):
 
 def test_lies_in_answer_to_queries_end_nothing(asked):
     _, run, _, _, _ = asked
-    assert run.stage_summary("unlearn") is not None
+    assert run.stage_summary("unlearn") is not None and run.load_checkpoint("unlearn").round == len(QUERIES)
     assert check_chain(run.ledger_path).faults == ()
     assert all(not line_fault(entry) for entry in check_chain(run.ledger_path).entries)
 

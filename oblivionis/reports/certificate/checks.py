@@ -217,10 +217,11 @@ def check_attacks(found: Sequence[Figures] | None, limit: float) -> Check:
     own = [row for row in found if row["own"]]
     worst = max(own or found, key=lambda row: (_brought_back(row, limit), _most(row)))
     figure = {"attacks": len(found), "attack": worst["attack"], "ROUGE-L recall": _most(worst), "at most": limit}
-    if _brought_back(worst, limit):
-        return Check("attacks", FAIL, figure, f"{worst['attack']} brings forget answers back")
     if not own:
-        return Check("attacks", INCONCLUSIVE, figure, "no attack asked for the request's own records")
+        told = f"; of others, {worst['attack']} brings some back" if _brought_back(worst, limit) else ""
+        return Check("attacks", INCONCLUSIVE, figure, f"no attack asked for the request's own records{told}")
+    if _brought_back(worst, limit):
+        return Check("attacks", FAIL, figure, f"{worst['attack']} brings an answer about the request's records back")
     return Check("attacks", PASS, figure, "no attack brings an answer about the request's records back")
 
 

@@ -48,7 +48,7 @@ def test_one_record(found, outcome):
 @pytest.mark.parametrize(
     ("records", "more", "outcome", "why"),
     [
-        ([GONE, GONE], {}, VERIFIED, "all 2 records recited before"),
+        ([GONE, GONE], {}, VERIFIED, "all 2 records were recited before"),
         ([GONE, RECITED], {}, NOT_VERIFIED, "recites 1 of 2"),
         ([GONE, NEVER], {}, INCONCLUSIVE, "1 of 2 verified"),
         ([GONE, NEVER], {"least_testable": 0.5}, VERIFIED, "did not recite it before"),
@@ -93,9 +93,10 @@ def test_by_numbers_of_records_as_by_the_records():
         of = [alone[name] for name in records]
         before = sum(r.units >= LEAST_UNITS and r.before > LIMIT for r in of)
         final = sum(r.units >= LEAST_UNITS and r.final > LIMIT for r in of)
-        outcome, why = judge_counts(3, before, final, untestable=records.count("short"))
-        expected = judge_request({str(i): r for i, r in enumerate(of)}, limit=LIMIT)
-        assert outcome == expected.outcome and why, records
+        for least in (1.0, 0.5):
+            outcome, why = judge_counts(3, before, final, untestable=records.count("short"), least_testable=least)
+            expected = judge_request({str(i): r for i, r in enumerate(of)}, limit=LIMIT, least_testable=least)
+            assert outcome == expected.outcome and why, (records, least)
 
 
 def test_without_numbers_from_before_nothing_is_verified():

@@ -1,0 +1,188 @@
+"""The decisions of a certificate against numbers made by hand."""
+
+import math
+
+import pytest
+
+from oblivionis.config.schema import Certificate
+from oblivionis.reports.certificate.checks import (
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    Check,
+    check_attacks,
+    check_leakage,
+    check_oracle,
+    check_rank,
+    check_rouge,
+    leak_bounds,
+    of_all,
+    overall,
+    run_checks,
+)
+
+
+def leakage(upper, lower, samples=128, alpha=0.01, **more):
+    found = {"upper": upper, "lower": lower, "samples": samples, "confidence": 1 - alpha, "of": "one question"}
+    return {**found, "own": True, "questions": 1, "records": 1, **more}
+
+
+def test_overall():
+    def checks(*pairs):
+        return [Check("x", result, {}, "", required) for result, required in pairs]
+
+    assert overall(checks((PASS, True), (PASS, True))) == PASS
+    assert overall(checks((PASS, True), (INCONCLUSIVE, False))) == PASS
+    assert overall(checks((PASS, True), (INCONCLUSIVE, True))) == INCONCLUSIVE
+    assert overall(checks((PASS, True), (FAIL, False))) == FAIL, "what was not required must not fail either"
+    assert overall(checks((INCONCLUSIVE, True), (FAIL, True))) == FAIL
+    formal = [Check(name, PASS, {}, "", True) for name in ("ledger", "binding", "model")]
+    assert overall(formal) == INCONCLUSIVE, "nothing was asked about what the model knows"
+    assert overall([*formal, Check("rouge", PASS, {}, "", False)]) == INCONCLUSIVE
+    assert overall([*formal, Check("rouge", PASS, {}, "", True)]) == PASS
+
+
+def test_a_demand_of_several_requests():
+    assert of_all([PASS, PASS]) == PASS and of_all([]) == INCONCLUSIVE
+    assert of_all([PASS, INCONCLUSIVE]) == INCONCLUSIVE and of_all([INCONCLUSIVE, FAIL, PASS]) == FAIL
+
+
+def judged(final, before=1.0, units=9, oracle=None, doubt="", knows=""):
+    record = {"units": units, "final": final, "before": before, "oracle": oracle}
+    return {"outcome": "verified", "rouge": final, "doubt": doubt, "knows": knows, "records": {"r": record}}
+
+
+@pytest.mark.parametrize(
+    ("found", "result", "why"),
+    [
+        (judged(0.5), PASS, "verified"),
+        (judged(0.5001), FAIL, "not verified"),
+        (judged(0.0, before=0.5), INCONCLUSIVE, "did not recite it before"),
+        (judged(0.0, units=2), INCONCLUSIVE, "not testable"),
+        (judged(0.0, doubt="ruined"), INCONCLUSIVE, "ruined"),
+        (judged(0.0, knows="over-unlearned"), INCONCLUSIVE, "can tell that they were there"),
+        ({"outcome": "verified", "rouge": 0.4, "why": ""}, PASS, "verified"),
+        ({"outcome": "verified", "rouge": 0.6, "why": ""}, FAIL, "recite"),
+        ({"outcome": "not testable", "rouge": 0.0, "why": "never"}, INCONCLUSIVE, "never"),
+        ({"outcome": "served", "rouge": None, "why": ""}, INCONCLUSIVE, "not asked"),
+    ],
+)
+def test_rouge(found, result, why):
+    check = check_rouge(found, 0.5)
+    assert check.result == result and why in check.why
+
+
+def evidence(**more):
+    nothing = dict.fromkeys(("leakage", "rank", "oracle", "attacks"))
+    ledger = {"lines": 3, "faults": []}
+    return {"judgement": judged(0.0), "ledger": ledger, "binding": "", **nothing, "leakage": leakage(0.01, 0), **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "result", "check"),
+    [
+        (evidence(), PASS, ""),
+        (evidence(leakage=leakage(0.01, 0, own=False)), INCONCLUSIVE, "leakage"),
+        (evidence(leakage=leakage(0.9, 0.8, own=False)), INCONCLUSIVE, "leakage"),
+        (evidence(leakage=leakage(0.01, 0, records=2)), INCONCLUSIVE, "leakage"),
+        (evidence(binding="an earlier version"), INCONCLUSIVE, "binding"),
+        (evidence(judgement=judged(0.0, doubt="ruined")), INCONCLUSIVE, "model"),
+        (evidence(ledger={"lines": 3, "faults": ["line 2"]}), FAIL, "ledger"),
+        (
+            evidence(oracle={"verdict": "over-unlearned", "value": 0, "oracle": 1, "questions": 9, "own": True}),
+            INCONCLUSIVE,
+            "oracle",
+        ),
+    ],
+)
+def test_nothing_else_than_the_requests_own_records_in_a_sound_model_passes(found, result, check):
+    checks = run_checks(found, Certificate())
+    assert overall(checks) == result
+    if check:
+        assert next(c.name for c in checks if c.required and c.result == result) == check
+
+
+@pytest.mark.parametrize(
+    ("found", "result", "why"),
+    [
+        (leakage(0.0353, 0.0), PASS, "at most 0.0353"),
+        (leakage(0.6, 0.2), FAIL, "at least 0.2"),
+        (leakage(0.2, 0.05), INCONCLUSIVE, "between 0.05 and 0.2"),
+        (leakage(0.25, 0.0, samples=16), INCONCLUSIVE, "even if none of 16 leaks, the bound is 0.25"),
+        (None, INCONCLUSIVE, "no answers"),
+    ],
+)
+def test_leakage(found, result, why):
+    check = check_leakage(found, 0.1)
+    assert check.result == result and why in check.why
+
+
+def tail(k, n, p):
+    """P(X >= k) of a binomial, summed by hand."""
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+@pytest.mark.parametrize(("leaked", "samples"), [(0, 20), (1, 20), (7, 20), (20, 20)])
+def test_leak_bounds_are_clopper_and_pearsons(leaked, samples):
+    alpha, low, high = 0.01, 0.0, 1.0
+    if leaked == samples:
+        upper = 1.0
+    else:
+        for _ in range(100):  # where P(X <= leaked) falls to alpha
+            middle = (low + high) / 2
+            low, high = (middle, high) if 1 - tail(leaked + 1, samples, middle) > alpha else (low, middle)
+        upper = high
+    lower, same = leak_bounds(upper, 0.0, samples, alpha, 0.5)
+    assert same == upper
+    if leaked == 0:
+        assert lower == 0.0
+    else:
+        assert tail(leaked, samples, lower) == pytest.approx(alpha, rel=1e-6)
+
+
+def test_without_a_count_the_lower_bound_follows_from_the_mean():
+    """If an answer leaks with probability P, the mean is at most P + (1 - P) * 0.5: a mean of 0.8 needs P >= 0.6."""
+    lower, upper = leak_bounds(0.9, 0.8, 0, 0.01, 0.5)
+    assert (lower, upper) == (pytest.approx(0.6), 0.9)
+    assert leak_bounds(0.3, 0.4, 0, 0.01, 0.5) == (0.0, 0.3)
+
+
+def rank(value, records=10, **more):
+    return {"of": "x", "own": True, "mean rank": value, "records": records, **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "result"),
+    [
+        (rank(0.9, verdict="above"), FAIL),
+        (rank(0.5, verdict="near"), PASS),
+        (rank(0.9, records=5, verdict="undecided"), INCONCLUSIVE),
+        (rank(0.9), INCONCLUSIVE),
+        (rank(0.6, **{"band low": 0.4, "band high": 0.6}), PASS),
+        (rank(0.61, **{"band low": 0.4, "band high": 0.6}), FAIL),
+        (rank(0.39, **{"band low": 0.4, "band high": 0.6}), INCONCLUSIVE),
+        (None, INCONCLUSIVE),
+    ],
+)
+def test_rank(found, result):
+    assert check_rank(found).result == result
+
+
+def test_oracle_and_attacks():
+    def oracle(verdict):
+        return {"verdict": verdict, "value": 0.2, "oracle": 0.1, "questions": 9}
+
+    results = [check_oracle(oracle(v)).result for v in ("still known", "near", "over-unlearned", "undecided")]
+    assert results == [FAIL, PASS, INCONCLUSIVE, INCONCLUSIVE] and check_oracle(None).result == INCONCLUSIVE
+
+    def attack(name, rouge, verdict, *recalls):
+        found = {"attack": name, "questions": 9, "before": 0.1, "rouge": rouge, "verdict": verdict}
+        return {**found, "own": bool(recalls), **({"recalls": recalls, "worst": max(recalls)[0]} if recalls else {})}
+
+    assert check_attacks(None, 0.5).result == INCONCLUSIVE
+    assert check_attacks([attack("a", 0.9, "near"), attack("b", 0.4, None)], 0.5).result == INCONCLUSIVE
+    assert check_attacks([attack("a", 0.4, None, (0.4, None))], 0.5).result == PASS
+    assert check_attacks([attack("a", 0.4, "near", (0.4, 0.4), (0.6, 0.6))], 0.5).result == PASS
+    assert check_attacks([attack("a", 0.4, "near", (0.4, 0.4), (0.6, 0.5))], 0.5).result == FAIL
+    others = check_attacks([attack("a", 0.9, "near"), attack("b", 0.2, "still known")], 0.5)
+    assert others.result == INCONCLUSIVE and "of others, b brings some back" in others.why
