@@ -18,6 +18,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.requests.ledger import PENDING, Ledger
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.known_nodes import key_hash
 from oblivionis.server.app import serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")]
@@ -100,7 +101,7 @@ def resumed(lab, name):
     return json.loads(told[told.index("{") :])["run-id"]
 
 
-def test_the_server_fails_and_the_run_goes_on_to_the_same_model(lab, tmp_path):
+def test_the_server_fails_and_the_run_goes_on_to_the_same_model(lab, faults, tmp_path):
     settings = f"{QUICK} stages=[finetune] federation.rounds.finetune=3"
     first = lab.submit(HOSPITALS, f"name=cut {settings}")
     reached(lab, "cut", "finetune", 1)
@@ -110,6 +111,11 @@ def test_the_server_fails_and_the_run_goes_on_to_the_same_model(lab, tmp_path):
     reached(lab, "cut", "finetune", 2)
     lab.kill("superlink")
     lab.restart("superlink")
+    for partition in range(3):  # one that was receiving would be a message behind from now on
+        lab.stop(f"node{partition}")
+    lab.wait_online(0)  # until then the SuperLink takes them for online, and refuses their return
+    for partition in range(3):
+        start(lab, faults, partition)
     lab.wait_online(3)
     assert lab.finish(second) == "finished:failed", "Flower gives up what ran"
     assert lab.finish(resumed(lab, "cut")) == "finished:completed", lab.everything_said()
@@ -199,3 +205,27 @@ def test_a_client_that_leaves_for_good_keeps_its_request_pending(faulty):
 def test_both_ledgers_still_agree(faulty, lab):
     told = lab.oblivionis("request", "verify", faulty[0].path, "--node-dir", lab.node(1))
     assert told.count("unbroken") == 2
+
+
+def test_a_client_is_whose_key_is_registered(faulty, lab, faults):
+    """Who claims to be another client, with a key of its own, is set aside and gets nothing of the other's requests."""
+    run, _ = faulty
+    known = json.loads((run.path / "known-nodes.json").read_text())
+    registered = {p.stem.removeprefix("node"): key_hash(p.read_bytes()) for p in (lab.server / "nodes").glob("*.pub")}
+    assert len(registered) == 3 and {client: node["key"] for client, node in known.items()} == registered
+
+    script = lab.node(2) / "start-supernode.sh"
+    script.write_text(script.read_text().replace("partition-id=2 ", "partition-id=1 "))
+    (faults / "node2.slow").unlink()
+    start(lab, faults, 2)
+    lab.wait_online(3)
+    submit_request(lab, 1, "--ids", "hill-002-a", "--id", "mine")
+    settings = f"{QUICK} federation.rounds.finetune=1 federation.rounds.unlearn=1 stages=[finetune,unlearn]"
+    settings += " federation.wait_for_clients=5"
+    second = lab.submit(HOSPITALS, f"name=claimed {settings}")
+    assert lab.finish(second) == "finished:completed", lab.everything_said()
+    assert "says that it is client 1, and is set aside" in lab.flwr("log", second, "lab", "--show")
+    assert Ledger(run_of(lab, "claimed").ledger_path).get("mine").state != PENDING
+    assert NodeFolder(lab.node(1)).tombstones() == {"hill-001-a", "hill-002-a"}
+    assert NodeFolder(lab.node(2)).tombstones() == frozenset()
+    assert set(json.loads((run_of(lab, "claimed").path / "known-nodes.json").read_text())) == {"0", "1"}

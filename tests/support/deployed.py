@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.processes import FORKED, MARK, PROJECT, environment, free_ports, marked, until
+from support.processes import FORKED, MARK, PROJECT, end, environment, free_ports, marked, until
 
 START_S, STOP_S, RUN_S = 90, 60, 600
 BRISK = Path(__file__).with_name("brisk_flower.py")
@@ -91,8 +91,7 @@ class Deployed:
         """SIGKILL to the process and all that it started: a power cut."""
         family = self._family(name)
         os.killpg(self.processes[name].pid, signal.SIGKILL)
-        for process in family:
-            process.kill()
+        end(family, "kill")
         self.processes.pop(name).wait()
 
     def stop(self, name):
@@ -102,8 +101,7 @@ class Deployed:
         try:
             return process.wait(STOP_S)
         finally:
-            for left in self._family(name):
-                left.kill()
+            end(self._family(name), "kill")
 
     def restart(self, name):
         """Start a process that was killed or stopped, on its old port."""
@@ -119,11 +117,9 @@ class Deployed:
         """End everything, also what a SuperLink or SuperNode left behind."""
         for process in self.processes.values():  # nginx overwrites the environment in which its mark stood
             process.terminate()
-        for process in marked(self.folder):
-            process.terminate()
+        end(marked(self.folder), "terminate")
         until(lambda: not marked(self.folder), 10, every=0.1)
-        for process in marked(self.folder):
-            process.kill()
+        end(marked(self.folder), "kill")
         for process in self.processes.values():
             try:
                 process.wait(STOP_S)
@@ -179,8 +175,9 @@ class Deployed:
 
     def server_apps(self):
         """The processes in which runs are computed now."""
-        found = self._family("superlink", "flwr-serverapp")
-        return [p for p in found if FORKED in p.environ()] or found
+        named = {"OBLIVIONIS_TEST_NAME": "superlink"}
+        forked = marked(self.folder, "flwr-serverapp", **named, **{FORKED: "1"})
+        return forked or marked(self.folder, "flwr-serverapp", **named)
 
     def client_apps(self, partition):
         """The processes in which the client answers a message now: forked from one that has the libraries."""

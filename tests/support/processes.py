@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,13 @@ def marked(value, name="", **variables):
         except psutil.Error:
             continue
     return found
+
+
+def end(processes, how):
+    """`terminate` or `kill` each; some may be gone by now."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            getattr(process, how)()
 
 
 def until(condition, seconds, *, every=0.02):
