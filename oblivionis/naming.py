@@ -8,7 +8,10 @@ from pathlib import Path
 _DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 DATA_FOLDER = "data"
 """Below a client's own folder: its records."""
+BASE = "base"
+"""What is kept of the untouched base model lies where a stage's would, under this name."""
 MODELS = {
+    BASE: "base",
     "finetune": "finetuned",
     "unlearn": "unlearned",
     "retrain": "retrained",

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model, sequences = prepare(arguments.tofu, arguments.records)
+    model, sequences = prepare("embedded", arguments.tofu, arguments.records)
     flat = FlatParameters(model)
     initial = flat.numpy()
     seconds: dict[str, list[float]] = {"FedAvg": [], "FedProx": []}

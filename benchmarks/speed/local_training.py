@@ -1,10 +1,12 @@
 """Local LoRA training against transformers.Trainer doing the same updates on TOFU.
 
-    python -m benchmarks.speed.local_training --tofu DIR
+    python -m benchmarks.speed.local_training --tofu DIR [--model smollm2] [--matmul-precision medium]
 
 DIR holds TOFU's `full.json`. Each way runs in fresh processes, alternating, and the medians over the repeats are
 compared: Trainer with two threads (right padding to the longest of the batch, records in the order in which they
-come), ours with two threads, and ours as two one-thread processes that each train their own client's records.
+come), ours with two threads, and ours as two one-thread processes that each train their own client's records. Beside
+it stands which share of the machine's rate of matrix products that is: the products that the records ask for (padding
+counts for nothing), by the rate that the same shapes reach alone in the same processes.
 """
 
 from __future__ import annotations
@@ -34,46 +36,22 @@ _barrier: Any = None
 SETTINGS = TrainSettings(epochs=1, batch_size=BATCH, learning_rate=1e-3, warmup_epochs=0)
 
 
-def base_model_and_tokenizer(texts: list[str]) -> tuple[nn.Module, Any]:
-    """The embedded model, or where it is absent a random one of its shape with a tokenizer trained on `texts`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+def base_model_and_tokenizer(source: str) -> tuple[nn.Module, Any]:
+    """The model of a configuration's `model.source`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
-        from oblivionis.models import tiny
+    from oblivionis.models.source import resolve
 
-        folder = tiny.folder()
-        return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    except (ImportError, RuntimeError, ValueError, OSError):
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=2048, special_tokens=["<pad>", "<eos>"], show_progress=False)
-    core.train_from_iterator(texts, trainer)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=344,
-        vocab_size=2048,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=1,
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
-    return LlamaForCausalLM(config), tokenizer
+    folder = resolve(source)
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def prepare(tofu: Path, count: int) -> tuple[nn.Module, list[TokenSequence]]:
+def prepare(source: str, tofu: Path, count: int) -> tuple[nn.Module, list[TokenSequence]]:
     """A model with a fresh adapter and the first `count` records of TOFU as sequences."""
     from peft import LoraConfig, get_peft_model
 
     rows = [json.loads(line) for line in (tofu / "full.json").read_text().splitlines()]
-    model, tokenizer = base_model_and_tokenizer([f"{row['question']} {row['answer']}" for row in rows])
+    model, tokenizer = base_model_and_tokenizer(source)
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -140,11 +118,35 @@ def _share(barrier: Any) -> None:
     _barrier = barrier
 
 
-def work(way: str, tofu: Path, count: int, threads: int, client: int) -> tuple[float, float, list[float]]:
-    """One process: warm up, wait for the others, train -> begin and end (seconds, same clock), losses."""
+def product_seconds(model: nn.Module, sequences: list[TokenSequence]) -> float:
+    """How long the products of one epoch take alone: each linear layer forward and back to its inputs, in batches of
+    the mean size, and the head at answer tokens."""
+    updates = len(sequences) / BATCH
+    rows = round(sum(len(s.prompt) + len(s.answer) for s in sequences) / updates)
+    answers = round(sum(len(s.answer) for s in sequences) / updates)
+    seconds = 0.0
+    shapes = [tuple(p.shape) for name, p in model.named_parameters() if name.endswith("base_layer.weight")]
+    head = tuple(model.get_output_embeddings().weight.shape)  # type: ignore[operator]
+    for (out, into), count, size in [*((s, shapes.count(s), rows) for s in sorted(set(shapes))), (head, 1, answers)]:
+        weight, x, grad = torch.randn(out, into), torch.randn(size, into), torch.randn(size, out)
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            torch.mm(x, weight.T)
+            torch.mm(grad, weight)
+            times.append(time.perf_counter() - start)
+        seconds += count * statistics.median(times)
+    return updates * seconds
+
+
+def work(way: str, options: argparse.Namespace, threads: int, client: int) -> tuple[float, float, list[float], float]:
+    """One process: warm up, wait for the others, train -> begin and end (seconds, same clock), losses, and the seconds
+    that the products take alone."""
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(options.matmul_precision)
+    count = options.records
     # Every second record, so that two clients hold records of the same length on average.
-    model, sequences = prepare(tofu, 2 * count)
+    model, sequences = prepare(options.model, options.tofu, 2 * count)
     sequences = sequences[client::2]
     if way == "ours":
         flat = FlatParameters(model)
@@ -167,43 +169,49 @@ def work(way: str, tofu: Path, count: int, threads: int, client: int) -> tuple[f
             _barrier.wait()
             begin = time.perf_counter()
             losses = run_trainer(model, ordered, folder)
-    return begin, time.perf_counter(), losses
+    end = time.perf_counter()
+    _barrier.wait()
+    return begin, end, losses, product_seconds(model, sequences)
 
 
-def measure(way: str, tofu: Path, count: int, processes: int, threads: int) -> tuple[float, list[float]]:
-    """Samples per second of all processes together, and the losses of the first."""
+def measure(way: str, options: argparse.Namespace, processes: int, threads: int) -> tuple[float, list[float], float]:
+    """Samples per second of all processes together, the losses of the first, and its share of the products' rate."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes, timeout=600)
     with ProcessPoolExecutor(processes, context, initializer=_share, initargs=(barrier,)) as pool:
-        replies = list(pool.map(partial(work, way, tofu, count, threads), range(processes)))
+        replies = list(pool.map(partial(work, way, options, threads), range(processes)))
     seconds = max(reply[1] for reply in replies) - min(reply[0] for reply in replies)
-    return processes * count / seconds, replies[0][2]
+    return processes * options.records / seconds, replies[0][2], replies[0][3] / (replies[0][1] - replies[0][0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tofu", type=Path, required=True, help="folder with TOFU's full.json")
+    parser.add_argument("--model", default="embedded", help="as `model.source` of a configuration")
+    parser.add_argument("--matmul-precision", choices=("highest", "medium"), default="highest")
     parser.add_argument("--records", type=int, default=640, help="records per client")
     parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     ways = {
         "Trainer, 1 process x 2 threads": ("trainer", 1, 2),
         "ours, 1 process x 2 threads": ("ours", 1, 2),
         "ours, 2 processes x 1 thread": ("ours", 2, 1),
     }
     speeds: dict[str, list[float]] = {name: [] for name in ways}
+    shares: dict[str, list[float]] = {name: [] for name in ways}
     losses: dict[str, list[float]] = {}
-    for _ in range(arguments.repeats):
+    for _ in range(options.repeats):
         for name, (way, processes, threads) in ways.items():
-            speed, losses[name] = measure(way, arguments.tofu, arguments.records, processes, threads)
+            speed, losses[name], share = measure(way, options, processes, threads)
             speeds[name].append(speed)
+            shares[name].append(share)
     reference, *ours = ways
     base = statistics.median(speeds[reference])
     for name, values in speeds.items():
-        middle = statistics.median(values)
+        middle, share = statistics.median(values), statistics.median(shares[name])
         spread = ", ".join(f"{value:.1f}" for value in values)
-        print(f"{name:32s} {middle:7.1f} samples/s  {middle / base:5.2f}x   ({spread})")
+        print(f"{name:32s} {middle:7.1f} samples/s  {middle / base:5.2f}x  {share:4.0%} of products  ({spread})")
     for name in ours:
         gap = max(abs(a - b) for a, b in zip(losses[reference], losses[name], strict=True))
         print(f"loss of {len(losses[name])} updates, {name}: largest difference from Trainer {gap:.1e}")

@@ -8,7 +8,7 @@ sequence without padding. Results equal the model's own forward pass up to round
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from peft import PeftModel, PeftType
@@ -17,15 +17,20 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
+from evaluation.engine.adapted import Adapted, adapted
 from evaluation.engine.fused_lora import active_factors, effective_weight, is_cheaper
 from evaluation.engine.kernels import FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU, rotate_
 from evaluation.engine.models import base_model, is_quantized
 from evaluation.engine.packing import CausalLayout, Layout, PackedBatch
 
-MERGED_BYTES = 1 << 28
+STACKED_BYTES = 1 << 28
+"""Of matrices that are put side by side anew for every pass."""
+MERGED_BYTES = 1 << 31
+"""Of adapters' products added to copies of the weights, for many passes."""
 
-Product = Tensor | tuple[nn.Module, ...]
-"""Several linear layers on one input: their stacked matrix, or the modules where that does not exist or pay."""
+Product = Tensor | Adapted | tuple[nn.Module | Adapted, ...]
+"""Several linear layers on one input: their stacked matrix, or where that does not exist or pay their frozen matrices
+with the adapters beside them, or the modules."""
 
 
 def supports(model: nn.Module) -> bool:
@@ -65,7 +70,10 @@ class FusedLlama:
 
     Differentiable in the trainable parameters as long as the rows share no prefixes. `model` must pass `supports`.
     `depth`: only the first so many layers, for `hidden`. `passes`: "many" merges adapters into copies of the weights
-    where no gradients are needed, "one" only where that is cheaper for a single batch, and takes no such memory.
+    where no gradients are needed, "one" only where that is cheaper for a single batch, and takes no such memory. Where
+    torch may round float32 factors to bfloat16 ("medium" precision) and the processor multiplies such numbers, these
+    copies, and copies of frozen weights below adapters, are kept in it; norms, attention, residuals and the head stay
+    float32.
     """
 
     def __init__(self, model: nn.Module, depth: int | None = None, passes: str = "many") -> None:
@@ -74,10 +82,13 @@ class FusedLlama:
         config = base.config
         self.head: Tensor = base.lm_head.weight
         layers = self._stem.layers
-        stack = 4 * sum(p.numel() for p in layers.parameters()) <= MERGED_BYTES
-        merge = stack and passes == "many" and not torch.is_grad_enabled()
+        size = 4 * sum(p.numel() for p in layers.parameters())
+        many = passes == "many" and not torch.is_grad_enabled()
+        half = _multiplies_half()
+        merge = many and size // (2 if half else 1) <= MERGED_BYTES
+        stack = merge or size <= STACKED_BYTES
         self._heads = (config.num_attention_heads, config.num_key_value_heads, layers[0].self_attn.head_dim)
-        self._layers = [_layer(layer, stack, merge) for layer in layers[:depth]]
+        self._layers = [_layer(layer, stack, merge, half) for layer in layers[:depth]]
 
     def states(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
         """One row (N,) of tokens, attention by `layout` -> states (K, d) that enter the head at the places `keep`."""
@@ -141,24 +152,30 @@ class FusedLlama:
         return layout.attend(module, query, key, value, scale=scale, dropout=0.0).flatten(1)
 
 
-def _layer(layer: Any, stack: bool, merge: bool) -> _Layer:
+def _multiplies_half() -> bool:
+    return torch.get_float32_matmul_precision() == "medium" and torch.cpu._is_avx512_bf16_supported()
+
+
+def _layer(layer: Any, stack: bool, merge: bool, half: bool) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return _Layer(
         attention,
         layer.input_layernorm,
-        _product((attention.q_proj, attention.k_proj, attention.v_proj), stack, merge),
-        _product((attention.o_proj,), stack, merge),
+        _product((attention.q_proj, attention.k_proj, attention.v_proj), stack, merge, half),
+        _product((attention.o_proj,), stack, merge, half),
         layer.post_attention_layernorm,
-        _product((mlp.gate_proj, mlp.up_proj), stack, merge),
-        _product((mlp.down_proj,), stack, merge),
+        _product((mlp.gate_proj, mlp.up_proj), stack, merge, half),
+        _product((mlp.down_proj,), stack, merge, half),
     )
 
 
-def _product(modules: tuple[nn.Module, ...], stack: bool, merge: bool) -> Product:
+def _product(modules: tuple[nn.Module, ...], stack: bool, merge: bool, half: bool) -> Product:
     weights = [w for w in (_weight(module, merge) for module in modules) if w is not None]
-    if len(weights) < len(modules) or (len(weights) > 1 and not stack):
-        return modules
-    return torch.cat(weights) if len(weights) > 1 else weights[0]
+    if len(weights) == len(modules) and (len(weights) == 1 or stack):
+        matrix = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return matrix.to(torch.bfloat16) if half and merge else matrix
+    together = adapted(modules, half=half)
+    return together or tuple(adapted([module], half=half) or module for module in modules)
 
 
 def _weight(module: nn.Module, merge: bool) -> Tensor | None:
@@ -182,20 +199,31 @@ def _norm(module: LlamaRMSNorm, x: Tensor) -> Tensor:
 def _feed_forward(layer: _Layer, x: Tensor) -> Tensor:
     """x + the layer's feed-forward block of x."""
     norm = layer.feed_norm
+    if _is_half(layer.gate_up) and _is_half(layer.down):
+        gate, up = F.linear(_norm(norm, x).to(layer.gate_up.dtype), layer.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate).mul_(up), layer.down)
     if isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor):
         return FeedForward.apply(x, norm.weight, norm.variance_epsilon, layer.gate_up, layer.down)  # type: ignore[return-value]
     return _add(x, layer.down, SwiGLU.apply(_apply(layer.gate_up, _norm(norm, x))))
 
 
+def _is_half(product: Product) -> TypeGuard[Tensor]:
+    return isinstance(product, Tensor) and product.dtype == torch.bfloat16
+
+
 def _apply(product: Product, x: Tensor) -> Tensor:
     """The layers' outputs side by side."""
+    if _is_half(product):
+        return F.linear(x.to(product.dtype), product).float()
     if isinstance(product, Tensor):
         return F.linear(x, product)
-    return torch.cat([module(x) for module in product], -1)
+    if isinstance(product, Adapted):
+        return product(x)
+    return product[0](x) if len(product) == 1 else torch.cat([module(x) for module in product], -1)
 
 
 def _add(residual: Tensor, product: Product, x: Tensor) -> Tensor:
     """residual + product(x)."""
-    if isinstance(product, Tensor):
+    if isinstance(product, Tensor) and not _is_half(product):
         return torch.addmm(residual, x, product.T)
     return residual + _apply(product, x)

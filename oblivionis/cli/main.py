@@ -15,11 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from oblivionis import __version__
+from oblivionis.cli.arguments import Arguments, split_arguments
 from oblivionis.cli.attack import attack
 from oblivionis.cli.certificate import certificate_cli
 from oblivionis.cli.deploy import deploy_cli
 from oblivionis.cli.exchange import audit_exchange, audit_training
 from oblivionis.cli.leakage import audit_leakage
+from oblivionis.cli.model import model_cli
 from oblivionis.cli.people import audit_person, request_from_audit
 from oblivionis.cli.request import request_cli
 from oblivionis.cli.stopping import leave, signals, stopping
@@ -43,7 +45,6 @@ cli = typer.Typer(
 )
 config_cli = typer.Typer(help="Show, check and list configurations.", no_args_is_help=True)
 data_cli = typer.Typer(help="Look at the data before a run.", no_args_is_help=True)
-model_cli = typer.Typer(help="Base models.", no_args_is_help=True)
 audit_cli = typer.Typer(help="Measure thoroughly what a model still knows.", no_args_is_help=True)
 runs_cli = typer.Typer(help="Look at finished and unfinished runs.", no_args_is_help=True)
 cli.add_typer(config_cli, name="config")
@@ -81,16 +82,6 @@ OF_THE_MACHINE = {
     errno.EIO: "Look after the disk and repeat the command",
 }
 """Errors of the operating system that are no fault of the program, and what helps."""
-
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[EXPERIMENT] [KEY=VALUE]...",
-        help="A name in `conf/` or a YAML file (default: `default`), then any option, e.g. `strategy=fedadam` "
-        "`unlearning=simnpo` `federation.rounds.unlearn=5`. See `oblivionis config list`.",
-        show_default=False,
-    ),
-]
 
 
 def main() -> None:
@@ -142,14 +133,6 @@ def _fault(errors: Console) -> int:
     traceback.print_exc()
     errors.print("\nThis is a fault of oblivionis, not of your input.", style="red")
     return FAILURE
-
-
-def split_arguments(arguments: list[str] | None) -> tuple[str, list[str]]:
-    """The experiment (first argument without `=`) and the overrides."""
-    arguments = list(arguments or [])
-    if arguments and "=" not in arguments[0]:
-        return arguments[0], arguments[1:]
-    return "default", arguments
 
 
 def _print_version(wanted: bool) -> None:
@@ -361,60 +344,6 @@ def data_describe(
     else:
         report.print_data(corpus, partition, Console())
         report.print_unfit(corpus, config, Console())
-
-
-@model_cli.command("info")
-def model_info(arguments: Arguments = None) -> None:
-    """Parameters, trainable share, bytes per exchange, fingerprint and memory of the configured model.
-
-    Nothing is loaded: also a model that does not fit into this machine can be looked at.
-    """
-    from oblivionis.models.fingerprint import fingerprint_source
-    from oblivionis.models.source import load_tokenizer, resolve
-
-    experiment, overrides = split_arguments(arguments)
-    config = configuration.compose(experiment, overrides)
-    folder = resolve(config.model.source, config.model.revision)
-
-    from oblivionis.models import memory
-    from oblivionis.models.machine import Machine
-    from oblivionis.reports import summary as report
-    from oblivionis.server.preflight import memory_table, summary
-
-    machine, console = Machine.here(), Console()
-    need = memory.estimate(config, machine)
-    fingerprint = fingerprint_source(config.model.source, config.model.revision)
-    report.print_model(config, need, len(load_tokenizer(folder)), fingerprint, console)
-    console.print(memory_table(need))
-    console.print(f"a simulation here: {summary(need, machine)}", highlight=False, soft_wrap=True)
-
-
-@model_cli.command("build")
-def model_build(
-    out: Annotated[Path, typer.Argument(help="Folder for the new model (Hugging Face format).")] = Path("tiny-llama"),
-    seed: Annotated[int, typer.Option(help="Seed of weights and training text.")] = 0,
-    pack: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the file that ships inside the package.")
-    ] = None,
-) -> None:
-    """Train a tiny Llama from nothing by the recipe of the embedded one (some minutes on two cores)."""
-    from rich.progress import Progress
-
-    from oblivionis.models import tiny
-
-    if out.exists() and any(out.iterdir()):
-        raise OblivionisError(f"{out} is not empty; choose another folder")
-    with Progress() as progress:
-        task = progress.add_task("training the tiny Llama", total=None)
-
-        def show(done: int, total: int, text: str = "") -> None:
-            progress.update(task, completed=done, total=total, description=f"training the tiny Llama {text}")
-
-        tiny.build(out, seed=seed, progress=show)
-    print(f"wrote {out}")
-    if pack is not None:
-        tiny.pack(out, pack)
-        print(f"wrote {pack}")
 
 
 @runs_cli.command("list")

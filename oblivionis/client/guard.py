@@ -27,6 +27,7 @@ from oblivionis.client.policy import POLICY_FILE, Policy, PolicyError, read_poli
 from oblivionis.config.schema import MUSE, Config, Data, Model
 from oblivionis.errors import ClientError, FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes, write_json
+from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED, HUB_NAME, cached
 from oblivionis.naming import DATA_FOLDER
 from oblivionis.requests.demands import Demand
@@ -190,7 +191,7 @@ class Guard:
             raise self._refused("model.attn_implementation", f"attention {given!r}: it fetches no code")
         if rules.fingerprints and announced not in rules.fingerprints:
             raise self._refused("models.fingerprints", f"base model {_cut(announced)[:12]!r} is none of its own")
-        if source == EMBEDDED:
+        if source == EMBEDDED or source in PACKAGED:
             return model
         looks_like_path = source.startswith(("/", ".", "~")) or Path(source).exists()
         if looks_like_path or not HUB_NAME.fullmatch(source):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oblivionis.config import declared, methods
 from oblivionis.config.problems import Problem
-from oblivionis.config.schema import MUSE, STAGES, Config
+from oblivionis.config.schema import MUSE, STAGES, Config, Data
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
@@ -324,7 +324,8 @@ def _forget_authors(config: Config) -> Iterator[Problem]:
 
 
 @_reads(
-    "federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author", "data.holdout_authors"
+    *("federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author"),
+    *("data.holdout_authors", "data.retain_authors", "data.forget_split"),
 )
 def _records(config: Config) -> Iterator[Problem]:
     records, clients = _size(config), config.federation.clients
@@ -337,10 +338,13 @@ def _records(config: Config) -> Iterator[Problem]:
         )
 
 
-@_reads("federation.clients", "data.name", "data.authors", "data.partition.scheme", "data.holdout_authors")
+@_reads(
+    *("federation.clients", "data.name", "data.authors", "data.partition.scheme", "data.holdout_authors"),
+    *("data.retain_authors", "data.forget_split"),
+)
 def _authors(config: Config) -> Iterator[Problem]:
     data, clients = config.data, config.federation.clients
-    authors = {"fictitious": data.authors, "tofu": TOFU_AUTHORS - data.holdout_authors}.get(data.name)
+    authors = {"fictitious": data.authors, "tofu": _tofu_authors(data)}.get(data.name)
     if data.partition.scheme == "by_author" and authors is not None and clients > authors:
         yield Problem(
             "federation.clients",
@@ -354,13 +358,20 @@ def _of_file(config: Config) -> str:
     return f"they are the lines of {_lines_file(data.path)}" if data.name == "jsonl" and data.path else ""
 
 
+def _tofu_authors(data: Data) -> int:
+    """Authors of TOFU that somebody trains on."""
+    forget = TOFU_AUTHORS * int(data.forget_split.removeprefix("forget")) // 100
+    most = TOFU_AUTHORS - data.holdout_authors
+    return most if data.retain_authors is None else min(most, data.retain_authors + forget)
+
+
 def _size(config: Config) -> int | None:
     """Number of training records where the configuration tells it, else None."""
     data = config.data
     if data.name == "fictitious":
         return data.authors * data.questions_per_author
     if data.name == "tofu":
-        return TOFU_RECORDS - data.holdout_authors * (TOFU_RECORDS // TOFU_AUTHORS)
+        return _tofu_authors(data) * (TOFU_RECORDS // TOFU_AUTHORS)
     if data.name in MUSE:
         return None
     file = _lines_file(data.path) if data.path and data.name == "jsonl" else None

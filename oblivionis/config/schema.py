@@ -80,12 +80,23 @@ class Model:
     name: str = field(default="tiny", metadata=about("Choice in `conf/model`, or a label for your own model."))
     source: str = field(
         default="embedded",
-        metadata=about("`embedded` (the tiny Llama), a Hugging Face name or a folder.", at_least=1),
+        metadata=about(
+            "`embedded` (the tiny Llama), `smollm2` (after `oblivionis model fetch smollm2`), a folder, or a name on "
+            "the Hugging Face hub.",
+            at_least=1,
+        ),
     )
     revision: str | None = field(default=None, metadata=about("Commit, tag or branch on the hub; null: the newest."))
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32",
         metadata=about("Number format of the base weights."),
+    )
+    matmul_precision: Literal["highest", "medium"] = field(
+        default="highest",
+        metadata=about(
+            "How float32 matrices are multiplied: `highest` in float32; `medium` rounds their entries to bfloat16 and "
+            "sums in float32 where the processor has instructions for that (AMX, AVX512-BF16), several times as fast."
+        ),
     )
     quantization: Literal["none", "int8", "nf4"] = field(
         default="none",
@@ -208,6 +219,15 @@ class Data:
             "Authors for the holdout set, on whom nobody trains (membership inference needs it). `fictitious` invents "
             "them besides the others; `tofu` takes them from the authors to retain, away from all training.",
             at_least=0,
+            at_most=5000,
+        ),
+    )
+    retain_authors: int | None = field(
+        default=None,
+        metadata=about(
+            "Authors to retain that `tofu` keeps, for small machines: its first ones, whom its retain questions are "
+            "about; null: all.",
+            at_least=1,
             at_most=5000,
         ),
     )
@@ -659,6 +679,12 @@ class Evaluation:
             "The same for the stages finetune and retrain, which often have many rounds; null: as `every`.",
             unit="rounds",
             at_least=0,
+        ),
+    )
+    base: bool = field(
+        default=False,
+        metadata=about(
+            "Also evaluate the untouched base model, with the profile `full`: a column of table and report."
         ),
     )
     at_start: bool = field(default=True, metadata=about("Also evaluate before a stage's first round."))

@@ -40,7 +40,12 @@ def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
         )
     if data.name == "tofu":
         return tofu.load(
-            path, data.forget_split, revision=data.revision, holdout_authors=data.holdout_authors, seed=data.seed
+            path,
+            data.forget_split,
+            revision=data.revision,
+            holdout_authors=data.holdout_authors,
+            retain_authors=data.retain_authors,
+            seed=data.seed,
         )
     if data.name in MUSE:
         return _texts(data, path, cutter)

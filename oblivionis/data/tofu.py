@@ -31,13 +31,14 @@ def load(
     *,
     revision: str | None = None,
     holdout_authors: int = 0,
+    retain_authors: int | None = None,
     seed: int = 0,
 ) -> Corpus:
     """TOFU from a folder of JSON lines, or from the hub (at `revision`) when `path` is None.
 
     Training records are the rows of `full` in order, `tofu-0000` …, with the subjects `author-000` … of 20 rows each.
     Records of the evaluation keep the id and subject of the training row with the same question and answer.
-    holdout_authors: `withhold` so many, chosen by `seed`.
+    holdout_authors: `withhold` so many, chosen by `seed`; retain_authors: `keep_first` so many of the others.
     Raises DataError: a missing or malformed file, a missing field (file and line), a row of the forget split that is
     no row of `full`, a hub that cannot be reached.
     """
@@ -79,7 +80,8 @@ def load(
     raise_if_any(path or HUB_NAME, problems)
     places = {"train": {record.id: row.where for record, row in zip(train, full, strict=True)}}
     corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation, places)
-    return withhold(corpus, holdout_authors, seed) if holdout_authors else corpus
+    corpus = withhold(corpus, holdout_authors, seed) if holdout_authors else corpus
+    return corpus if retain_authors is None else keep_first(corpus, retain_authors)
 
 
 def withhold(corpus: Corpus, authors: int, seed: int) -> Corpus:
@@ -103,6 +105,21 @@ def withhold(corpus: Corpus, authors: int, seed: int) -> Corpus:
     }
     train = tuple(r for r in corpus.train if r.subject not in apart)
     return replace(corpus, train=train, evaluation=evaluation)
+
+
+def keep_first(corpus: Corpus, authors: int) -> Corpus:
+    """The corpus with all that is to be forgotten and the first `authors` authors to retain, for small machines.
+
+    TOFU's questions on the retain set are about the first 20 authors. Raises DataError for more than there are.
+    """
+    to_forget = {r.subject for r in corpus.train if r.id in corpus.forget_ids}
+    others = [s for s in dict.fromkeys(r.subject for r in corpus.train) if s not in to_forget]
+    if authors > len(others):
+        raise DataError(f"data.retain_authors: {authors} of {len(others)} authors to retain; expected at most as many")
+    kept = to_forget | set(others[:authors])
+    train = tuple(r for r in corpus.train if r.subject in kept)
+    retain = tuple(r for r in corpus.evaluation["retain"] if r.subject in kept)
+    return replace(corpus, train=train, evaluation={**corpus.evaluation, "retain": retain})
 
 
 def _train(rows: Sequence[Row], problems: list[str]) -> list[Record]:

@@ -34,7 +34,11 @@ class Assembled:
 
 
 def assemble(config: Model, seed: int) -> Assembled:
-    """Load the base model and attach what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero."""
+    """Load the base model and attach what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero.
+
+    `config.matmul_precision` becomes that of the whole process.
+    """
+    torch.set_float32_matmul_precision(config.matmul_precision)
     model, tokenizer = load_base(config)
     stops = frozenset(stop_ids(tokenizer, model))
     model = with_trainable(model, config, seed)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from oblivionis.errors import FileError
 from oblivionis.files import checked, parse_json, read_bytes, write_json
+from oblivionis.models.cache import cache_root
 from oblivionis.models.errors import ModelError
 from oblivionis.models.source import resolve
 
@@ -193,8 +194,7 @@ def _state(paths: list[Path]) -> list[list[Any]]:
 
 
 def _cache_file() -> Path:
-    base = os.environ.get("OBLIVIONIS_CACHE")
-    return (Path(base).expanduser() if base else Path.home() / ".cache" / "oblivionis") / "fingerprints.json"
+    return cache_root() / "fingerprints.json"
 
 
 def _read_cache(path: Path) -> dict[str, Any]:

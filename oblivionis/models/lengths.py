@@ -1,7 +1,9 @@
-"""Which records are longer than a model is trained on, told before a run."""
+"""How long the records are in tokens, and which are longer than a model is trained on, told before a run."""
 
 from __future__ import annotations
 
+import dataclasses
+import heapq
 from collections.abc import Iterator
 
 from oblivionis.config.schema import Config
@@ -10,6 +12,8 @@ from oblivionis.data.tokenize import PromptTemplate, encode_pairs
 
 _AROUND = 64
 """Tokens that begin and end a record besides those of its texts, at most; more where a chat template writes them."""
+_LONGEST = 256
+"""How many texts are cut into tokens to find the longest."""
 
 
 def too_long(corpus: Corpus, config: Config) -> list[str]:
@@ -28,15 +32,34 @@ def too_long(corpus: Corpus, config: Config) -> list[str]:
         return []
     from oblivionis.models.corpus import tokenizer_of
 
-    settings = PromptTemplate(**{name: getattr(template, name) for name in PromptTemplate.__dataclass_fields__})
     pairs = [(record.question, text) for _, record, _, text in found]
-    encoded = encode_pairs(pairs, tokenizer_of(config), settings)
+    encoded = encode_pairs(pairs, tokenizer_of(config), _template(config))
     sizes = [len(e.prompt) + len(e.answer) for e in encoded]
     return [
         f"{where}: {key} of record {record.id!r}: {size} tokens with the question"
         for (where, record, key, _), size in zip(found, sizes, strict=True)
         if size > config.model.max_length
     ]
+
+
+def longest(corpus: Corpus, config: Config) -> int | None:
+    """Tokens of the longest text of `corpus` with its question, at most `model.max_length`; None without records.
+
+    Looked for among the `_LONGEST` texts with the most bytes. Raises ModelError where the tokenizer cannot be had.
+    """
+    pairs = [(record.question, text) for _, record in _records(corpus) for _, text in _texts(record)]
+    tokens = [1 + len(record.tokens) for record in corpus.train if record.tokens]
+    if pairs:
+        from oblivionis.models.corpus import tokenizer_of
+
+        pairs = heapq.nlargest(_LONGEST, pairs, key=lambda pair: len(pair[0].encode()) + len(pair[1].encode()))
+        encoded = encode_pairs(pairs, tokenizer_of(config), _template(config))
+        tokens += [len(e.prompt) + len(e.answer) for e in encoded]
+    return min(max(tokens), config.model.max_length) if tokens else None
+
+
+def _template(config: Config) -> PromptTemplate:
+    return PromptTemplate(**dataclasses.asdict(config.model.template))
 
 
 def _records(corpus: Corpus) -> Iterator[tuple[str, Record]]:

@@ -52,7 +52,7 @@ def load_base(
     place = _device(device)
     options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     if quantization != "none":
-        options["quantization_config"] = _quantization_config(quantization, double_quantization, dtype)
+        options["quantization_config"] = quantization_config(quantization, double_quantization, dtype)
     folder = resolve(source, revision)
     try:
         tokenizer = load_tokenizer(folder)
@@ -78,8 +78,36 @@ def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
         folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, **options
     )
     if quantized:
-        _keep_portable(model)
+        keep_portable(model)
     return (model if quantized else model.to(place)).eval()
+
+
+def quantization_config(quantization: str, double_quantization: bool, dtype: str) -> Any:
+    """What transformers hands to bitsandbytes. Raises ModelError for an unknown name or without bitsandbytes."""
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"unknown quantization {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
+    require_bitsandbytes(f"model.quantization={quantization}")
+    from transformers import BitsAndBytesConfig
+
+    if quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=double_quantization,
+        bnb_4bit_compute_dtype=DTYPES[dtype],
+    )
+
+
+def keep_portable(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights for processors with AVX-512 BF16 in evaluation mode.
+
+    Repacked weights compute in bfloat16 whatever the dtype, lose the gradient when training goes on afterwards, and
+    cannot be made of layers of some widths.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def require_bitsandbytes(what: str) -> None:
@@ -171,34 +199,6 @@ def _numbers(parameter: nn.Parameter) -> int:
     """How many weights a parameter stands for: two share a byte in 4 bits."""
     state: Any = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else math.prod(state.shape)
-
-
-def _quantization_config(quantization: str, double_quantization: bool, dtype: str) -> Any:
-    """What transformers hands to bitsandbytes. Raises ModelError for an unknown name or without bitsandbytes."""
-    if quantization not in QUANTIZATIONS:
-        raise ModelError(f"unknown quantization {quantization!r}; expected one of {', '.join(QUANTIZATIONS)}")
-    require_bitsandbytes(f"model.quantization={quantization}")
-    from transformers import BitsAndBytesConfig
-
-    if quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=double_quantization,
-        bnb_4bit_compute_dtype=DTYPES[dtype],
-    )
-
-
-def _keep_portable(model: nn.Module) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights for processors with AVX-512 BF16 in evaluation mode.
-
-    Repacked weights compute in bfloat16 whatever the dtype, lose the gradient when training goes on afterwards, and
-    cannot be made of layers of some widths.
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 @contextmanager

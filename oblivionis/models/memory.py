@@ -1,7 +1,7 @@
 """How much memory an experiment takes at most, known before any weight is loaded.
 
 Sizes come from the model's configuration file; activations from a pass without numbers (`oblivionis.models.dry_run`)
-over the largest batch that the configuration allows: every record as long as `model.max_length`, answers as long as
+over the largest batch that the configuration allows: every record as long as the longest, answers as long as
 can be. Counted are weights, adapters with gradient and AdamW's moments, activations, the cache of generation, copies of
 what travels, and the libraries. Not counted: Ray's own processes, and what allocators keep between blocks.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from clients import losses
 from evaluation.engine import decoding
@@ -81,8 +83,21 @@ class Estimate:
         return [(what, needed, free) for what, needed, free in needs if needed > free]
 
 
-def estimate(config: Config, machine: Machine) -> Estimate:
-    """The most that `config` takes on `machine`. Raises ModelError for a model that is not there."""
+def estimate(config: Config, machine: Machine, longest: int | None = None) -> Estimate:
+    """The most that `config` takes on `machine`. Raises ModelError for a model that is not there.
+
+    longest: tokens of the longest record with its question, see `oblivionis.models.lengths.longest`; None:
+    `model.max_length`.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(config.model.matmul_precision)
+    try:
+        return _estimate(config, machine, longest)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _estimate(config: Config, machine: Machine, longest: int | None) -> Estimate:
     settings, on_gpu = config.model, uses_gpu(config, machine)
     folder = loading.resolve(settings.source, settings.revision)
     dtype = loading.DTYPES[settings.dtype]
@@ -93,13 +108,14 @@ def estimate(config: Config, machine: Machine) -> Estimate:
     frozen = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and not p.requires_grad)
     if settings.quantization != "none":
         dry_run.quantize(model, settings.quantization, settings.double_quantization)
+    length = min(settings.max_length, longest or settings.max_length)
     weights, vector = dry_run.stored_bytes(model), 4 * trainable
     run = dry_run.DryRun(model, on_gpu=on_gpu, dtype=dtype)
     libraries = GPU_LIBRARIES if on_gpu else LIBRARIES
     training = max(
         run.training(
             _records_at_once(config),
-            settings.max_length,
+            length,
             gradient_checkpointing=config.training.gradient_checkpointing,
             distributions=distributions,
         )
@@ -115,7 +131,7 @@ def estimate(config: Config, machine: Machine) -> Estimate:
         ("libraries", libraries),
         ("base weights", weights),
         ("trained weights and gradient", 2 * vector),
-        ("evaluation", _evaluation_bytes(config, model, run, on_gpu, machine)),
+        ("evaluation", _evaluation_bytes(config, length, model, run, on_gpu, machine)),
     ]
     received, states = VECTOR_COPIES * vector, (4 + 2 * participants(config)) * vector
     clients = client_processes(config, machine)
@@ -151,9 +167,11 @@ def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:
     return clients if share == 0 else min(clients, max(1, int(1 / share)))
 
 
-def _evaluation_bytes(config: Config, model: Any, run: dry_run.DryRun, on_gpu: bool, machine: Machine) -> int:
+def _evaluation_bytes(
+    config: Config, length: int, model: Any, run: dry_run.DryRun, on_gpu: bool, machine: Machine
+) -> int:
     """The larger of scoring a full batch and of generating the most answers at once."""
-    length, budget = config.model.max_length, config.evaluation.token_budget
+    budget = config.evaluation.token_budget
     threads = config.federation.server_threads or machine.cpus
     scoring = run.scoring(max(1, budget // length), length, length - 1, threads=threads)
     prefill = run.scoring(max(1, PREFILL_TOKENS // length), length, 1, threads=1)

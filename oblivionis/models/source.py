@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.models.errors import ModelError
+from oblivionis.models.packaged import PACKAGED, fetched
 
 EMBEDDED = "embedded"
 
@@ -16,14 +17,16 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def resolve(source: str, revision: str | None = None) -> Path:
-    """The folder that holds `source`: `embedded`, a folder, or a hub name, which is downloaded unless cached.
+    """The folder that holds `source`: `embedded`, a name in `PACKAGED`, a folder, or a hub name.
 
-    Only safetensors weights are fetched. Raises ModelError, also without network.
+    The latter is downloaded unless cached, safetensors weights only. Raises ModelError, also without network.
     """
     if source == EMBEDDED:
         from oblivionis.models import tiny
 
         return tiny.folder()
+    if source in PACKAGED:
+        return fetched(source)
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.files import write_atomic
+from oblivionis.models.cache import cache_root
 from oblivionis.models.errors import ModelError
 
 SHIPPED = Path(__file__).with_name("tiny.json")
@@ -33,12 +34,6 @@ Progress = Callable[[int, int, str], None]
 
 class EmbeddedModelError(ModelError):
     """The shipped model file is damaged or of another format, or a folder to be packed is incomplete."""
-
-
-def cache_root() -> Path:
-    """The folder of unpacked models: `$OBLIVIONIS_CACHE`, else `~/.cache/oblivionis`."""
-    named = os.environ.get("OBLIVIONIS_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "oblivionis"
 
 
 def folder(shipped: Path = SHIPPED) -> Path:

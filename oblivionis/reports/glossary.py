@@ -15,6 +15,7 @@ GLOSSARY = {
     "before the round's fine-tuning (FedFT) by a sample of the clients.",
     "Stage": "finetune: training on all records; retrain: the same from the same seed without the records to forget; "
     "unlearn: from the finetuned model on, clients ask to forget and training goes on; local: each client alone.",
+    "Base model": "As it was before anybody trained it: what it knows without the clients' records.",
     "Finetuned model": "Trained on all records, those to forget among them: where unlearning starts from.",
     "Unlearned model": "The finetuned model after deletion requests were served while training went on.",
     "Retrained model": "The oracle: trained like the finetuned model, but without the records to forget. It is what a "

@@ -42,7 +42,12 @@ LEGEND = (
     "Forget quality is the p-value of telling a model from the retrained one (itself: 1)."
 )
 NO_ORACLE = "No forget quality: it compares with the retrained model. Add the stage retrain to `stages`."
-EXPLAINED = {"finetune": "Finetuned model", "unlearn": "Unlearned model", "retrain": "Retrained model"}
+EXPLAINED = {
+    "base": "Base model",
+    "finetune": "Finetuned model",
+    "unlearn": "Unlearned model",
+    "retrain": "Retrained model",
+}
 """What the glossary calls the model that a stage ends with."""
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
@@ -53,7 +58,7 @@ SHOWN_REQUESTS = 5
 def stage_metrics(
     run: RunDirectory, convention: str = "geometric", confidence: float = 0.95
 ) -> dict[str, dict[str, float]]:
-    """Final metrics of each finished stage, in the order of the table: finetune, unlearn, retrain, local.
+    """Final metrics of each finished stage, in the order of the table: base model, finetune, unlearn, retrain, local.
 
     They are those of `stages/<stage>.json`. A forget quality that a stage could not know, because it ended before
     there was a retrained model, is computed from the per-question logs with the truth ratio `convention`. The

