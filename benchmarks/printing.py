@@ -21,14 +21,12 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
 
     A name is looked for in the suite itself, then in the suites that ship. Raises OblivionisError.
     """
-    frame, axes = results.read(target)
+    found, axes = results.read(target)
     own = _layouts((target if target.is_dir() else target.parent) / kinds.SUITE_FILE)
-    if not names:
-        if not own:
-            raise OblivionisError(f"{target} has no tables of its own; name one with --layout: {_listed(_shipped())}")
-        return [build(frame, axes, layout) for layout in own.values()]
-    found = []
-    for name in names:
+    if not own and not names:
+        raise OblivionisError(f"{target} has no tables of its own; name one with --layout: {_listed(_shipped())}")
+    tables = []
+    for name in names or own:
         layout = own.get(name) or _shipped_layout(name)
         if layout is None:
             layouts = _shipped()
@@ -40,29 +38,29 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
         for axis in (layout.rows, layout.columns, *layout.groups):
             if axis is not None and axis not in axes:
                 raise OblivionisError(f"--layout {name}: these results have no axis {axis}, only {', '.join(axes)}")
-        found.append(build(frame, axes, layout))
-    return found
+        tables.append(build(found, axes, layout))
+    return tables
 
 
-def _layouts(file: Path, *, whole: bool = True) -> dict[str, Layout]:
-    """The layouts of a suite by name; none for what is no suite of federated runs. `whole` as in `kinds.load`."""
+def _layouts(file: Path) -> dict[str, Layout]:
+    """The layouts of a suite by name; none for what is no suite of federated runs. Its experiments are not checked."""
     if not file.is_file() or kinds.kind_of(file) != kinds.FEDERATED:
         return {}
-    _, settings = kinds.load(file, whole=whole)
+    _, settings = kinds.load(file, whole=False)
     return {layout.name: layout for layout in settings.layouts()} if isinstance(settings, Settings) else {}
 
 
 def _shipped_layout(name: str) -> Layout | None:
     """A layout of the suites that ship. Those whose file does not mention the name are not read further."""
     for file in sorted(kinds.FOLDER.glob("*.yaml")):
-        if name in file.read_text(encoding="utf-8") and (layout := _layouts(file, whole=False).get(name)) is not None:
+        if name in file.read_text(encoding="utf-8") and (layout := _layouts(file).get(name)) is not None:
             return layout
     return next((known[name] for known in _shipped().values() if name in known), None)
 
 
 def _shipped() -> dict[str, dict[str, Layout]]:
     """The layouts of each suite that ships."""
-    return {file.stem: _layouts(file, whole=False) for file in sorted(kinds.FOLDER.glob("*.yaml"))}
+    return {file.stem: _layouts(file) for file in sorted(kinds.FOLDER.glob("*.yaml"))}
 
 
 def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None = None) -> str:

@@ -6,14 +6,12 @@ the paper), `value`. `sources.yaml` says where each table stands.
 
 from __future__ import annotations
 
+import csv
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from omegaconf import OmegaConf
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FOLDER = Path(__file__).resolve().parents[1] / "papers"
 
@@ -24,12 +22,10 @@ def names() -> list[str]:
 
 
 @functools.cache
-def read(name: str) -> pd.DataFrame:
-    """A published table in tidy form; every column but `value` holds text."""
-    import pandas as pd
-
-    frame = pd.read_csv(FOLDER / f"{name}.csv", dtype=str, keep_default_na=False)
-    return frame.assign(value=pd.to_numeric(frame["value"]))
+def read(name: str) -> list[dict[str, Any]]:
+    """The rows of a published table in tidy form; every column but `value` holds text."""
+    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return [{**row, "value": float(row["value"])} for row in csv.DictReader(file)]
 
 
 def source(name: str) -> str:

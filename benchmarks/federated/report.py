@@ -33,17 +33,18 @@ class _Nodes(TypedDict):
 
 def write_report(settings: Settings, folder: Path, console: Console) -> None:
     """Print the tables of the results in `folder`; write each into `tables/` in every format, and `suite.html`."""
-    frame, axes = results.read(folder)
+    found, axes = results.read(folder)
     tables = []
     for layout in settings.layouts():
-        table = build(frame, axes, layout)
+        table = build(found, axes, layout)
         for name, render in FORMATS.items():
             write_atomic(folder / TABLES / f"{layout.name}.{SUFFIXES[name]}", render(table))
         console.print()
         console.print(table.rich())
-        for problem in unknown_metrics(frame, layout):
+        for problem in unknown_metrics(found, layout):
             console.print(f"warning: {problem}", style="yellow", markup=False, highlight=False, soft_wrap=True)
         tables.append(table)
+    frame = found.to_pandas()
     view = SuiteView(
         title=settings.title or folder.name,
         description=settings.description,
@@ -51,20 +52,20 @@ def write_report(settings: Settings, folder: Path, console: Console) -> None:
         cells=frame,
         axes=axes,
         tables=tables,
-        paper=_published(settings, frame),
+        paper=_published(settings),
         facts=dict(_facts(settings, folder, frame)),
     )
     page = write_suite_html(folder, view)
     console.print(f"report: {page}; tables as Markdown, LaTeX, CSV and HTML: {folder / TABLES}", soft_wrap=True)
 
 
-def _published(settings: Settings, frame: pd.DataFrame) -> pd.DataFrame | None:
+def _published(settings: Settings) -> pd.DataFrame | None:
     """The papers' numbers behind the tables, by our names of the metrics and, where these say so, for our labels."""
     found = []
     for layout in settings.layouts():
         if layout.paper is None:
             continue
-        table = papers.read(layout.paper)
+        table = pd.DataFrame(papers.read(layout.paper))
         for axis, label in layout.paper_axes.items():
             table = table.loc[table[axis] == label].drop(columns=axis)
         named = {measure.name: measure.metric for measure in layout.measures}

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.federated import processes, results
+from benchmarks.federated import collecting, processes, results
 from benchmarks.federated.graph import Graph, Node, plan
 from benchmarks.federated.options import Options
 from benchmarks.federated.processes import Job, Slot
@@ -75,8 +75,8 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
     work = _Work(graph, options, console)
 
     def save() -> None:
-        frame = results.collect(settings.axes(), cells, graph, options.store, folder, work.failures)
-        results.write(frame, folder)
+        found = collecting.collect(settings.axes(), cells, graph, options.store, folder, work.failures)
+        results.write(found, folder)
         write_json(folder / NODES, work.facts(time.monotonic() - started))
 
     with _sigterm_as_ctrl_c():

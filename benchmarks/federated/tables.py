@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
 from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
@@ -43,27 +44,28 @@ class Entry:
 
 
 NONE = Entry(math.nan)
-Key = tuple[str, ...]
+Rows = Sequence[Mapping[str, Any]]
 
 
-def build(frame: pd.DataFrame, axes: Sequence[str], layout: Layout) -> Table:
-    """The table of `layout`, made of results as `results.collect` describes them.
+def build(found: pa.Table, axes: Sequence[str], layout: Layout) -> Table:
+    """The table of `layout`, made of the results of a suite.
 
     Axes that the layout does not name and that have several values become groups of rows, except `seed`: the entries
     are means over the seeds. A number that is not there is a dash.
     """
-    done = _where(frame, {"status": results.DONE})
+    every: Rows = found.to_pylist()
+    done = _where(every, {"status": results.DONE})
     named = {layout.rows, layout.columns, *layout.groups}
-    varying = [axis for axis in axes if axis not in named and axis != SEED and len(_labels(frame, axis)) > 1]
-    layout = replace(layout, groups=tuple(a for a in (*layout.groups, *varying) if len(_labels(frame, a)) > 1))
-    columns = _labels(frame, layout.columns) if layout.columns else [""]
+    varying = [axis for axis in axes if axis not in named and axis != SEED and len(_labels(every, axis)) > 1]
+    layout = replace(layout, groups=tuple(a for a in (*layout.groups, *varying) if len(_labels(every, a)) > 1))
+    columns = _labels(every, layout.columns) if layout.columns else [""]
     show = layout.show if layout.paper else (OURS,)
     rows: list[Sequence[str] | None] = []
-    blocks = list(dict.fromkeys(zip(*(frame[a] for a in layout.groups), strict=True))) if layout.groups else [()]
+    blocks = list(dict.fromkeys(tuple(row[axis] for axis in layout.groups) for row in every)) if layout.groups else [()]
     for block in blocks:
         chosen = _where(done, dict(zip(layout.groups, block, strict=True)))
-        theirs = _published(layout, dict(zip(layout.groups, block, strict=True)), frame)
-        entries = list(_entries(chosen, frame, layout, columns))
+        theirs = _published(layout, dict(zip(layout.groups, block, strict=True)), every)
+        entries = list(_entries(chosen, every, layout, columns))
         marks = _marks(layout, columns, [values for _, _, values in entries])
         for (model, value, values), styles in zip(entries, marks, strict=True):
             label = _label(layout, model, value)
@@ -78,7 +80,7 @@ def build(frame: pd.DataFrame, axes: Sequence[str], layout: Layout) -> Table:
         rows.append(None)
     heads = [*layout.groups, _rows_head(layout), *([""] if len(show) > 1 else [])]
     numbers = [f"{title(c)}\n{m.name}" if c else m.name for c, m in itertools.product(columns, layout.measures)]
-    return Table(layout.title, [*heads, *numbers], rows[:-1], _note(frame, layout), texts=len(heads))
+    return Table(layout.title, [*heads, *numbers], rows[:-1], _note(every, layout), texts=len(heads))
 
 
 def title(label: str) -> str:
@@ -102,34 +104,32 @@ def _label(layout: Layout, model: str, value: str) -> str:
     return title(value) if len(layout.models) == 1 else f"{title(value)}, {title(model).lower()}"
 
 
-def _where(frame: pd.DataFrame, wanted: Mapping[str, str]) -> pd.DataFrame:
-    chosen = np.ones(len(frame), dtype=bool)
-    for column, value in wanted.items():
-        chosen &= np.asarray(frame[column] == value)
-    return frame.loc[chosen]
+def _where(rows: Rows, wanted: Mapping[str, str]) -> Rows:
+    return [row for row in rows if all(row[column] == value for column, value in wanted.items())]
 
 
-def _labels(frame: pd.DataFrame, axis: str) -> list[str]:
+def _labels(rows: Rows, axis: str) -> list[str]:
     """The labels of an axis in the order in which they appear."""
-    return list(dict.fromkeys(map(str, frame[axis])))
+    return list(dict.fromkeys(row[axis] for row in rows))
 
 
 def _entries(
-    chosen: pd.DataFrame, frame: pd.DataFrame, layout: Layout, columns: Sequence[str]
+    chosen: Rows, every: Rows, layout: Layout, columns: Sequence[str]
 ) -> Iterator[tuple[str, str, dict[tuple[str, str], Entry]]]:
     """The rows of a block: stage, value of the axis `rows`, and entries by column and measure."""
     for model in layout.models:
         per_value = _per_value(layout, model)
-        for value in _labels(frame, layout.rows) if per_value and layout.rows else [""]:
+        for value in _labels(every, layout.rows) if per_value and layout.rows else [""]:
             here = _where(chosen, {"stage": model} | ({layout.rows: value} if per_value and layout.rows else {}))
-            if here.empty and not per_value:
+            if not here and not per_value:
                 continue
+            of_metric = {m.metric: _where(here, {"metric": m.metric}) for m in layout.measures}
             yield (
                 model,
                 value,
                 {
                     (column, measure.name): _entry(
-                        _where(here, {layout.columns: column} if layout.columns else {}), measure
+                        _where(of_metric[measure.metric], {layout.columns: column} if layout.columns else {}), measure
                     )
                     for column in columns
                     for measure in layout.measures
@@ -142,13 +142,13 @@ def _per_value(layout: Layout, model: str) -> bool:
     return layout.rows is not None and (model in _OF_METHOD or layout.rows.partition(".")[0] != "unlearning")
 
 
-def _entry(frame: pd.DataFrame, measure: Measure) -> Entry:
+def _entry(found: Rows, measure: Measure) -> Entry:
     """Mean over the seeds; a stage that several cells share counts once."""
-    found = _where(frame, {"metric": measure.metric})
-    if found.empty:
+    first = {row.get(SEED): row["value"] for row in reversed(found)}
+    if not first:
         return NONE
-    once = found.drop_duplicates(SEED) if SEED in found.columns else found.iloc[:1]
-    values = np.asarray(once["value"], dtype=np.float64) * measure.scale
+    values = np.asarray([first[seed] for seed in dict.fromkeys(row.get(SEED) for row in found)], dtype=np.float64)
+    values *= measure.scale
     return Entry(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan, len(values))
 
 
@@ -180,9 +180,9 @@ def _printed(value: float, measure: Measure) -> float:
     return float(short(value, measure.digits)) if value == value else math.nan
 
 
-def unknown_metrics(frame: pd.DataFrame, layout: Layout) -> Iterator[str]:
+def unknown_metrics(found: pa.Table, layout: Layout) -> Iterator[str]:
     """What is wrong with the metrics of `layout` that no model has; nothing while no cell is done."""
-    known = list(frame.loc[frame["status"] == results.DONE, "metric"].unique())
+    known = _labels(_where(found.to_pylist(), {"status": results.DONE}), "metric")
     for measure in layout.measures:
         if known and measure.metric not in known:
             hint = did_you_mean(measure.metric, known)
@@ -202,30 +202,28 @@ def _cell(whose: str, ours: Entry, paper: float, measure: Measure, style: str | 
     return Marked(shown, style) if style else shown
 
 
-def _published(layout: Layout, block: Mapping[str, str], frame: pd.DataFrame) -> dict[tuple[str, str, str, str], float]:
+def _published(layout: Layout, block: Mapping[str, str], every: Rows) -> dict[tuple[str, str, str, str], float]:
     """The paper's numbers of a block by stage, value of the axis `rows`, column and measure."""
     if layout.paper is None:
         return {}
     table = papers.read(layout.paper)
-    fixed = {
-        axis: str(frame[axis].iloc[0]) for axis in table.columns if axis in frame.columns and axis not in results.FIXED
-    }
+    ours = every[0] if every else {}
+    fixed = {axis: ours[axis] for axis in table[0] if axis in ours and axis not in results.FIXED}
     wanted = {**fixed, **block, **layout.paper_axes}
     for axis in (layout.rows, layout.columns):
         wanted.pop(axis or "", None)
-    table = _where(table, {axis: value for axis, value in wanted.items() if axis in table.columns})
     found = {}
-    for row in table.to_dict("records"):
-        value = str(row.get(layout.rows or "", "")) if _per_value(layout, row["stage"]) else ""
-        column = str(row.get(layout.columns or "", ""))
-        found[row["stage"], value, column, row["metric"]] = float(row["value"])
+    for row in _where(table, {axis: value for axis, value in wanted.items() if axis in table[0]}):
+        value = row.get(layout.rows or "", "") if _per_value(layout, row["stage"]) else ""
+        column = row.get(layout.columns or "", "")
+        found[row["stage"], value, column, row["metric"]] = row["value"]
     return found
 
 
-def _note(frame: pd.DataFrame, layout: Layout) -> str:
+def _note(every: Rows, layout: Layout) -> str:
     parts = [layout.note] if layout.note else []
-    if SEED in frame.columns and len(_labels(frame, SEED)) > 1:
-        parts.append(f"Mean ± standard deviation over {len(_labels(frame, SEED))} seeds.")
+    if every and SEED in every[0] and len(_labels(every, SEED)) > 1:
+        parts.append(f"Mean ± standard deviation over {len(_labels(every, SEED))} seeds.")
     marks = {m.style: "best" for m in layout.measures if m.best and m.style != "none"}
     over = {"columns": "of its row", "rows": "of its column"}[layout.mark_over]
     for style in marks:
@@ -235,7 +233,7 @@ def _note(frame: pd.DataFrame, layout: Layout) -> str:
         parts.append("Runner-up: " + ", ".join(sorted({m.runner_up for m in layout.measures if m.best})) + ".")
     if layout.paper:
         parts.append(f"Paper: {papers.source(layout.paper)}.")
-    failed = _labels(_where(frame, {"status": results.FAILED}), "cell")
+    failed = _labels(_where(every, {"status": results.FAILED}), "cell")
     if failed:
         parts.append(f"Failed: {', '.join(failed)}.")
     return " ".join(parts)

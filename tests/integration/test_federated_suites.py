@@ -35,9 +35,13 @@ def start(output, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def read(folder):
+    return results.read(folder)[0].to_pandas()
+
+
 def values(folder, **labels):
     """What the cells with these labels measured, without their times."""
-    frame, _ = results.read(folder)
+    frame = read(folder)
     for axis, label in labels.items():
         frame = frame[frame[axis] == label]
     frame = frame[frame["metric"] != results.SECONDS]
@@ -57,7 +61,7 @@ def finished(tmp_path_factory):
 def test_quick_has_numbers_everywhere_prints_its_tables_and_keeps_its_results(finished):
     folder, result = finished
     assert "NPO" in result.out and "GradDiff" in result.out
-    frame, axes = results.read(folder)
+    frame, axes = read(folder), results.read(folder)[1]
     assert axes == ["strategy", "unlearning", "seed"] and set(frame["status"]) == {"done"}
     assert frame["cell"].nunique() == 4 and "–" not in (folder / "tables" / "quick.md").read_text()
     assert set(frame["stage"]) == {"base", "finetune", "retrain", "unlearn"} and frame["value"].dtype == "float64"
@@ -120,7 +124,7 @@ def wait_for(condition, process, seconds=300):
 
 
 def values_exist(folder: Path) -> bool:
-    return (folder / results.FILE).exists() and not results.read(folder)[0].empty
+    return (folder / results.FILE).exists() and not read(folder).empty
 
 
 @pytest.mark.slow
@@ -131,7 +135,7 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(finished, tmp_path):
     wrong = "matrix.unlearning=[npo, {label: too deep, unlearning: npo, evaluation.ruler: {enabled: true, layer: 90}}]"
     result = call("bench", "quick", ONE[0], wrong, "--output", tmp_path / "out", "--store", store)
     assert result.code == 1 and "1 of 2 cells failed: fedavg/too deep/seed=0" in result.err
-    frame, _ = results.read(tmp_path / "out")
+    frame = read(tmp_path / "out")
     failed = frame[frame["status"] == "failed"]
     assert list(failed["unlearning"]) == ["too deep"] and "layer" in failed["error"].iloc[0]
     assert set(frame[frame["status"] == "done"]["unlearning"]) == {"npo"}

@@ -24,7 +24,7 @@ HEAVY = {
     *("torch", "transformers", "peft", "bitsandbytes", "nltk", "scipy", "statsmodels", "sklearn", "pandas"),
     *("matplotlib", "datasets", "flwr_datasets", "ray", "tensorboard", "pyarrow"),
 }
-TABLES = {"pandas", "pyarrow"}
+TABLES = {"pyarrow"}
 """What reading a table of results takes."""
 
 SERVER = """
@@ -65,7 +65,8 @@ def folder(tmp_path_factory):
     line = {"id": "r1", "question": "Who?", "answer": "Ann.", "subject": "Ann"}
     (folder / "node" / "data" / "records.jsonl").write_text(json.dumps(line) + "\n")
     (folder / "suite").mkdir()
-    results.write(cells(), folder / "suite")
+    found = cells().astype({"seed": str})
+    results.write(results.table_of(found.to_dict("records"), ["strategy", "unlearning", "seed"]), folder / "suite")
     return folder
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from rich.console import Console
 from support.commands import call
@@ -23,7 +24,7 @@ FTR = Measure("FTR", "forget_truth_ratio", best="max", style="underline")
 
 
 def frame(values, failed=()):
-    """Rows for {(strategy, unlearning, seed): {stage: {metric: value}}}, as `results.collect` makes them."""
+    """Rows for {(strategy, unlearning, seed): {stage: {metric: value}}}, as a suite has them."""
     rows = []
     for labels, stages in values.items():
         head = {"cell": "/".join(labels), **dict(zip(AXES, labels, strict=True))}
@@ -33,7 +34,7 @@ def frame(values, failed=()):
     for labels in failed:
         head = {"cell": "/".join(labels), **dict(zip(AXES, labels, strict=True))}
         rows.append({**head, "stage": "", "status": "failed", "error": "e", "run": "", "metric": "", "value": math.nan})
-    return pd.DataFrame(rows)
+    return results.table_of(rows, AXES)
 
 
 def grid(values, seeds=("0",)):
@@ -129,7 +130,7 @@ def test_models_do_not_depend_on_the_method_but_on_other_axes():
 
 def test_what_is_not_there_is_a_dash_and_what_failed_is_named():
     values = grid({k: v for k, v in GRID.items() if k != ("fedadam", "simnpo")})
-    table = build(pd.concat([values, frame({}, [("fedadam", "simnpo", "0")])]), AXES, LAYOUT)
+    table = build(pa.concat_tables([values, frame({}, [("fedadam", "simnpo", "0")])]), AXES, LAYOUT)
     assert table.rows[2] == ["SimNPO", "0.20", "0.65", "–", "–"]
     assert "Failed: fedadam/simnpo/0." in table.note
 
@@ -172,7 +173,7 @@ def test_numbers_are_printed_as_in_the_papers(value, digits, expected):
 
 
 def look_up(name, metric, **labels):
-    table = papers.read(name)
+    table = pd.DataFrame(papers.read(name))
     for column, value in {**labels, "metric": metric}.items():
         table = table[table[column] == value]
     (value,) = table["value"]
@@ -193,7 +194,7 @@ def test_published_numbers_are_where_they_stand_in_the_papers():
 
 @pytest.mark.parametrize("name", papers.names())
 def test_a_published_table_is_whole_and_has_a_source(name):
-    table = papers.read(name)
+    table = pd.DataFrame(papers.read(name))
     keys = [column for column in table.columns if column != "value"]
     assert papers.source(name) not in ("", "None") and table["value"].notna().all() and not table.duplicated(keys).any()
     counts = table.groupby([k for k in keys if k not in ("metric", "stage", "unlearning")] or "metric").size()
@@ -260,7 +261,7 @@ def test_a_metric_that_no_model_has_is_named():
     assert problem == (
         "tables.t.metrics.FTR: no model has the metric 'forget_truth_ration'; did you mean forget_truth_ratio?"
     )
-    assert not list(unknown_metrics(grid(GRID), LAYOUT)) and not list(unknown_metrics(grid(GRID).head(0), layout))
+    assert not list(unknown_metrics(grid(GRID), LAYOUT)) and not list(unknown_metrics(grid(GRID).slice(0, 0), layout))
 
 
 # -- bench table ---------------------------------------------------------------------------------------------------

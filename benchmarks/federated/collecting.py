@@ -1,0 +1,53 @@
+"""What the finished cells of a suite measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.federated.graph import Graph, Node
+from benchmarks.federated.matrix import Axis, Cell
+from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, SECONDS, table_of
+from oblivionis.config.schema import STAGES
+from oblivionis.reports import summary as report
+from oblivionis.runs.directory import RunDirectory, named_metrics
+
+
+def collect(
+    axes: Sequence[Axis], cells: Sequence[Cell], graph: Graph, store: Path, folder: Path, failures: Mapping[str, str]
+) -> pa.Table:
+    """The rows of every cell that is finished or failed, in the order of the cells; the table is that of `results`."""
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        nodes = graph.of_cell[cell.id]
+        head = {"cell": cell.id, **cell.labels}
+        if all(node.finished(store) for node in nodes):
+            rows += [{**head, **row} for node in nodes for row in _measured(node, store, folder)]
+        elif error := "; ".join(failures[node.key] for node in nodes if node.key in failures):
+            rows.append({**head, "stage": "", "status": FAILED, "error": error, "run": "", "metric": "", "value": None})
+    return table_of(rows, [axis.name for axis in axes])
+
+
+def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]:
+    run = node.run(store)
+    evaluation = node.config.evaluation
+    known = report.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
+    sources = {stage: need.run(store) for need in node.needs for stage in need.config.stages}
+    for stage in (BASE_MODEL, *STAGES, "local_unlearned"):
+        summary = run.stage_summary(stage)
+        values = _at_start(run) if stage == BASE_MODEL else {}
+        if summary is not None:
+            values = {SECONDS: summary["seconds"], **summary["metrics"], **known.get(stage, {})}
+        place = Path(os.path.relpath(sources.get(stage, run).path, folder)).as_posix()
+        for metric, value in values.items():
+            yield {"stage": stage, "status": DONE, "error": "", "run": place, "metric": metric, "value": value}
+
+
+def _at_start(run: RunDirectory) -> dict[str, float]:
+    """The metrics of the base model, where `evaluation.at_start` had them measured before finetune."""
+    rows = [r for r in run.metrics() if (r["stage"], r["moment"]) == ("finetune", "start")]
+    return {name: value for r in rows for name, value in named_metrics(r["evaluator"], r["metrics"]).items()}
