@@ -17,6 +17,8 @@ EVALUATE: Final = "evaluate"
 """Evaluate the global model on the client's own data."""
 QUERY: Final = "query"
 """Ask a node for its partition id, and with `LEDGER` in the config for the deletion requests made on it."""
+NUDGE: Final = "query.nudge"
+"""Ask for nothing: that a message comes is what matters (`oblivionis/server/nudges.py`)."""
 
 ARRAYS: Final = "arrays"
 """The ArrayRecord with the global model, in both directions."""

@@ -124,6 +124,12 @@ def query(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
+@app.query("nudge")
+def nudge(message: Message, context: Context) -> Message:
+    """Answer with nothing; nothing is counted or written."""
+    return Message(RecordDict(), reply_to=message)
+
+
 @app.train()
 @_answer
 def train(message: Message, context: Context) -> Message:

@@ -24,6 +24,7 @@ from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.server.context import Server
 from oblivionis.server.grid import StoppableGrid
+from oblivionis.server.nudges import NudgingGrid
 from oblivionis.server.stages import run_stages
 from oblivionis.server.workers import WatchedGrid
 from strategies.churn import ChurningGrid
@@ -102,6 +103,8 @@ def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: t
     registered = registrations() if isinstance(grid, HttpGrid) else None
     watched = WatchedGrid(grid) if isinstance(grid, InMemoryGrid) else None
     grid = grid if watched is None else watched
+    if isinstance(grid, HttpGrid):
+        grid = NudgingGrid(grid)
     if config.federation.churn:
         grid = ChurningGrid(grid, config.federation.churn, config.seed)
     server = Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop, registered)

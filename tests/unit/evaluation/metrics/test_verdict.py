@@ -167,13 +167,13 @@ def flat(text):
 
 
 def test_over_unlearned_is_named_in_the_table_the_page_and_the_data(tmp_path):
-    run, config = run_with(tmp_path, 0.1)
+    run, config = run_with(tmp_path, 0.11)
     text = summary(run, config, width=200)
     row = next(line for line in text.splitlines() if "Prob" in line and "Forget" in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
     assert cells[2] == "0.900" and cells[3] == "↓ 4.3e-7" and cells[4] == "0.500", "the unlearned model's cell alone"
     line = (
-        "↓ Prob of the forget answers: unlearned 0.020, retrained 0.205, that is far below (p = 9.8e-4), "
+        "↓ Prob of the forget answers: unlearned 0.023, retrained 0.205, that is far below (p = 9.8e-4), "
         "over-unlearned. The model does not merely not know the answers, it avoids them"
     )
     assert line in flat(text) and "Streisand" in text
@@ -184,7 +184,7 @@ def test_over_unlearned_is_named_in_the_table_the_page_and_the_data(tmp_path):
     verdicts.write_verdicts(run, "geometric")
     stored = json.loads((run.path / "verdicts.json").read_text())["measures"]
     assert stored["prob"]["verdict"] == "over-unlearned" and stored["truth_ratio"]["verdict"] == "near"
-    assert stored["prob"]["value"] == pytest.approx(0.1 * np.mean(OTHERS)) and stored["prob"]["questions"] == QUESTIONS
+    assert stored["prob"]["value"] == pytest.approx(0.11 * np.mean(OTHERS)) and stored["prob"]["questions"] == QUESTIONS
 
 
 def test_still_known_is_named(tmp_path):
