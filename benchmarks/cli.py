@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -88,11 +89,46 @@ def bench_table(
         raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
     from benchmarks.printing import FORMATS, tables_of
 
-    if form not in (TEXT, *FORMATS):
-        raise OblivionisError(f"--format {form}: expected one of {', '.join((TEXT, *FORMATS))}")
+    _check_format(form, FORMATS)
     console = Console()
     for table in tables_of(target, layout or []):
         if form == TEXT:
             console.print(table.rich())
         else:
             print(FORMATS[form](table), end="")
+
+
+@bench_cli.command("compare")
+def bench_compare(
+    target: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder, or its results.parquet.")],
+    reference: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[REFERENCE]",
+            help="Another such folder or file, or the name of results that ship (default: as the folder is called).",
+            show_default=False,
+        ),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")] = TEXT,
+) -> None:
+    """Hold a suite's results against earlier ones, value by value, such as those that ship in `benchmarks/reference`."""
+    if not target.exists():
+        raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
+    from benchmarks.printing import FORMATS, comparison_of
+
+    _check_format(form, FORMATS)
+    comparison, settings = comparison_of(target, reference)
+    console = Console()
+    if form != TEXT:
+        print(FORMATS[form](comparison.table()), end="")
+        return
+    console.print(comparison.table().rich())
+    for line in comparison.apart():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in settings:
+        console.print(f"other settings: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_format(form: str, formats: Collection[str]) -> None:
+    if form not in (TEXT, *formats):
+        raise OblivionisError(f"--format {form}: expected one of {', '.join((TEXT, *formats))}")

@@ -248,7 +248,7 @@ def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
         before, _, problems = read_yaml(file)
         if problems:
             raise RunError(f"{folder} cannot be resumed: {problems[0]}")
-        differs = _differences(before, wanted, KINDS[kind].extendable)
+        differs = differences(before, wanted, KINDS[kind].extendable)
         if differs:
             raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
     try:
@@ -257,8 +257,17 @@ def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
         raise RunError(f"{folder} cannot be written: {error.strerror}") from error
 
 
-def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any], ignored: frozenset[str]) -> list[str]:
-    """Dotted paths whose values differ, with both."""
+def differences(
+    before: Mapping[Any, Any],
+    now: Mapping[Any, Any],
+    ignored: frozenset[str],
+    paths_ignored: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Dotted paths whose values differ, with both; none in the sections `ignored` or among `paths_ignored`."""
     old, new = dict(flatten(before)), dict(flatten(now))
-    paths = [path for path in {**old, **new} if path.split(".")[0] not in ignored and old.get(path) != new.get(path)]
+    paths = [
+        path
+        for path in {**old, **new}
+        if path.split(".")[0] not in ignored and path not in paths_ignored and old.get(path) != new.get(path)
+    ]
     return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in paths]

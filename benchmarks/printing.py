@@ -1,4 +1,4 @@
-"""The tables of results that lie on disk, for `oblivionis bench table`."""
+"""Results that lie on disk: their tables, and how they compare, for `oblivionis bench table` and `bench compare`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from pathlib import Path
 
 from benchmarks import kinds
 from benchmarks.federated import results
+from benchmarks.federated.comparison import Comparison, compare
 from benchmarks.federated.settings import Layout, Settings
 from benchmarks.federated.tables import FORMATS, build
 from oblivionis.config.problems import did_you_mean
+from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.table import Table
 
-__all__ = ["FORMATS", "tables_of"]
+__all__ = ["FORMATS", "comparison_of", "tables_of"]
+
+REFERENCE = Path(__file__).resolve().parent / "reference"
+"""Results that ship, a folder per suite."""
+_OF_READERS = frozenset({"kind", "title", "description", "tables"})
+"""What a suite says that changes no value."""
+_OF_PLACE = frozenset({"base.data.path", "base.evaluation.wikimem.counterfactuals_folder", "base.model.device"})
 
 
 def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
@@ -65,3 +73,32 @@ def _shipped() -> dict[str, dict[str, Layout]]:
 
 def _listed(layouts: dict[str, dict[str, Layout]], own: dict[str, Layout] | None = None) -> str:
     return ", ".join(dict.fromkeys([*(own or {}), *(name for each in layouts.values() for name in each)]))
+
+
+def comparison_of(target: Path, reference: str | None) -> tuple[Comparison, list[str]]:
+    """The results in `target` beside those of `reference`, and the settings in which the two suites differ.
+
+    reference: a suite's folder, its file of results, or the name of results that ship; None: those named as the
+    folder. Raises OblivionisError.
+    """
+    mine, axes = results.read(target)
+    folder = target if target.is_dir() else target.parent
+    place = Path(reference) if reference is not None else REFERENCE / folder.resolve().name
+    if reference is not None and not place.exists():
+        place = REFERENCE / reference
+    if not place.exists():
+        known = sorted(path.parent.name for path in REFERENCE.glob(f"*/{results.FILE}"))
+        hint = did_you_mean(place.name, known)
+        expected = f"a suite's folder, or one of {', '.join(known)}" if known else "a suite's folder"
+        raise OblivionisError(f"there are no reference results {place.name!r}; {hint or f'expected {expected}'}")
+    theirs, their_axes = results.read(place)
+    return compare(mine, axes, theirs, their_axes), _other_settings(folder, place if place.is_dir() else place.parent)
+
+
+def _other_settings(mine: Path, theirs: Path) -> list[str]:
+    """Settings of the reference that the results were not made with; nothing where one of them has no suite."""
+    files = [folder / kinds.SUITE_FILE for folder in (theirs, mine)]
+    if not all(file.is_file() for file in files):
+        return []
+    before, now = (read_yaml(file)[0] for file in files)
+    return kinds.differences(before, now, _OF_READERS, _OF_PLACE)

@@ -30,7 +30,7 @@ TITLES = {
     "local": "Local",
     "local_unlearned": "Local, unlearned",
 }
-_OF_METHOD = ("unlearn", "local_unlearned")
+OF_METHOD = ("unlearn", "local_unlearned")
 """Models that depend on the unlearning method; of the others there is one for all methods."""
 
 
@@ -139,7 +139,7 @@ def _entries(
 
 def _per_value(layout: Layout, model: str) -> bool:
     """Whether there is such a model for each value of the axis `rows`."""
-    return layout.rows is not None and (model in _OF_METHOD or layout.rows.partition(".")[0] != "unlearning")
+    return layout.rows is not None and (model in OF_METHOD or layout.rows.partition(".")[0] != "unlearning")
 
 
 def _entry(found: Rows, measure: Measure) -> Entry:

@@ -1,0 +1,176 @@
+"""A suite's results held against earlier ones of the same suite, value by value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.federated import results
+from benchmarks.federated.matrix import SEED
+from benchmarks.federated.tables import OF_METHOD, title
+from oblivionis.assessment import evaluators
+from oblivionis.errors import RunError
+from oblivionis.reports.format import fixed, number
+from oblivionis.reports.table import Marked, Table
+
+LEVEL = 0.05
+Place = tuple[str, ...]
+"""Labels of the axes, stage and metric; labels that a stage does not depend on are empty."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One measured value: means and sample variances over the seeds of both sides."""
+
+    place: Place
+    mine: np.ndarray
+    theirs: np.ndarray
+
+    @property
+    def difference(self) -> float:
+        return float(self.mine.mean() - self.theirs.mean())
+
+    def margin(self) -> float:
+        """Half the width of the 95 % interval around no difference; NaN where neither side has two seeds.
+
+        Both with several seeds: Welch's. One alone: that of a further draw from the other's normal distribution.
+        """
+        from scipy.stats import t
+
+        n, m = len(self.mine), len(self.theirs)
+        if max(n, m) < 2:
+            return math.nan
+        if min(n, m) < 2:
+            several = self.mine if n > 1 else self.theirs
+            k = len(several)
+            return float(t.isf(LEVEL / 2, k - 1) * several.std(ddof=1) * math.sqrt(1 + 1 / k))
+        a, b = self.mine.var(ddof=1) / n, self.theirs.var(ddof=1) / m
+        if a + b == 0:
+            return 0.0
+        freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (m - 1))
+        return float(t.isf(LEVEL / 2, freedom) * math.sqrt(a + b))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The values that both have; `lacking`, `extra`: how many only the reference, only the new results have."""
+
+    axes: Sequence[str]
+    pairs: Sequence[Pair]
+    lacking: int
+    extra: int
+
+    def table(self) -> Table:
+        """A row per stage and metric: how far apart the values are, and how many lie outside their interval."""
+        rows: list[Sequence[str] | None] = []
+        by_metric: dict[tuple[str, str], list[Pair]] = {}
+        for pair in self.pairs:
+            by_metric.setdefault((pair.place[-2], pair.place[-1]), []).append(pair)
+        order = list(evaluators.catalogue())
+        stages = list(dict.fromkeys(stage for stage, _ in by_metric))
+        for stage in stages:
+            found = sorted((m for s, m in by_metric if s == stage), key=order.index)
+            rows += [self._row(stage, metric, by_metric[stage, metric]) for metric in found]
+            rows.append(None)
+        heads = ["model", "metric", "values", "difference", "largest", "margin", "outside"]
+        return Table("Beside the reference", heads, rows[:-1], self._note(), texts=2)
+
+    def _row(self, stage: str, metric: str, pairs: Sequence[Pair]) -> Sequence[str]:
+        differences = [pair.difference for pair in pairs]
+        margins = [m for pair in pairs if not math.isnan(m := pair.margin())]
+        outside = len(self.outside(pairs))
+        shown = str(outside) if margins else "–"
+        return [
+            title(stage),
+            evaluators.reader_name(metric),
+            str(len(pairs)),
+            f"{fmean(differences):+.3f}",
+            fixed(max(map(abs, differences))),
+            number(median(margins)) if margins else "–",
+            Marked(shown, "bold") if outside else shown,
+        ]
+
+    @staticmethod
+    def outside(pairs: Sequence[Pair]) -> list[Pair]:
+        """The values that differ by more than their margin."""
+        return [pair for pair in pairs if abs(pair.difference) > pair.margin()]
+
+    def apart(self) -> Iterator[str]:
+        """The values outside their interval, the farthest in margins first."""
+        found = sorted(self.outside(self.pairs), key=lambda p: -abs(p.difference) / (p.margin() or 1e-300))
+        for pair in found:
+            labels = ", ".join(title(label) for label in pair.place[:-2] if label)
+            name = evaluators.reader_name(pair.place[-1])
+            mine, theirs = number(float(pair.mine.mean())), number(float(pair.theirs.mean()))
+            yield f"{labels}: {title(pair.place[-2]).lower()}, {name}: {mine}, reference {theirs} ± {number(pair.margin())}"
+
+    def _note(self) -> str:
+        judged = [pair for pair in self.pairs if not math.isnan(pair.margin())]
+        parts = [
+            "Difference: new minus reference, mean over the values; margin: half a 95 % interval over seeds, median."
+        ]
+        if judged:
+            outside = len(self.outside(judged))
+            parts.append(
+                f"{outside} of {len(judged)} values lie outside their interval; where nothing differs, about "
+                f"{LEVEL * len(judged):.0f} do by chance."
+            )
+        if len(judged) < len(self.pairs):
+            parts.append(
+                f"{len(self.pairs) - len(judged)} values were measured with one seed on both sides: nothing says how "
+                "far apart two seeds are."
+            )
+        if self.lacking or self.extra:
+            parts.append(f"Only the reference has {self.lacking} values, only the new results {self.extra}.")
+        return " ".join(parts)
+
+
+def compare(mine: pa.Table, axes: Sequence[str], theirs: pa.Table, their_axes: Sequence[str]) -> Comparison:
+    """The values of two tables of results, matched by labels, stage and metric; seconds are not compared.
+
+    An axis that only one of them has must have a single label there. Raises RunError where it has more, and where
+    nothing matches.
+    """
+    shared = [axis for axis in axes if axis in their_axes and axis != SEED]
+    new, old = _values(mine, axes, shared, "these results"), _values(theirs, their_axes, shared, "the reference")
+    both = [place for place in old if place in new]
+    if not both:
+        raise RunError("the two results have no value in common: no cell with the same labels, stage and metric")
+    pairs = [Pair(place, _array(new[place]), _array(old[place])) for place in both]
+    return Comparison(shared, pairs, len(old) - len(both), len(new) - len(both))
+
+
+def _values(table: pa.Table, axes: Sequence[str], shared: Sequence[str], whose: str) -> dict[Place, dict[str, float]]:
+    """By place, the value of every seed."""
+    rows = [row for row in table.to_pylist() if row["status"] == results.DONE]
+    for axis in axes:
+        labels = {row[axis] for row in rows}
+        if axis not in (*shared, SEED) and len(labels) > 1:
+            raise RunError(f"{whose} vary {axis} ({', '.join(sorted(labels))}), and the other side does not")
+    known = evaluators.catalogue()
+    found: dict[Place, dict[str, float]] = {}
+    for row in rows:
+        metric = row["metric"]
+        if metric == results.SECONDS or metric not in known or known[metric].direction is None:
+            continue
+        if row["value"] is None or math.isnan(row["value"]):
+            continue
+        place = (*_labels(row, shared), row["stage"], metric)
+        found.setdefault(place, {}).setdefault(row.get(SEED, ""), row["value"])
+    return found
+
+
+def _labels(row: Mapping[str, str], axes: Sequence[str]) -> Iterator[str]:
+    """The row's labels; the method's is empty for a model that is the same whatever the method."""
+    for axis in axes:
+        of_method = axis.partition(".")[0] == "unlearning"
+        yield "" if of_method and row["stage"] not in OF_METHOD else row[axis]
+
+
+def _array(by_seed: Mapping[str, float]) -> np.ndarray:
+    return np.asarray(list(by_seed.values()), dtype=np.float64)

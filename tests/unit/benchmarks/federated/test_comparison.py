@@ -1,0 +1,170 @@
+"""Results beside earlier ones: intervals against scipy and by simulation, what is matched, what is told."""
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_ind
+from support.commands import call
+
+from benchmarks import printing
+from benchmarks.federated import results
+from benchmarks.federated.comparison import LEVEL, Pair, compare
+from oblivionis.errors import RunError
+
+AXES = ["strategy", "unlearning", "seed"]
+
+
+def table(values, axes=AXES):
+    """Of {(labels…): {stage: {metric: value}}}."""
+    rows = [
+        {
+            **{"cell": "/".join(labels), "status": "done", "error": "", "run": "r", "stage": stage},
+            **dict(zip(axes, labels, strict=True)),
+            **{"metric": metric, "value": value},
+        }
+        for labels, stages in values.items()
+        for stage, metrics in stages.items()
+        for metric, value in metrics.items()
+    ]
+    return results.table_of(rows, axes)
+
+
+def grid(seeds=3, shift=0.0, methods=("npo", "simnpo")):
+    """Utility and ROUGE of two stages; `shift` moves what SimNPO leaves of ROUGE."""
+    noise = np.random.default_rng(0)
+    made = {}
+    for seed in range(seeds):
+        base = noise.normal(0.5, 0.01)
+        for method in methods:
+            moved = shift if method == "simnpo" else 0.0
+            made["fedavg", method, str(seed)] = {
+                "finetune": {"model_utility": base, "seconds": 5.0},
+                "unlearn": {"model_utility": base - 0.1, "forget_rouge": base - 0.2 + moved, "seconds": 3.0},
+            }
+    return table(made)
+
+
+def beside(mine, theirs):
+    return compare(mine, AXES, theirs, AXES)
+
+
+# -- intervals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 3), (3, 5), (2, 9)])
+def test_outside_is_what_welchs_test_calls_different(n, m):
+    rng = np.random.default_rng(n * 10 + m)
+    seen = set()
+    for _ in range(200):
+        pair = Pair((), rng.normal(rng.choice([0, 3]), 1, n), rng.normal(0, 2, m))
+        different = ttest_ind(pair.mine, pair.theirs, equal_var=False).pvalue < LEVEL
+        assert (abs(pair.difference) > pair.margin()) == different
+        seen.add(bool(different))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 3), (3, 1), (1, 6)])
+def test_one_seed_lies_within_the_others_interval_as_often_as_it_says(n, m):
+    rng = np.random.default_rng(5)
+    pairs = [Pair((), rng.normal(7, 2, n), rng.normal(7, 2, m)) for _ in range(4000)]
+    share = np.mean([abs(p.difference) > p.margin() for p in pairs])
+    assert abs(share - LEVEL) < 4 * np.sqrt(LEVEL * (1 - LEVEL) / 4000)
+
+
+def test_without_a_second_seed_nothing_is_judged_and_without_spread_everything():
+    assert np.isnan(Pair((), np.ones(1), np.zeros(1)).margin())
+    assert Pair((), np.ones(3), np.ones(2)).margin() == 0.0
+    found = beside(grid(1), grid(1, shift=0.3))
+    assert not found.outside(found.pairs) and not list(found.apart())
+    assert "nothing says how far apart two seeds are" in found.table().note
+    assert all(row[-1] == "–" for row in found.table().rows if row)
+
+
+# -- what is matched -----------------------------------------------------------------------------------------------
+
+
+def test_the_same_results_do_not_differ():
+    found = beside(grid(), grid())
+    assert len(found.pairs) == 1 + 2 * 2, "the finetuned model counts once, and seconds do not"
+    assert not list(found.apart()) and found.lacking == found.extra == 0
+    assert {row[3] for row in found.table().rows if row} == {"+0.000"}
+
+
+def test_what_moved_is_named_and_nothing_else():
+    found = beside(grid(shift=0.2), grid())
+    (line,) = found.apart()
+    assert (
+        line.startswith("FedAvg, SimNPO: unlearn, Forget ROUGE-L recall") and ": 0.502, reference 0.302 ± 0.009" in line
+    )
+    row = next(row for row in found.table().rows if row and "ROUGE" in row[1])
+    assert row[2:5] == ["2", "+0.100", "0.200"] and row[6] == "1"
+    assert "1 of 5 values lie outside" in found.table().note
+
+
+def test_cells_of_one_side_are_counted():
+    found = beside(grid(methods=("npo",)), grid())
+    assert (len(found.pairs), found.lacking, found.extra) == (3, 2, 0)
+    assert "Only the reference has 2 values" in found.table().note
+    assert (beside(grid(), grid(methods=("npo",)))).extra == 2
+
+
+def test_an_axis_of_one_side_may_have_one_label_there():
+    labelled = {("fedavg", "npo", str(s), "a"): {"unlearn": {"model_utility": 0.5 + s / 100}} for s in range(3)}
+    axes = [*AXES, "model"]
+    assert len(compare(table(labelled, axes), axes, grid(), AXES).pairs) == 1
+    labelled |= {("fedavg", "npo", "0", "b"): {"unlearn": {"model_utility": 0.1}}}
+    with pytest.raises(RunError, match="these results vary model"):
+        compare(table(labelled, axes), axes, grid(), AXES)
+    with pytest.raises(RunError, match="the reference vary model"):
+        compare(grid(), AXES, table(labelled, axes), axes)
+
+
+def test_results_without_a_common_value_are_no_comparison():
+    with pytest.raises(RunError, match="no value in common"):
+        beside(grid(methods=("npo",)), table({("fedadam", "npo", "0"): {"unlearn": {"model_utility": 1.0}}}))
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Results in `mine/quick`, and others that ship under this name."""
+    for name, made in (("mine/quick", grid(shift=0.2)), ("shipped/quick", grid())):
+        (tmp_path / name).mkdir(parents=True)
+        results.write(made, tmp_path / name)
+    monkeypatch.setattr(printing, "REFERENCE", tmp_path / "shipped")
+    return tmp_path
+
+
+def test_results_are_held_against_those_that_ship_under_their_name(folders):
+    made = call("bench", "compare", folders / "mine" / "quick")
+    assert made.code == 0 and "Beside the reference" in made.out and "FedAvg, SimNPO: unlearn" in made.out
+    assert call("bench", "compare", folders / "mine" / "quick", "quick").out == made.out
+    other = call("bench", "compare", folders / "mine" / "quick", folders / "shipped" / "quick" / results.FILE)
+    assert other.out == made.out
+    assert "| unlearn" in call("bench", "compare", folders / "mine" / "quick", "--format", "md").out.lower()
+
+
+def test_settings_in_which_the_suites_differ_are_told(folders):
+    for name, rounds in (("mine", 3), ("shipped", 8)):
+        text = f"kind: federated\ntitle: {name}\nbase: {{federation.rounds.unlearn: {rounds}, data.path: /{name}}}\n"
+        (folders / name / "quick" / "suite.yaml").write_text(text)
+    told = call("bench", "compare", folders / "mine" / "quick")
+    assert told.out.count("other settings") == 1
+    assert "other settings: base.federation.rounds.unlearn was 8, is 3" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["{0}/mine/quick", "quikc"], "did you mean quick?"),
+        (["{0}/mine"], "there are no reference results 'mine'"),
+        (["{0}/none"], "cannot be read as results"),
+        (["{0}/mine/quick", "--format", "pdf"], "--format pdf: expected one of text, md, latex, csv, html"),
+    ],
+)
+def test_mistakes_are_told(folders, arguments, expected):
+    if arguments == ["{0}/mine"]:
+        results.write(grid(), folders / "mine")
+    told = call("bench", "compare", *[a.format(folders) for a in arguments])
+    assert told.code == 2 and expected in told.err and "Traceback" not in told.err
