@@ -111,7 +111,7 @@ def bench_compare(
     ] = None,
     form: Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")] = TEXT,
 ) -> None:
-    """Hold a suite's results against earlier ones, value by value, such as those that ship in `benchmarks/reference`."""
+    """Hold a suite's results against earlier ones, value by value: those in `benchmarks/reference`, or your own."""
     if not target.exists():
         raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
     from benchmarks.printing import FORMATS, comparison_of

@@ -258,16 +258,9 @@ def _claim(folder: Path, kind: str, settings: Any, *, resume: bool) -> None:
 
 
 def differences(
-    before: Mapping[Any, Any],
-    now: Mapping[Any, Any],
-    ignored: frozenset[str],
-    paths_ignored: frozenset[str] = frozenset(),
+    before: Mapping[Any, Any], now: Mapping[Any, Any], sections: frozenset[str], paths: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Dotted paths whose values differ, with both; none in the sections `ignored` or among `paths_ignored`."""
+    """Dotted paths whose values differ, with both; none of these `sections` or `paths`."""
     old, new = dict(flatten(before)), dict(flatten(now))
-    paths = [
-        path
-        for path in {**old, **new}
-        if path.split(".")[0] not in ignored and path not in paths_ignored and old.get(path) != new.get(path)
-    ]
-    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in paths]
+    compared = [path for path in {**old, **new} if path.split(".")[0] not in sections and path not in paths]
+    return [f"{path} was {old.get(path)}, is {new.get(path)}" for path in compared if old.get(path) != new.get(path)]

@@ -107,13 +107,12 @@ class Comparison:
             labels = ", ".join(title(label) for label in pair.place[:-2] if label)
             name = evaluators.reader_name(pair.place[-1])
             mine, theirs = number(float(pair.mine.mean())), number(float(pair.theirs.mean()))
-            yield f"{labels}: {title(pair.place[-2]).lower()}, {name}: {mine}, reference {theirs} ± {number(pair.margin())}"
+            value = f"{mine}, reference {theirs} ± {number(pair.margin())}"
+            yield f"{labels}: {title(pair.place[-2]).lower()}, {name}: {value}"
 
     def _note(self) -> str:
         judged = [pair for pair in self.pairs if not math.isnan(pair.margin())]
-        parts = [
-            "Difference: new minus reference, mean over the values; margin: half a 95 % interval over seeds, median."
-        ]
+        parts = ["Difference: new minus reference, the mean of the values; margin: half a 95 % interval over seeds."]
         if judged:
             outside = len(self.outside(judged))
             parts.append(

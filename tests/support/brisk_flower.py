@@ -30,7 +30,7 @@ def shorten() -> None:
 
 
 _OF_A_NODE = os.environ.get("OBLIVIONIS_TEST_NAME", "").startswith("node")
-"""Client processes are forked from one without a program's name; theirs must be heartbeats that the SuperNode expects."""
+"""Client processes are forked from one without a program's name; the SuperNode expects their heartbeats as often."""
 
 if _PROGRAM in ("flower-superlink", "flower-supernode", "flwr-serverapp") or _OF_A_NODE:
     shorten()

@@ -92,9 +92,7 @@ def test_the_same_results_do_not_differ():
 def test_what_moved_is_named_and_nothing_else():
     found = beside(grid(shift=0.2), grid())
     (line,) = found.apart()
-    assert (
-        line.startswith("FedAvg, SimNPO: unlearn, Forget ROUGE-L recall") and ": 0.502, reference 0.302 ± 0.009" in line
-    )
+    assert line == "FedAvg, SimNPO: unlearn, Forget ROUGE-L recall: 0.502, reference 0.302 ± 0.009"
     row = next(row for row in found.table().rows if row and "ROUGE" in row[1])
     assert row[2:5] == ["2", "+0.100", "0.200"] and row[6] == "1"
     assert "1 of 5 values lie outside" in found.table().note
