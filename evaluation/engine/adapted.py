@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from evaluation.engine.fused_lora import active_factors
+from evaluation.engine.half import times, times_transposed
 
 _copies: weakref.WeakKeyDictionary[nn.Module, tuple[list[int], Tensor]] = weakref.WeakKeyDictionary()
 """By the first module: the versions of the weights, and their copy side by side in bfloat16."""
@@ -20,13 +20,14 @@ _copies: weakref.WeakKeyDictionary[nn.Module, tuple[list[int], Tensor]] = weakre
 class AdaptedProduct(torch.autograd.Function):
     """For layers i: x·W_iᵀ + s·(x·A_iᵀ)·B_iᵀ, side by side, of x (N, in).
 
-    weight (Σ out_i, in), frozen, float32 or bfloat16; a (L·r, in): the A_i below each other; b: B_i (out_i, r) each.
-    Returns float32 (N, Σ out_i). In bfloat16 x and the gradient are rounded to it where they meet `weight`.
+    weight (Σ out_i, in), frozen, float32 or half precision; a (L·r, in): the A_i below each other; b: B_i (out_i, r)
+    each. Returns float32 (N, Σ out_i). Where bfloat16 is multiplied as such (`half`), x and the gradient are rounded to
+    it where they meet `weight`.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, a: Tensor, scale: float, *b: Tensor) -> Tensor:
-        out = F.linear(x.to(weight.dtype), weight).float()
+        out = times(x, weight)
         inner = x @ a.T
         for (rows, columns), factor in zip(_places(b), b, strict=True):
             out[:, columns].addmm_(inner[:, rows], factor.T, alpha=scale)
@@ -42,7 +43,7 @@ class AdaptedProduct(torch.autograd.Function):
         down.mul_(ctx.scale)
         grad_x = grad_a = None
         if ctx.needs_input_grad[0]:
-            grad_x = (grad.to(weight.dtype) @ weight).float().addmm_(down, a)
+            grad_x = times_transposed(grad, weight).addmm_(down, a)
         if ctx.needs_input_grad[2]:
             grad_a = down.T @ x
         grad_b = [
@@ -82,14 +83,16 @@ def adapted(modules: Sequence[nn.Module], *, half: bool) -> Adapted | None:
 
     half: multiply by copies of the weights in bfloat16, which are kept until a weight changes. Else a single module.
     """
-    found = [active_factors(module) for module in modules]
+    found = [active_factors(module, mixed=True) for module in modules]
     factors = [f for f in found if f is not None]
     if len(factors) < len(found) or len({scale for _, _, scale in factors}) > 1 or (len(modules) > 1 and not half):
         return None
     bases: list[Any] = [module.base_layer for module in modules]
     if any(base.bias is not None or base.weight.requires_grad for base in bases):
         return None
-    weight = _copy(modules[0], [base.weight for base in bases]) if half else bases[0].weight
+    weights: list[Tensor] = [base.weight for base in bases]
+    kept = len(weights) == 1 and (not half or weights[0].dtype == torch.bfloat16)
+    weight = weights[0] if kept else _copy(modules[0], weights)
     a = torch.cat([a for a, _, _ in factors]) if len(factors) > 1 else factors[0][0]
     return Adapted(weight, a, tuple(b for _, b, _ in factors), factors[0][2])
 

@@ -26,11 +26,11 @@ def is_cheaper(in_features: int, out_features: int, rank: int) -> bool:
     return in_features * out_features < 3 * rank * (in_features + out_features)
 
 
-def active_factors(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
+def active_factors(module: nn.Module, *, mixed: bool = False) -> tuple[Tensor, Tensor, float] | None:
     """(A, B, s) of a peft LoRA layer that computes exactly Wx + s·B(Ax), or None.
 
-    None unless: a plain linear base layer of the factors' dtype, one active and unmerged adapter of the vanilla kind
-    without bias, and dropout 0 or evaluation mode.
+    None unless: a plain linear base layer of the factors' dtype (mixed: of any), one active and unmerged adapter of the
+    vanilla kind without bias, and dropout 0 or evaluation mode.
     """
     if type(module) is not LoraLinear or type(module.base_layer) is not nn.Linear:
         return None
@@ -43,7 +43,7 @@ def active_factors(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
         return None
     a: Any = module.lora_A[name]
     b: Any = module.lora_B[name]
-    if b.bias is not None or a.weight.dtype != module.base_layer.weight.dtype:
+    if b.bias is not None or (a.weight.dtype != module.base_layer.weight.dtype and not mixed):
         return None
     return a.weight, b.weight, module.scaling[name]
 

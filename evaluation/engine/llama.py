@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from evaluation.engine.adapted import Adapted, adapted
 from evaluation.engine.fused_lora import active_factors, effective_weight, is_cheaper
+from evaluation.engine.half import HALVES, FrozenProduct, multiplies_bfloat16
 from evaluation.engine.kernels import FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU, rotate_
 from evaluation.engine.models import base_model, is_quantized
 from evaluation.engine.packing import CausalLayout, Layout, PackedBatch
@@ -34,7 +35,8 @@ with the adapters beside them, or the modules."""
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether `FusedLlama` applies: a plain float32 Llama on the CPU without hooks, dropout, checkpointing."""
+    """Whether `FusedLlama` applies: a plain Llama on the CPU without hooks, dropout, checkpointing; float32, or frozen
+    and kept in half precision."""
     base = base_model(model)
     if type(base) is not LlamaForCausalLM or base.device.type != "cpu" or is_quantized(base):
         return False
@@ -43,7 +45,7 @@ def supports(model: nn.Module) -> bool:
     config: Any = base.config
     if config.hidden_act != "silu" or (base.training and config.attention_dropout):
         return False
-    dtypes_ok = base.dtype == torch.float32 and base.lm_head.weight.dtype == torch.float32
+    dtypes_ok = base.dtype == base.lm_head.weight.dtype and (base.dtype == torch.float32 or _is_frozen_half(base))
     layers_ok = all(type(layer) is LlamaDecoderLayer for layer in base.model.layers)
     special = any(
         module._forward_hooks or module._forward_pre_hooks or getattr(module, "gradient_checkpointing", False)
@@ -73,14 +75,14 @@ class FusedLlama:
     where no gradients are needed, "one" only where that is cheaper for a single batch, and takes no such memory. Where
     torch may round float32 factors to bfloat16 ("medium" precision) and the processor multiplies such numbers, these
     copies, and copies of frozen weights below adapters, are kept in it; norms, attention, residuals and the head stay
-    float32.
+    float32. So they are where the weights themselves are kept in half precision: then only these are rounded.
     """
 
     def __init__(self, model: nn.Module, depth: int | None = None, passes: str = "many") -> None:
         base: Any = base_model(model)
         self._stem = base.model
         config = base.config
-        self.head: Tensor = base.lm_head.weight
+        self.head: Tensor = base.lm_head.weight.float()
         layers = self._stem.layers
         size = 4 * sum(p.numel() for p in layers.parameters())
         many = passes == "many" and not torch.is_grad_enabled()
@@ -112,7 +114,7 @@ class FusedLlama:
         """`hidden`, and what leaves layer `tap` at the places `keep`."""
         tapped: Tensor | None = None
         last = len(self._layers) - 1
-        x = self._stem.embed_tokens(input_ids)
+        x = self._stem.embed_tokens(input_ids).float()
         cos, sin = self._stem.rotary_emb(x, position_ids[None])
         half = cos.shape[-1] // 2
         cos, sin = cos[0, :, None, :half], sin[0, :, None, :half]
@@ -153,7 +155,14 @@ class FusedLlama:
 
 
 def _multiplies_half() -> bool:
-    return torch.get_float32_matmul_precision() == "medium" and torch.cpu._is_avx512_bf16_supported()
+    """Whether products of float32 matrices may be rounded to bfloat16, and that is faster."""
+    return torch.get_float32_matmul_precision() == "medium" and multiplies_bfloat16()
+
+
+def _is_frozen_half(base: nn.Module) -> bool:
+    """Whether all of a model but what is float32 is half precision and takes no gradient."""
+    kinds = {(p.dtype, p.requires_grad) for p in base.parameters()}
+    return all(kind == torch.float32 or (kind in HALVES and not trained) for kind, trained in kinds)
 
 
 def _layer(layer: Any, stack: bool, merge: bool, half: bool) -> _Layer:
@@ -181,49 +190,63 @@ def _product(modules: tuple[nn.Module, ...], stack: bool, merge: bool, half: boo
 def _weight(module: nn.Module, merge: bool) -> Tensor | None:
     """The one matrix that a bias-free linear layer multiplies by; None if there is none or it costs more."""
     if type(module) is nn.Linear:
-        return module.weight if module.bias is None else None
-    factors = active_factors(module)
+        return None if module.bias is not None else module.weight.float() if merge else module.weight
+    factors = active_factors(module, mixed=True)
     if factors is None:
         return None
     base: Any = module.base_layer
     a, b, _ = factors
-    if base.bias is not None or not (merge or is_cheaper(a.shape[1], b.shape[0], a.shape[0])):
+    cheaper = base.weight.dtype == a.dtype and is_cheaper(a.shape[1], b.shape[0], a.shape[0])
+    if base.bias is not None or not (merge or cheaper):
         return None
-    return effective_weight(base.weight, *factors)
+    return effective_weight(base.weight.float(), *factors)
 
 
 def _norm(module: LlamaRMSNorm, x: Tensor) -> Tensor:
-    return RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[return-value]
+    return RMSNorm.apply(x, module.weight.float(), module.variance_epsilon)  # type: ignore[return-value]
 
 
 def _feed_forward(layer: _Layer, x: Tensor) -> Tensor:
     """x + the layer's feed-forward block of x."""
     norm = layer.feed_norm
-    if _is_half(layer.gate_up) and _is_half(layer.down):
+    rounded = _multiplies_half() and not torch.is_grad_enabled()
+    if rounded and _is_half(layer.gate_up) and _is_half(layer.down):
         gate, up = F.linear(_norm(norm, x).to(layer.gate_up.dtype), layer.gate_up).chunk(2, -1)
         return x + F.linear(F.silu(gate).mul_(up), layer.down)
-    if isinstance(layer.gate_up, Tensor) and isinstance(layer.down, Tensor):
-        return FeedForward.apply(x, norm.weight, norm.variance_epsilon, layer.gate_up, layer.down)  # type: ignore[return-value]
+    if _is_wide(layer.gate_up) and _is_wide(layer.down):
+        return FeedForward.apply(x, norm.weight.float(), norm.variance_epsilon, layer.gate_up, layer.down)  # type: ignore[return-value]
     return _add(x, layer.down, SwiGLU.apply(_apply(layer.gate_up, _norm(norm, x))))
 
 
 def _is_half(product: Product) -> TypeGuard[Tensor]:
-    return isinstance(product, Tensor) and product.dtype == torch.bfloat16
+    return isinstance(product, Tensor) and product.dtype in HALVES
+
+
+def _is_wide(product: Product) -> TypeGuard[Tensor]:
+    return isinstance(product, Tensor) and product.dtype not in HALVES
 
 
 def _apply(product: Product, x: Tensor) -> Tensor:
     """The layers' outputs side by side."""
     if _is_half(product):
-        return F.linear(x.to(product.dtype), product).float()
+        return FrozenProduct.apply(x, product)  # type: ignore[return-value]
     if isinstance(product, Tensor):
         return F.linear(x, product)
     if isinstance(product, Adapted):
         return product(x)
-    return product[0](x) if len(product) == 1 else torch.cat([module(x) for module in product], -1)
+    return _call(product[0], x) if len(product) == 1 else torch.cat([_call(module, x) for module in product], -1)
+
+
+def _call(layer: nn.Module | Adapted, x: Tensor) -> Tensor:
+    """What the layer makes of x, which it may want in the precision of its weights."""
+    if isinstance(layer, Adapted):
+        return layer(x)
+    weight: Any = getattr(layer, "base_layer", layer).weight
+    return layer(x) if weight.dtype not in HALVES else layer(x.to(weight.dtype)).float()
 
 
 def _add(residual: Tensor, product: Product, x: Tensor) -> Tensor:
     """residual + product(x)."""
-    if isinstance(product, Tensor) and not _is_half(product):
+    if _is_wide(product):
         return torch.addmm(residual, x, product.T)
     return residual + _apply(product, x)

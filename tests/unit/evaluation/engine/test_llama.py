@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients.flat import FlatParameters
-from evaluation.engine import kernels, llama
+from evaluation.engine import half, kernels, llama
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.fused_lora import active_factors, fused_lora, is_cheaper
+from evaluation.engine.half import FrozenProduct
 from evaluation.engine.kernels import AttentionPlan, FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU
 from evaluation.engine.llama import FusedLlama
 from evaluation.engine.packing import PackedBatch, row_layout
@@ -222,8 +223,8 @@ def test_medium_precision_stays_near_the_highest(merged_bytes: int, monkeypatch:
         finally:
             torch.set_float32_matmul_precision("highest")
     torch.testing.assert_close(found, exact, rtol=0.02, atol=0.02)
-    half = merged_bytes > 0 and torch.cpu._is_avx512_bf16_supported()
-    assert all((getattr(layer.down, "dtype", None) == torch.bfloat16) == half for layer in rounded._layers)
+    rounds = merged_bytes > 0 and torch.cpu._is_avx512_bf16_supported()
+    assert all((getattr(layer.down, "dtype", None) == torch.bfloat16) == rounds for layer in rounded._layers)
 
 
 @pytest.mark.parametrize("rank", [2, 8])
@@ -247,6 +248,69 @@ def test_training_at_medium_precision_stays_near_the_highest(rank: int) -> None:
     assert float((near_grad - grad).norm() / grad.norm()) < 0.03
 
 
+def kept_in_half(dtype: torch.dtype, **options) -> tuple:
+    """A model whose frozen weights are kept in `dtype`, and one in float32 with the same, rounded weights."""
+    kept, plain = tiny_llama.lora(dtype=dtype, **options), tiny_llama.lora(**options)
+    with torch.no_grad():
+        for p, q in zip(kept.parameters(), plain.parameters(), strict=True):
+            assert p.requires_grad == q.requires_grad and p.dtype == (torch.float32 if p.requires_grad else dtype)
+            q.copy_(p)
+        for p, q in zip(kept.buffers(), plain.buffers(), strict=True):
+            q.copy_(p)
+    return kept, plain
+
+
+@pytest.mark.parametrize("merged_bytes", [1 << 31, 0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"rank": 2}, {"attention_bias": True, "mlp_bias": True}])
+def test_weights_kept_in_half_precision_are_all_that_is_rounded(
+    options: dict, dtype: torch.dtype, merged_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor cannot multiply in bfloat16: as float32 weights that were rounded, forward and backward."""
+    monkeypatch.setattr(llama, "MERGED_BYTES", merged_bytes)
+    for module in (half, llama):
+        monkeypatch.setattr(module, "multiplies_bfloat16", lambda: False)
+    kept, plain = kept_in_half(dtype, **options)
+    batch = PackedBatch.build(tiny_llama.sequences(13))
+    assert llama.supports(kept)
+    flat, expected = FlatParameters(kept), FlatParameters(plain)
+    found, wanted = (FusedLlama(m, passes="one").token_log_probs(batch) for m in (kept, plain))
+    biased = {"rtol": 0.05, "atol": 0.05} if options.get("mlp_bias") else {"rtol": 0, "atol": 1e-5}
+    torch.testing.assert_close(found, wanted, **biased)
+    found.sum().backward(), wanted.sum().backward()
+    near = 3e-2 if options.get("mlp_bias") else 1e-5
+    assert float((flat.grad - expected.grad).norm() / expected.grad.norm()) < near
+    with torch.no_grad():
+        found, wanted = (FusedLlama(m).token_log_probs(batch) for m in (kept, plain))
+        torch.testing.assert_close(found, wanted, **biased)
+        keep = torch.arange(len(batch.input_ids))
+        found, wanted = (
+            FusedLlama(m).logits(batch.input_ids, batch.position_ids, batch.layout, keep) for m in (kept, plain)
+        )
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.2 if options.get("mlp_bias") else 1e-4)
+
+
+def test_products_in_bfloat16_stay_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (half, llama):
+        monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
+    kept, plain = kept_in_half(torch.bfloat16)
+    batch = PackedBatch.build(tiny_llama.sequences(13))
+    flat, expected = FlatParameters(kept), FlatParameters(plain)
+    found, wanted = (FusedLlama(m, passes="one").token_log_probs(batch) for m in (kept, plain))
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
+    found.sum().backward(), wanted.sum().backward()
+    assert float((flat.grad - expected.grad).norm() / expected.grad.norm()) < 0.03
+
+
+def test_a_frozen_product_keeps_no_wide_copy() -> None:
+    x, weight = torch.randn(5, 8, requires_grad=True), torch.randn(6, 8).to(torch.float16)
+    out = FrozenProduct.apply(x, weight)
+    assert [t.dtype for t in out.grad_fn.saved_tensors] == [torch.float16]
+    torch.testing.assert_close(out, x @ weight.float().T)
+    torch.testing.assert_close(gradients(out, [x]), gradients(x @ weight.float().T, [x]))
+
+
 def test_fast_llama_trains_all_parameters() -> None:
     model = tiny_llama.base(tie_word_embeddings=True)
     flat = FlatParameters(model)
@@ -259,7 +323,7 @@ def test_fast_llama_trains_all_parameters() -> None:
 
 
 def test_fast_llama_declines_what_it_does_not_know() -> None:
-    assert not llama.supports(tiny_llama.lora(dtype=torch.bfloat16))
+    assert not llama.supports(tiny_llama.base(dtype=torch.bfloat16)), "its own weights are to be trained"
     assert not llama.supports(tiny_llama.lora(hidden_act="gelu"))
     assert not llama.supports(torch.nn.Linear(2, 2))
     hooked = tiny_llama.lora()
