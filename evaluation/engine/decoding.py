@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from evaluation.engine import llama
 from evaluation.engine.decoders import Decoder, PackedDecoder, PaddedDecoder
 from evaluation.engine.forward import resolve_mode
 from evaluation.engine.models import evaluation_mode, keep_freed_memory, text_config
@@ -27,7 +28,8 @@ def cached_token_bytes(model: nn.Module) -> int:
         return 0
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     parameter = next(model.parameters())
-    size = 4 if not parameter.is_floating_point() else parameter.element_size()
+    wide = not parameter.is_floating_point() or llama.supports(model)
+    size = 4 if wide else parameter.element_size()
     return 2 * config.num_hidden_layers * heads * head_dim * size
 
 

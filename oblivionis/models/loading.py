@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from oblivionis.models.errors import ModelError
+from oblivionis.models.shared import share
 from oblivionis.models.source import load_tokenizer, resolve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,7 +80,10 @@ def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
     )
     if quantized:
         keep_portable(model)
-    return (model if quantized else model.to(place)).eval()
+        return model.eval()
+    if place.type == "cpu":
+        share(model, folder)
+    return model.to(place).eval()
 
 
 def quantization_config(quantization: str, double_quantization: bool, dtype: str) -> Any:

@@ -22,6 +22,7 @@ from oblivionis.data import known
 from oblivionis.models import dry_run, loading
 from oblivionis.models.assembly import with_trainable
 from oblivionis.models.machine import Machine, client_processes, participants, uses_gpu
+from oblivionis.models.shared import shareable_bytes
 
 LIBRARIES = 650_000_000
 """RAM of a process that has imported torch, transformers, peft and Flower (measured on a CPU)."""
@@ -52,8 +53,8 @@ class Estimate:
     """The needs of a simulation: the server's process and `clients` client processes at once.
 
     `parameters`: of the base model; `trainable`: those that travel; `frozen`: of the adapters, those that do not;
-    `gpu_clients`: client processes on the GPU that the
-    server uses too, 0 without a GPU.
+    `gpu_clients`: client processes on the GPU that the server uses too, 0 without a GPU; `shared`: bytes of base
+    weights in RAM that all processes have in common (`oblivionis.models.shared`).
     """
 
     parameters: int
@@ -64,13 +65,14 @@ class Estimate:
     clients: int
     on_gpu: bool
     gpu_clients: int
+    shared: int = 0
 
     @property
     def ram(self) -> int:
         """RAM of all processes together."""
         if self.on_gpu:
             return self.server.host + self.clients * self.client.host
-        return self.server.total + self.clients * self.client.total
+        return self.server.total + self.clients * (self.client.total - self.shared)
 
     @property
     def gpu(self) -> int:
@@ -142,7 +144,10 @@ def _estimate(config: Config, machine: Machine, longest: int | None) -> Estimate
             Need((*server, ("global models and replies", states))),
             Need((*client, ("copies of what travels", received))),
         )
-    return Estimate(parameters, trainable, frozen, *needs, clients, on_gpu, _clients_of_a_gpu(config, machine, clients))
+    alone = on_gpu or settings.quantization != "none"
+    shared = 0 if alone else min(weights, shareable_bytes(folder, dtype))
+    at_once = _clients_of_a_gpu(config, machine, clients)
+    return Estimate(parameters, trainable, frozen, *needs, clients, on_gpu, at_once, shared)
 
 
 def _reads_distributions(config: Config) -> bool:

@@ -77,7 +77,8 @@ def summary(need: Estimate, machine: Machine) -> str:
     each = f"server {bytes_text(need.server.total)}, {processes} with {bytes_text(need.client.total)}"
     ram = f"{bytes_text(need.ram)} of {bytes_text(machine.free_ram)} free RAM"
     if not need.on_gpu:
-        return f"at most {ram} ({each})"
+        common = f", of each {bytes_text(need.shared)} in common" if need.shared else ""
+        return f"at most {ram} ({each}{common})"
     shared = f", {need.gpu_clients} on one GPU" if need.gpu_clients < need.clients else ""
     gpu = f"{bytes_text(need.gpu)} of {bytes_text(machine.free_gpu)} free on a GPU"
     return f"at most {gpu} ({each}{shared}) and {ram}"

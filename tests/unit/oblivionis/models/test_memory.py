@@ -229,6 +229,15 @@ def test_the_total_is_the_server_and_the_clients_that_run_at_once() -> None:
     assert [what for what, *_ in gpu.lacks(dataclasses.replace(GPUS, free_gpu=gpu.gpu - 1))] == ["GPU memory"]
 
 
+def test_weights_that_processes_have_in_common_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "shareable_bytes", lambda folder, dtype: 1000)
+    found = need()
+    assert found.shared == 1000 and found.ram == found.server.total + 2 * (found.client.total - 1000)
+    monkeypatch.setattr(memory, "shareable_bytes", lambda folder, dtype: 10**12)
+    assert need().shared == dict(need().client.parts)["base weights"]
+    assert need("model.quantization=nf4").shared == need("federation.client_gpus=1", machine=GPUS).shared == 0
+
+
 @pytest.mark.parametrize(
     ("overrides", "machine", "expected"),
     [
