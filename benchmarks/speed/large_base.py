@@ -30,7 +30,8 @@ SETTINGS = [
     *("data.authors=3", "data.forget_authors=1", "data.questions_per_author=4", "stages=[finetune]"),
     *("federation.clients=3", "federation.fraction_train=1.0", "federation.rounds.finetune=1"),
     *("federation.local_epochs=1", "training.batch_size=4", "model.max_length=128", "model.lora.rank=32"),
-    *("evaluation.every=0", "evaluation.full.questions_per_set=2", "evaluation.full.max_new_tokens=8"),
+    *("evaluation.every=0", "evaluation.at_start=false", "evaluation.full.sets=[forget]"),
+    *("evaluation.full.questions_per_set=2", "evaluation.full.max_new_tokens=8", "evaluation.membership.enabled=false"),
     *("evaluation.fluency.enabled=false", *(f"evaluation.{key}" for key in OFF)),
 ]
 EVERY_S = 0.5
