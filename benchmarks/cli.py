@@ -14,6 +14,8 @@ from typer.core import TyperGroup
 from oblivionis.errors import OblivionisError
 
 TEXT = "text"
+Results = Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder, or its results.parquet.")]
+Format = Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")]
 
 
 class _SuiteOrCommand(TyperGroup):
@@ -77,16 +79,15 @@ def bench_run(
 
 @bench_cli.command("table")
 def bench_table(
-    target: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder, or its results.parquet.")],
+    target: Results,
     layout: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A table of the suite, or of one in `benchmarks/`; repeatable."),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")] = TEXT,
+    form: Format = TEXT,
 ) -> None:
     """Print the tables of a suite's results, e.g. `--layout paper-table-2 --format latex`."""
-    if not target.exists():
-        raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
+    _check_target(target)
     from benchmarks.printing import FORMATS, tables_of
 
     _check_format(form, FORMATS)
@@ -100,7 +101,7 @@ def bench_table(
 
 @bench_cli.command("compare")
 def bench_compare(
-    target: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder, or its results.parquet.")],
+    target: Results,
     reference: Annotated[
         str | None,
         typer.Argument(
@@ -109,11 +110,10 @@ def bench_compare(
             show_default=False,
         ),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")] = TEXT,
+    form: Format = TEXT,
 ) -> None:
     """Hold a suite's results against earlier ones, value by value: those in `benchmarks/reference`, or your own."""
-    if not target.exists():
-        raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
+    _check_target(target)
     from benchmarks.printing import FORMATS, comparison_of
 
     _check_format(form, FORMATS)
@@ -127,6 +127,11 @@ def bench_compare(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in settings:
         console.print(f"other settings: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists():
+        raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")
 
 
 def _check_format(form: str, formats: Collection[str]) -> None:
