@@ -13,7 +13,8 @@ from benchmarks.gpu.bases import ADAMW, PAGED, loaded
 from benchmarks.gpu.meter import metered
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.rows import Row, Rows
-from benchmarks.gpu.shapes import LLAMA_3_2_1B, Setting, random_base
+from benchmarks.gpu.shapes import Setting, random_base
+from benchmarks.shapes import LLAMA_3_2_1B
 from clients import losses
 from clients.flat import FlatParameters
 from clients.optimisation import Ball

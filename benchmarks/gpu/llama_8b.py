@@ -9,7 +9,8 @@ from benchmarks.gpu.llama_1b import a_round
 from benchmarks.gpu.meter import metered
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.rows import Row, Rows
-from benchmarks.gpu.shapes import LLAMA_3_1_8B, Setting
+from benchmarks.gpu.shapes import Setting
+from benchmarks.shapes import LLAMA_3_1_8B
 from clients.training import train
 
 EXPERIMENT = "paper_llama_3_1_8b"

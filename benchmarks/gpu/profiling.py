@@ -12,7 +12,8 @@ from benchmarks.gpu.llama_1b import EXPERIMENT
 from benchmarks.gpu.meter import metered
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.rows import Row, Rows
-from benchmarks.gpu.shapes import LLAMA_3_2_1B, Setting
+from benchmarks.gpu.shapes import Setting
+from benchmarks.shapes import LLAMA_3_2_1B
 from clients.flat import FlatParameters
 from clients.training import train
 
