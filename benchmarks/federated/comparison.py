@@ -157,7 +157,7 @@ def _values(table: pa.Table, axes: Sequence[str], shared: Sequence[str], whose: 
         metric = row["metric"]
         if metric == results.SECONDS or metric not in known or known[metric].direction is None:
             continue
-        if row["value"] is None or math.isnan(row["value"]):
+        if row["value"] is None or not math.isfinite(row["value"]):
             continue
         place = (*_labels(row, shared), row["stage"], metric)
         found.setdefault(place, {}).setdefault(row.get(SEED, ""), row["value"])

@@ -105,6 +105,13 @@ def test_cells_of_one_side_are_counted():
     assert (beside(grid(), grid(methods=("npo",)))).extra == 2
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_no_number_is_as_if_it_were_not_there(value):
+    labels = ("fedavg", "npo", "0")
+    found = beside(table({labels: {"unlearn": {"model_utility": value, "forget_rouge": 0.3}}}), grid())
+    assert [pair.place[-1] for pair in found.pairs] == ["forget_rouge"] and found.lacking == 4
+
+
 def test_an_axis_of_one_side_may_have_one_label_there():
     labelled = {("fedavg", "npo", str(s), "a"): {"unlearn": {"model_utility": 0.5 + s / 100}} for s in range(3)}
     axes = [*AXES, "model"]

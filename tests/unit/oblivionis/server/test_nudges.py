@@ -5,7 +5,9 @@ from collections import defaultdict
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from support.inprocess import InProcessGrid
 
+from oblivionis.client.app import app
 from oblivionis.server.nudges import AGAIN_S, PATIENCE_S, NudgingGrid
 from strategies import protocol
 from strategies.passing import PassingGrid
@@ -122,3 +124,10 @@ def test_a_node_that_is_gone_is_nudged_ever_more_rarely():
     nodes.push_messages = push
     assert set(exchange(NudgingGrid(nodes, lambda: time[0]), time, polls=1000)) == {1}
     assert len(nudges(nodes)) <= 1000 / PATIENCE_S
+
+
+def test_a_client_answers_a_nudge_with_nothing():
+    (reply,) = InProcessGrid(app, 1).send_and_receive(
+        [Message(RecordDict(), dst_node_id=next(iter(InProcessGrid(app, 1).contexts)), message_type=protocol.NUDGE)]
+    )
+    assert not reply.has_error() and not reply.content
