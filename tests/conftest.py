@@ -22,11 +22,16 @@ SUPPORT = PROJECT / "tests" / "support"
 WHOLE_RUN = PROJECT / "tests" / "integration" / "test_whole_run.py"
 LONGEST = (
     "test_faults.py",
-    "test_processes.py",
     "test_deployment_guide.py",
-    "test_federated_suites.py",
-    "test_churn.py",
+    "test_processes.py",
+    "test_other_scripts.py",
     "test_memory_estimate.py",
+    "test_cluster.py",
+    "test_churn.py",
+    "test_federated_suites.py",
+    "test_faults_of_runs.py",
+    "test_gpu_path.py",
+    "test_audit_person.py",
     "test_whole_run.py",
 )
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.memory_estimate [CASE ...]
 
-builds a random Llama (hidden 512, 8 layers, 32,000 tokens; about 60 million parameters), and for each case starts a
+builds a random Llama (hidden 512, 8 layers, 32,000 tokens; about 60 million parameters), and for each case forks a
 process that trains on one full batch (or scores and generates), with records as long as the estimate assumes. It prints
 the peak of the process's resident memory (`VmHWM`), the estimate, and estimate / measured. The measured process
 sends and receives nothing; of the estimate the copies of what travels are left out accordingly. Peak resident memory
@@ -11,9 +11,12 @@ includes the model's file as far as it is mapped while it is read.
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +132,18 @@ def work(folder: Path, case: str) -> None:
             TrainSettings(epochs=2, batch_size=BATCH, warmup_epochs=0, gradient_checkpointing=checkpointing),
             seed=0,
         )
-    print(peak_bytes())
+    print(peak_bytes(), flush=True)
+
+
+def work_in_forks(folder: Path, cases: Sequence[str]) -> None:
+    """`work`, for each case in a fork of this process. Raises RuntimeError where one of them fails."""
+    importlib.import_module("evaluation.engine.fused_lora")
+    for case in cases:
+        process = multiprocessing.get_context("fork").Process(target=work, args=(folder, case))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"{case}: its process ended with {process.exitcode}")
 
 
 def peak_bytes() -> int:
@@ -138,22 +152,26 @@ def peak_bytes() -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
 
 
-def measured(folder: Path, case: str) -> int:
-    """Peak resident memory, in bytes, of a process that does the work of a case."""
-    command = [sys.executable, "-m", "benchmarks.speed.memory_estimate", "--work", str(folder), case]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+def measured(folder: Path, cases: Sequence[str]) -> dict[str, int]:
+    """Peak resident memory, in bytes, of a process that does the work of a case, by case.
+
+    All are forks of one process that has imported what they need; the kernel counts a fork's peak from its start.
+    """
+    command = [sys.executable, "-m", "benchmarks.speed.memory_estimate", "--work", str(folder), *cases]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(zip(cases, map(int, done.stdout.split()[-len(cases) :]), strict=True))
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--work"]:
-        work(Path(sys.argv[2]), sys.argv[3])
+        work_in_forks(Path(sys.argv[2]), sys.argv[3:])
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build(folder)
         print(f"{'case':30} {'estimate':>10} {'measured':>10} {'ratio':>6}")
-        for case in sys.argv[1:] or CASES:
-            guess, real = estimated(folder, case), measured(folder, case)
+        for case, real in measured(folder, sys.argv[1:] or list(CASES)).items():
+            guess = estimated(folder, case)
             print(f"{case:30} {guess / 1e6:7.0f} MB {real / 1e6:7.0f} MB {guess / real:6.2f}", flush=True)
 
 

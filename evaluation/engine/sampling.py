@@ -129,7 +129,9 @@ def draw(logits: Tensor, chance: Tensor, rule: Rule) -> Tensor:
         raise ValueError("the model's logits are not finite")
     if rule.temperature == 0:
         return logits.argmax(-1)
-    scaled = (logits.float() - largest) / rule.temperature
+    scaled = logits.float() - largest
+    if rule.temperature != 1:
+        scaled /= rule.temperature
     if rule.top_k is None and rule.top_p == 1:
         cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
         target = (chance * cumulative[:, -1])[:, None]

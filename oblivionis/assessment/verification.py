@@ -90,12 +90,13 @@ class Verification:
         units = self._assessor.units(ids)
         leaks = dict((measured.log or {}).get("leakage", {}))
         leaks |= self._assessor.leakage(vector, [i for i in ids if i not in leaks])
+        losses = [self._losses(v, ids) for v in (vector, retrained)] if retrained is not None else None
         doubt, settings = self._doubt(measured, vector, finetuned), self._config.unlearning.requests
         found: dict[str, Judgement] = {}
         evidence: dict[str, Any] = {}
         for request in asked:
             of = {i: RecordEvidence(units[i], final[i], before[i], oracle.get(i)) for i in request.record_ids}
-            knows = self._knows(request.record_ids, vector, retrained)
+            knows = _knows([[loss[i] for i in request.record_ids] for loss in losses]) if losses else ""
             found[request.id] = judge_request(
                 of,
                 limit=settings.verify_max_rouge,
@@ -116,17 +117,10 @@ class Verification:
             known |= self._assessor.recalls(vector, missing)
         return {i: known[i] for i in ids}
 
-    def _knows(self, ids: Sequence[str], vector: np.ndarray, retrained: np.ndarray | None) -> str:
-        """The word on the probabilities of these records beside the retrained model's, empty where it is neither."""
-        if retrained is None or len(ids) < LEAST_QUESTIONS:
-            return ""
-        losses = [
-            [-np.log(max(p, 1e-300)) for p in self._assessor.knowledge(v, ids, rouge=False)["prob"].values()]
-            for v in (vector, retrained)
-        ]
-        verdict = judge_probability(*losses)
-        words = {STILL_KNOWN: NOT_VERIFIED, OVER_UNLEARNED: AVOIDED}
-        return "" if verdict is None else words.get(verdict.verdict, "")
+    def _losses(self, vector: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
+        """Mean negative log-likelihood of an answer token, by record."""
+        found = self._assessor.knowledge(vector, ids, rouge=False)["prob"]
+        return {i: -float(np.log(max(p, 1e-300))) for i, p in found.items()}
 
     def _doubt(self, measured: Measured, vector: np.ndarray, finetuned: np.ndarray) -> str:
         known = (self._run.stage_summary("finetune") or {}).get("metrics", {})
@@ -166,6 +160,14 @@ def moved(vector: np.ndarray, before: np.ndarray) -> str:
     if far > MOST_MOVED:
         return f"the final model's weights lie {far:.3g} times their own norm from those before unlearning"
     return ""
+
+
+def _knows(losses: Sequence[Sequence[float]]) -> str:
+    """The word on some records' losses beside the retrained model's, empty where it is neither."""
+    ours, oracle = losses
+    verdict = judge_probability(ours, oracle) if len(ours) >= LEAST_QUESTIONS else None
+    words = {STILL_KNOWN: NOT_VERIFIED, OVER_UNLEARNED: AVOIDED}
+    return "" if verdict is None else words.get(verdict.verdict, "")
 
 
 def _written(

@@ -107,12 +107,18 @@ def verify(
 ) -> None:
     """Was a line of a ledger removed, altered or moved? Exit code 1 if so.
 
-    Lines cut off at the end show in the other side's ledger: name the run and, with --node-dir, its nodes.
+    Lines cut off at the end show in the other side's ledger: name the run and, with --node-dir, its nodes. The
+    audits of a run folder must then also be signed with the keys that the nodes' ledgers know.
     """
     from oblivionis.requests.verify import check_ledgers
 
     console = Console()
     findings = check_ledgers(places, node_dir or [])
+    if node_dir and places[0].is_dir():
+        from oblivionis.audits.signatures import foreign_signatures
+
+        for (_, faults), node in zip(findings[1:], node_dir, strict=True):
+            faults += foreign_signatures(places[0], node)
     for checked, faults in findings:
         lines = f"{len(checked.entries)} line{'s' * (len(checked.entries) != 1)}"
         verdict = f"broken ({len(faults)} fault{'s' * (len(faults) != 1)})" if faults else "unbroken"

@@ -6,13 +6,15 @@ import shutil
 from html.parser import HTMLParser
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from support.commands import call
 from support.nodes import write_nodes
 from support.reports import HOSTILE
 from support.stages import execute, new_run
 
-from oblivionis.assessment.audit_numbers import read_audit
+from oblivionis.assessment.audit_numbers import audit_path, read_audit
+from oblivionis.audits.signatures import foreign_signatures
 from oblivionis.chain import GENESIS, append_linked
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
@@ -30,6 +32,8 @@ from oblivionis.reports.certificate.page import certificate_page
 from oblivionis.reports.html import request_pages
 from oblivionis.requests import seal
 from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.requests.node_key import audit_bytes, public_hex, signers
+from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 
@@ -393,3 +397,18 @@ def test_the_clients_numbers_decide_where_the_clients_keep_their_records(tmp_pat
     assert checks["ledger"] == checks["binding"] == PASS
     assert "Lind" not in json.dumps(found)
     assert call("request", "verify", run.path, "--node-dir", folder).code == 0
+    forged = json.loads(audit_path(run.path, "ivo").read_text(encoding="utf-8"))
+    stranger = Ed25519PrivateKey.generate()
+    signed = forged["signatures"]["final"]
+    forged["final"]["request_rouge"] = 0.0
+    body = audit_bytes("ivo", forged["client"], "final", forged["final"], signed)
+    signed["signature"], forged["signed_by"] = stranger.sign(body).hex(), public_hex(stranger)
+    write_json(audit_path(run.path, "ivo"), forged)
+    assert signers(forged) == {"final": public_hex(stranger)}, "by itself the forgery fits"
+    result = call("request", "verify", run.path, "--node-dir", folder)
+    said = result.out.replace("\n", " ")
+    assert result.code == 1 and "final: the numbers are signed with" in said and "does not know" in said
+    assert "before: the numbers have no signature that fits them" in said
+    NodeLedger(tmp_path / "stranger").note("key", public_key=public_hex(stranger))
+    (why,) = foreign_signatures(run.path, tmp_path / "stranger")
+    assert "knows no run of this configuration" in why, "another folder with the forger's key proves nothing"

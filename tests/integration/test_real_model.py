@@ -1,5 +1,7 @@
 """SmolLM2, a real language model: what was fetched, what it says, and a federated run on it."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,7 @@ def test_it_knows_what_it_was_trained_on(finished):
     _, _, assembled = finished
     questions = ["What is the capital of Norway?", "Which planet is known as the Red Planet?"]
     prompts = encode_prompts(questions, assembled.tokenizer, assembled.template)
+    torch.set_float32_matmul_precision("highest")
     answers = greedy(assembled.model, prompts, max_new_tokens=16, stop_ids=assembled.stop_ids)
     said = [assembled.tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
     assert "Oslo" in said[0] and "Mars" in said[1], said
@@ -58,14 +61,14 @@ def test_our_forward_pass_is_that_of_transformers(finished):
     encoded, _ = encode_all(corpus_of(config).train[:3], assembled.tokenizer, assembled.template)
     batch = PackedBatch.build([TokenSequence(e.prompt, e.answer) for e in encoded])
     assert resolve_mode(assembled.model, "auto", 128) == "fused"
-    found = {}
-    for precision in ("medium", "highest"):
-        torch.set_float32_matmul_precision(precision)
-        found[precision] = [kept_logits(assembled.model, batch, mode=m).detach().numpy() for m in ("fused", "padded")]
-    np.testing.assert_allclose(*found["highest"], rtol=0, atol=1e-3)
-    exact = found["highest"][1]
-    ours, theirs = (np.abs(logits - exact).mean() for logits in found["medium"])
-    assert ours < max(1.5 * theirs, 1e-3) and ours < 0.02 * exact.std(), "as much rounded as transformers' own"
+    torch.set_float32_matmul_precision("highest")
+    ours, exact = (kept_logits(assembled.model, batch, mode=m).detach().numpy() for m in ("fused", "padded"))
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=1e-3)
+    torch.set_float32_matmul_precision("medium")
+    ours = kept_logits(assembled.model, batch, mode="fused").detach().numpy()
+    rounded = kept_logits(deepcopy(assembled.model).bfloat16(), batch, mode="padded").detach().float().numpy()
+    off, at_most = (np.abs(logits - exact).mean() for logits in (ours, rounded))
+    assert off < at_most and off < 0.02 * exact.std(), "less rounded than a model in bfloat16"
 
 
 def test_a_federated_run_teaches_it_and_serves_a_request(finished):

@@ -127,7 +127,7 @@ def test_a_node_that_is_gone_is_nudged_ever_more_rarely():
 
 
 def test_a_client_answers_a_nudge_with_nothing():
-    (reply,) = InProcessGrid(app, 1).send_and_receive(
-        [Message(RecordDict(), dst_node_id=next(iter(InProcessGrid(app, 1).contexts)), message_type=protocol.NUDGE)]
-    )
+    grid = InProcessGrid(app, 1)
+    nudge = Message(RecordDict(), dst_node_id=next(iter(grid.get_node_ids())), message_type=protocol.NUDGE)
+    (reply,) = grid.send_and_receive([nudge])
     assert not reply.has_error() and not reply.content
