@@ -76,11 +76,18 @@ class Stopping:
                 child.kill()  # type: ignore[attr-defined]
 
     def finish(self, code: int) -> None:
-        """The command has ended: where it was asked to, so does the process, at once and with its children."""
+        """The command has ended: where it was asked to, so does the process, at once and with its children.
+
+        Who listens for signals may hear of one later than the main thread, which says so by its code then; and from
+        here on another signal has nothing left to stop.
+        """
         with self._lock:
             self._done.set()
-        if not self.asked.is_set():
+        if not self.asked.is_set() and code != _CODE:
             return
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         self._end_children()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

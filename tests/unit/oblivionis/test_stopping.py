@@ -27,6 +27,15 @@ except SystemExit:
     time.sleep(1)
 print("went on")
 """
+SECOND = """
+import os, signal, threading, time
+from oblivionis.cli.stopping import Stopping, signals
+threading.Thread(target=time.sleep, args=(60,)).start()
+with signals():
+    stopping = Stopping()  # which nobody has told of a signal yet
+    stopping._remember = lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)]
+    stopping.finish(130)
+"""
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,14 @@ def test_who_catches_the_end_goes_on():
         [sys.executable, "-c", GOES_ON], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and done.stdout == "went on\n", done.stderr
+
+
+def test_a_second_signal_while_the_command_ends():
+    """Also where the main thread knows of the first one before who listens for signals does."""
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 130 and not done.stderr, done.stderr
 
 
 def test_a_signal_for_less_than_the_command_may_be_heard_of_late():
