@@ -78,21 +78,35 @@ class Stopping:
     def finish(self, code: int) -> None:
         """The command has ended: where it was asked to, so does the process, at once and with its children.
 
-        Who listens for signals may hear of one later than the main thread, which says so by its code then; and from
-        here on another signal has nothing left to stop.
+        Who listens for signals may hear of one later than the main thread, whose code tells of it; and from here on
+        another one has nothing left to stop.
         """
-        with self._lock:
-            self._done.set()
-        if not self.asked.is_set() and code != _CODE:
-            return
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
-        self._end_children()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(code or _CODE)
+        with _deaf():
+            if code == _CODE:
+                self.asked.wait(HEARD_S)
+            with self._lock:
+                self._done.set()
+            if not self.asked.is_set():
+                return
+            self._end_children()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(code or _CODE)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Inside, the main thread is not interrupted by signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 stopping = Stopping()

@@ -1,5 +1,6 @@
 """The end of a command: what hangs is not waited for, and who goes on is left alone."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -32,10 +33,19 @@ import os, signal, threading, time
 from oblivionis.cli.stopping import Stopping, signals
 threading.Thread(target=time.sleep, args=(60,)).start()
 with signals():
-    stopping = Stopping()  # which nobody has told of a signal yet
-    stopping._remember = lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)]
+    stopping = Stopping()
+    threading.Timer(0.3, stopping.ask).start()  # late
+    stopping._end_children = lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)]
     stopping.finish(130)
 """
+
+
+def test_an_interruption_that_no_signal_made_ends_no_process():
+    before = signal.getsignal(signal.SIGTERM)
+    stopping = Stopping()
+    stopping.finish(130)
+    stopping.finish(0)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(
@@ -61,9 +71,7 @@ def test_who_catches_the_end_goes_on():
 
 def test_a_second_signal_while_the_command_ends():
     """Also where the main thread knows of the first one before who listens for signals does."""
-    done = subprocess.run(
-        [sys.executable, "-c", SECOND], env=environment(), capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", SECOND], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 130 and not done.stderr, done.stderr
 
 
