@@ -124,48 +124,56 @@ def draw(logits: Tensor, chance: Tensor, rule: Rule) -> Tensor:
     if len(logits) > (rows := max(1, _NUMBERS_AT_ONCE // size)):
         parts = zip(logits.split(rows), chance.split(rows), strict=True)
         return torch.cat([draw(some, chances, rule) for some, chances in parts])
-    largest = logits.float().amax(-1, keepdim=True)
-    if not torch.isfinite(largest).all():
-        raise ValueError("the model's logits are not finite")
     if rule.temperature == 0:
+        _check_finite(logits.amax(-1))
         return logits.argmax(-1)
-    scaled = logits.float() - largest
-    if rule.temperature != 1:
-        scaled /= rule.temperature
+    scaled = logits.float() if rule.temperature == 1 else logits.float() / rule.temperature
     if rule.top_k is None and rule.top_p == 1:
+        _check_finite(scaled.amax(-1))
         cumulative = scaled.softmax(-1).cumsum(-1, dtype=torch.float64)
         target = (chance * cumulative[:, -1])[:, None]
         return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=size - 1)
     if rule.top_k is not None:
-        return _draw_likeliest(scaled, chance, rule.top_p, min(rule.top_k, size), None)
-    return _draw_likeliest(scaled, chance, rule.top_p, min(_LIKELIEST, size), scaled.logsumexp(-1))
+        return _draw_likeliest(scaled, chance, rule.top_p, min(rule.top_k, size), whole=False)
+    return _draw_likeliest(scaled.log_softmax(-1), chance, rule.top_p, min(_LIKELIEST, size), whole=True)
 
 
-def _draw_likeliest(scaled: Tensor, chance: Tensor, top_p: float, count: int, total: Tensor | None) -> Tensor:
+def _check_finite(largest: Tensor) -> None:
+    if not torch.isfinite(largest).all():
+        raise ValueError("the model's logits are not finite")
+
+
+def _draw_likeliest(scaled: Tensor, chance: Tensor, top_p: float, count: int, *, whole: bool) -> Tensor:
     """As `draw`, looking at the `count` likeliest tokens of each row, and at all where they do not reach top_p.
 
-    total (B,): logarithm of the whole mass, or None where there are no more tokens.
+    whole: `scaled` are logarithms of the probabilities; otherwise there are no more tokens than these.
     """
     values, ids = scaled.topk(count)
-    log_mass = values.logsumexp(-1) if total is None else total
-    probability = (values.double() - log_mass.double()[:, None]).exp_()
+    _check_finite(values[:, 0])
+    probability = (values.double() if whole else values.double().log_softmax(-1)).exp_()
     cumulative = probability.cumsum(-1)
     kept = cumulative - probability < top_p
     mass = torch.where(kept, probability, 0.0).sum(-1)
     place = (cumulative <= (chance * mass)[:, None]).sum(-1).clamp_(max=count - 1)
     place = torch.minimum(place, kept.sum(-1) - 1)
     tokens = ids.gather(1, place[:, None]).squeeze(1)
-    if total is not None and count < scaled.shape[-1]:
+    if whole and count < scaled.shape[-1]:
         short = (cumulative[:, -1] < top_p).nonzero().squeeze(1)
         if short.numel():
-            tokens[short] = _draw_nucleus(scaled[short], chance[short], top_p, total[short])
+            tokens[short] = _draw_nucleus(scaled[short].exp_(), chance[short], top_p)
     return tokens
 
 
-def _draw_nucleus(scaled: Tensor, chance: Tensor, top_p: float, total: Tensor) -> Tensor:
-    """As `draw` for any number of tokens within top_p: the probabilities are sorted, their ids are not."""
-    probability = (scaled - total[:, None]).exp_()
-    falling = _sorted(probability).flip(-1)
+def _draw_nucleus(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
+    """As `draw` for probabilities (B, V) and any number of tokens within top_p: they are sorted, their ids are not."""
+    if probability.device.type == "cpu":
+        rows = zip(probability.numpy(), chance.numpy(), strict=True)
+        return torch.tensor([_draw_from_nucleus(row, number, top_p) for row, number in rows])
+    return _draw_all_at_once(probability, chance, top_p)
+
+
+def _draw_all_at_once(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
+    falling = probability.sort(-1, descending=True).values
     exact = falling.double()
     kept = exact.cumsum(-1) - exact < top_p
     least = falling.gather(1, kept.sum(-1, keepdim=True) - 1)
@@ -176,9 +184,20 @@ def _draw_nucleus(scaled: Tensor, chance: Tensor, top_p: float, total: Tensor) -
     return torch.minimum(found, last).squeeze(1)
 
 
-def _sorted(x: Tensor) -> Tensor:
-    """x (B, V) with rising rows; NumPy sorts numbers without their places several times as fast as torch on the CPU."""
-    return x.sort(-1).values if x.device.type != "cpu" else torch.from_numpy(np.sort(x.numpy(), axis=-1))
+def _draw_from_nucleus(probability: np.ndarray, chance: float, top_p: float) -> int:
+    """`_draw_nucleus` for one row (V,).
+
+    It looks only at tokens of at least (1 − top_p) / V: the others together have less than 1 − top_p, so that these
+    reach top_p without them.
+    """
+    ids = np.flatnonzero(probability >= (1 - top_p) / len(probability))
+    likely = probability[ids]
+    falling = np.sort(likely)[::-1].astype(np.float64)
+    kept = np.searchsorted(falling.cumsum() - falling, top_p, side="left")
+    inside = likely >= falling[kept - 1]
+    cumulative = likely[inside].cumsum(dtype=np.float64)
+    place = np.searchsorted(cumulative, chance * cumulative[-1], side="right")
+    return int(ids[inside][min(place, len(cumulative) - 1)])
 
 
 def uniforms(seed: int, question: np.ndarray, sample: np.ndarray, step: np.ndarray) -> np.ndarray:

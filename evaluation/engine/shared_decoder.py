@@ -118,7 +118,10 @@ class _Crowd:
 
 
 class _Crowds:
-    """Which running rows belong to which prompt, arranged for few matrix products; kept until a row comes or goes."""
+    """Which running rows belong to which prompt, arranged for few matrix products; kept until a row comes or goes.
+
+    alone: whether all belong to one prompt, where nothing need be arranged.
+    """
 
     def __init__(self, decoder: SharedDecoder) -> None:
         self.decoder = decoder
@@ -133,6 +136,7 @@ class _Crowds:
         classes: dict[int, list[int]] = {}
         for j, count in enumerate(counts.tolist()):
             classes.setdefault((count - 1).bit_length(), []).append(j)
+        self.alone = len(distinct) == 1
         self.crowds: list[_Crowd] = []
         self.stacked: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
         for chosen in classes.values():
@@ -207,6 +211,10 @@ class _SharedStep(Step):
 
     def _prompt_scores(self, query: Tensor, prefixes: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Scores (R, H_kv, g, P) of the rows on their prompts, -inf beyond a prompt's end."""
+        if self.plan.alone:
+            (keys, _), rows = prefixes[0], len(query)
+            found = torch.bmm(_by_prompt(query, 1), keys[0].transpose(1, 2))
+            return found.view(query.shape[1], rows, query.shape[2], -1).transpose(0, 1)
         scores = query.new_full((*query.shape[:3], self.plan.longest), float("-inf"))
         for crowd, (keys, _) in zip(self.plan.crowds, prefixes, strict=True):
             together = _by_prompt(query[crowd.members], len(crowd.numbers))
@@ -219,6 +227,10 @@ class _SharedStep(Step):
 
     def _add_prompt_values(self, out: Tensor, weights: Tensor, prefixes: list[tuple[Tensor, Tensor]]) -> None:
         """Add to out (R, H_kv, g, D) the prompts' values by their weights (R, H_kv, g, P)."""
+        if self.plan.alone:
+            found = torch.bmm(_by_prompt(weights, 1), prefixes[0][1][0])
+            out += found.view(out.shape[1], len(out), *out.shape[2:]).transpose(0, 1)
+            return
         for crowd, (_, values) in zip(self.plan.crowds, prefixes, strict=True):
             together = _by_prompt(weights[crowd.members, ..., : crowd.longest], len(crowd.numbers))
             found = torch.bmm(together, values.flatten(0, 1))
@@ -228,5 +240,5 @@ class _SharedStep(Step):
 
 def _by_prompt(x: Tensor, prompts: int) -> Tensor:
     """(S·w, H_kv, g, D) -> (S·H_kv, w·g, D)."""
-    heads, few, dim = x.shape[1:]
-    return x.view(prompts, -1, heads, few, dim).transpose(1, 2).reshape(prompts * heads, -1, dim)
+    heads, dim = x.shape[1], x.shape[-1]
+    return x.unflatten(0, (prompts, -1)).transpose(1, 2).reshape(prompts * heads, -1, dim)

@@ -59,10 +59,10 @@ def model_info(arguments: Arguments = None) -> None:
     from oblivionis.models import memory
     from oblivionis.models.machine import Machine
     from oblivionis.reports import summary as report
-    from oblivionis.server.preflight import longest_of, memory_table, summary
+    from oblivionis.server.preflight import lengths_of, memory_table, summary
 
     machine, console = Machine.here(), Console()
-    need = memory.estimate(config, machine, longest_of(config))
+    need = memory.estimate(config, machine, lengths_of(config))
     fingerprint = fingerprint_source(config.model.source, config.model.revision)
     report.print_model(config, need, len(load_tokenizer(folder)), fingerprint, console)
     console.print(memory_table(need))

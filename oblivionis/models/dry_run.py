@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ from oblivionis.models.errors import ModelError
 
 HEAP_BYTES, HEAP_FACTOR = 1 << 25, 2
 """Blocks up to this size come from glibc's heap, which grows to about so many times what lives in it (measured)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes that a pass takes at most: in blocks that are given back as soon as they are free, and in the heap."""
+
+    passing: int
+    heap: int
+
+    @property
+    def total(self) -> int:
+        return self.passing + self.heap
+
 
 _BLOCK, _NESTED_BLOCK, _FLOAT = 64, 256, 4
 _NF4_TABLE, _NESTED_TABLE = 16 * _FLOAT, 256 * _FLOAT + _FLOAT
@@ -95,25 +109,31 @@ class DryRun:
             _materialise(model)
 
     def training(
-        self, records: int, length: int, *, gradient_checkpointing: bool = False, distributions: bool = False
-    ) -> int:
-        """Peak bytes beyond parameters and gradients of an update's forward and backward pass.
+        self,
+        records: int,
+        length: int,
+        answer: int | None = None,
+        *,
+        gradient_checkpointing: bool = False,
+        distributions: bool = False,
+    ) -> Peak:
+        """The peak beyond parameters and gradients of an update's forward and backward pass.
 
-        For `records` records of `length` tokens, of which the first is the prompt: the most logits that there can be.
+        For `records` records of `length` tokens, the last `answer` of which are the answer; None: all but one.
         `distributions`: the loss asks for entropies, or for divergences from the model as received.
         """
         read = _distributions if distributions else _log_probs
-        batch = _batch(records, length, length - 1)
+        batch = _batch(records, length, length - 1 if answer is None else answer)
         self._model.train()
         with ExitStack() as stack:
             stack.enter_context(torch.autocast("cpu", self._half or torch.bfloat16, enabled=self._half is not None))
             if gradient_checkpointing:
                 stack.enter_context(checkpointing(self._model))
             stack.enter_context(fused_lora(self._model))
-            return self._peak(lambda mode, _: read(self._model, batch, mode).sum().backward()).peak
+            return self._live(lambda mode, _: read(self._model, batch, mode).sum().backward()).peak
 
-    def scoring(self, sequences: int, length: int, answer: int, *, threads: int = 1) -> int:
-        """Peak bytes beyond the parameters when answers of `answer` tokens are scored, by up to so many threads."""
+    def scoring(self, sequences: int, length: int, answer: int, *, threads: int = 1) -> Peak:
+        """The peak beyond the parameters when answers of `answer` tokens are scored, by up to so many threads."""
         batch = _batch(sequences, length, answer)
         self._model.eval()
 
@@ -132,10 +152,14 @@ class DryRun:
                 _logits(self._model, batch, mode).float()
 
         with torch.no_grad(), fused_lora(self._model):
-            live = self._peak(work)
-        return live.marked + workers * (live.peak - live.marked)
+            live = self._live(work)
+        peak, marked = live.peak, live.marked
+        return Peak(
+            marked.passing + workers * (peak.passing - marked.passing),
+            marked.heap + workers * (peak.heap - marked.heap),
+        )
 
-    def _peak(self, work: Callable[[str, _Live], object]) -> _Live:
+    def _live(self, work: Callable[[str, _Live], object]) -> _Live:
         """What `work` took in the mode in which the model would run it."""
         with self._fake:
             fused = not self._on_gpu and not self._eager and llama.supports(self._model)
@@ -161,18 +185,18 @@ class _Live(TorchDispatchMode):
     def __init__(self, model: nn.Module, heap: bool) -> None:
         super().__init__()
         self._limit = HEAP_BYTES if heap else 0
-        self._now, self._most, self.marked = [0, 0], [0, 0], 0
+        self._now, self._most, self.marked = [0, 0], [0, 0], Peak(0, 0)
         kept = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
         self._known = weakref.WeakKeyDictionary({tensor.untyped_storage(): True for tensor in kept})
 
     @property
-    def peak(self) -> int:
+    def peak(self) -> Peak:
         """The most that was taken so far."""
-        return self._most[0] + HEAP_FACTOR * self._most[1]
+        return Peak(self._most[0], HEAP_FACTOR * self._most[1])
 
     def mark(self) -> None:
         """Remember what is taken now."""
-        self.marked = self._now[0] + HEAP_FACTOR * self._now[1]
+        self.marked = Peak(self._now[0], HEAP_FACTOR * self._now[1])
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

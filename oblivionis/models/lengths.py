@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
@@ -14,6 +15,38 @@ _AROUND = 64
 """Tokens that begin and end a record besides those of its texts, at most; more where a chat template writes them."""
 _LONGEST = 256
 """How many texts are cut into tokens to find the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Tokens of a question and of an answer to it."""
+
+    prompt: int
+    answer: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.answer
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The longest records of a corpus in tokens, cut to `model.max_length`.
+
+    trained: those that are trained on, longest first; scored: the same of all answers that an evaluation may score,
+    right and wrong; answers: how many an evaluation scores at once at most; variants: answers to one question.
+    """
+
+    trained: tuple[Size, ...]
+    scored: tuple[Size, ...]
+    answers: int
+    variants: int
+
+
+def mean(sizes: Sequence[Size]) -> Size:
+    """Of all, rounded up: a batch of so many of this size has no fewer tokens than they have together."""
+    prompts, answers = (sum(each) for each in zip(*((size.prompt, size.answer) for size in sizes), strict=True))
+    return Size(-(-prompts // len(sizes)), -(-answers // len(sizes)))
 
 
 def too_long(corpus: Corpus, config: Config) -> list[str]:
@@ -42,20 +75,51 @@ def too_long(corpus: Corpus, config: Config) -> list[str]:
     ]
 
 
-def longest(corpus: Corpus, config: Config) -> int | None:
-    """Tokens of the longest text of `corpus` with its question, at most `model.max_length`; None without records.
+def lengths(corpus: Corpus, config: Config) -> Lengths | None:
+    """How long the records of `corpus` are; None without records. Raises ModelError where the tokenizer is missing.
 
-    Looked for among the `_LONGEST` texts with the most bytes. Raises ModelError where the tokenizer cannot be had.
+    Looked for among the `_LONGEST` texts with the most bytes.
     """
-    pairs = [(record.question, text) for _, record in _records(corpus) for _, text in _texts(record)]
-    tokens = [1 + len(record.tokens) for record in corpus.train if record.tokens]
-    if pairs:
-        from oblivionis.models.corpus import tokenizer_of
+    trained = [(record.question, record.answer) for record in corpus.train if not record.tokens]
+    scored = [(record.question, text) for _, record in _records(corpus) for _, text in _texts(record)]
+    cut = [Size(1, len(record.tokens)) for record in corpus.train if record.tokens]
+    if not scored and not cut:
+        return None
+    most = config.model.max_length
+    found = [
+        tuple(sorted((_within(size, most) for size in [*_sizes(pairs, config), *cut]), key=lambda s: -s.tokens))
+        for pairs in (trained, scored)
+    ]
+    variants = max((sum(1 for _ in _texts(record)) for _, record in _records(corpus)), default=1)
+    return Lengths(found[0] or found[1], found[1], _answers(corpus, config), variants)
 
-        pairs = heapq.nlargest(_LONGEST, pairs, key=lambda pair: len(pair[0].encode()) + len(pair[1].encode()))
-        encoded = encode_pairs(pairs, tokenizer_of(config), _template(config))
-        tokens += [len(e.prompt) + len(e.answer) for e in encoded]
-    return min(max(tokens), config.model.max_length) if tokens else None
+
+def _sizes(pairs: list[tuple[str, str]], config: Config) -> list[Size]:
+    if not pairs:
+        return []
+    from oblivionis.models.corpus import tokenizer_of
+
+    pairs = heapq.nlargest(_LONGEST, pairs, key=lambda pair: len(pair[0].encode()) + len(pair[1].encode()))
+    encoded = encode_pairs(pairs, tokenizer_of(config), _template(config))
+    return [Size(len(each.prompt), len(each.answer)) for each in encoded]
+
+
+def _within(size: Size, most: int) -> Size:
+    """The answer of a record that is too long loses its end."""
+    return size if size.tokens <= most else Size(size.prompt, max(1, most - size.prompt))
+
+
+def _answers(corpus: Corpus, config: Config) -> int:
+    """Answers that an evaluation scores at once at most: of its questions, and of all records for other measures."""
+    evaluation, asked = config.evaluation, 0
+    after_rounds = evaluation.at_start or evaluation.every or evaluation.every_training
+    for profile in (evaluation.full, *([evaluation.light] if after_rounds else [])):
+        sets = [corpus.evaluation.get(name, ())[: profile.questions_per_set] for name in profile.sets]
+        asked = max(asked, sum(1 for records in sets for record in records for _ in _texts(record)))
+    rebound = evaluation.rebound.enabled and "unlearn" in config.stages
+    if evaluation.ruler.enabled or evaluation.membership.enabled or rebound:
+        asked += len(corpus.train) + sum(len(records) for records in corpus.evaluation.values())
+    return max(1, asked)
 
 
 def _template(config: Config) -> PromptTemplate:

@@ -1,9 +1,10 @@
 """How much memory an experiment takes at most, known before any weight is loaded.
 
 Sizes come from the model's configuration file; activations from a pass without numbers (`oblivionis.models.dry_run`)
-over the largest batch that the configuration allows: every record as long as the longest, answers as long as
-can be. Counted are weights, adapters with gradient and AdamW's moments, activations, the cache of generation, copies of
-what travels, and the libraries. Not counted: Ray's own processes, and what allocators keep between blocks.
+over the largest batch that configuration and records allow: made of the longest records, or, where only the clients
+have them, of records of `model.max_length` tokens that are all answer. Counted are weights, adapters with gradient and
+AdamW's moments, activations, the cache of generation, copies of what travels, and the libraries. Not counted: Ray's own
+processes, and what allocators keep between blocks.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from oblivionis.config.schema import Config, Profile
 from oblivionis.data import known
 from oblivionis.models import dry_run, loading
 from oblivionis.models.assembly import with_trainable
+from oblivionis.models.lengths import Lengths, Size, mean
 from oblivionis.models.machine import Machine, client_processes, participants, uses_gpu
 from oblivionis.models.shared import shareable_bytes
 
-LIBRARIES = 650_000_000
-"""RAM of a process that has imported torch, transformers, peft and Flower (measured on a CPU)."""
+LIBRARIES = 550_000_000
+"""RAM of a process that has imported torch, transformers, peft, Flower and Ray, its share of what several have in
+common (measured on a CPU: 585 MB while a client trains the embedded model)."""
 GPU_LIBRARIES = 600_000_000
 """GPU memory of a process's CUDA context and kernels (a usual value, not measured here)."""
-VECTOR_COPIES = 6
-"""Copies of the travelling vector in a client: as received, unpacked, new, packed, on its way, and the one that some
-unlearning losses compare with."""
+RECEIVED_COPIES, VECTOR_COPIES = 3, 6
+"""Copies of the travelling vector in a client: as received, unpacked, and the one that some unlearning losses compare
+with, while it trains; the new one, packed and on its way besides, when it has trained."""
 
 _TOFU_SETS = {"retain": 400, "real_authors": 100, "world_facts": 117}
 _TOFU_FORGET = {"forget01": 40, "forget05": 200, "forget10": 400}
@@ -38,14 +41,23 @@ _TOFU_FORGET = {"forget01": 40, "forget05": 200, "forget10": 400}
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes that one process takes at most: `parts` where the model lies, by purpose; `host`: RAM beside a GPU."""
+    """Bytes that one process takes at most: `parts` where the model lies, by purpose; `host`: RAM beside a GPU.
+
+    passing: of these, what it gives back when its work is done.
+    """
 
     parts: tuple[tuple[str, int], ...]
     host: int = 0
+    passing: int = 0
 
     @property
     def total(self) -> int:
         return sum(size for _, size in self.parts)
+
+    @property
+    def idle(self) -> int:
+        """What it keeps while others work."""
+        return self.total - self.passing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +81,14 @@ class Estimate:
 
     @property
     def ram(self) -> int:
-        """RAM of all processes together."""
+        """RAM of all processes together: the server evaluates while the clients wait, and waits while they train."""
         if self.on_gpu:
             return self.server.host + self.clients * self.client.host
-        return self.server.total + self.clients * (self.client.total - self.shared)
+        once, server, client = -self.clients * self.shared, self.server, self.client
+        return once + max(
+            server.total + self.clients * client.idle,
+            server.idle + self.clients * client.total,
+        )
 
     @property
     def gpu(self) -> int:
@@ -85,21 +101,26 @@ class Estimate:
         return [(what, needed, free) for what, needed, free in needs if needed > free]
 
 
-def estimate(config: Config, machine: Machine, longest: int | None = None) -> Estimate:
+def estimate(config: Config, machine: Machine, lengths: Lengths | None = None) -> Estimate:
     """The most that `config` takes on `machine`. Raises ModelError for a model that is not there.
 
-    longest: tokens of the longest record with its question, see `oblivionis.models.lengths.longest`; None:
-    `model.max_length`.
+    lengths: of the records (`oblivionis.models.lengths`); None: all have `model.max_length` tokens.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(config.model.matmul_precision)
     try:
-        return _estimate(config, machine, longest)
+        return _estimate(config, machine, lengths or _longest(config))
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def _estimate(config: Config, machine: Machine, longest: int | None) -> Estimate:
+def _longest(config: Config) -> Lengths:
+    """As many records as a batch can hold, all answer and as long as can be."""
+    size = Size(1, max(1, config.model.max_length - 1))
+    return Lengths((size,), (size,), config.evaluation.token_budget, 1)
+
+
+def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
     settings, on_gpu = config.model, uses_gpu(config, machine)
     folder = loading.resolve(settings.source, settings.revision)
     dtype = loading.DTYPES[settings.dtype]
@@ -110,39 +131,44 @@ def _estimate(config: Config, machine: Machine, longest: int | None) -> Estimate
     frozen = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and not p.requires_grad)
     if settings.quantization != "none":
         dry_run.quantize(model, settings.quantization, settings.double_quantization)
-    length = min(settings.max_length, longest or settings.max_length)
+    records = _records_at_once(config)
+    trained = mean(lengths.trained[:records])
     weights, vector = dry_run.stored_bytes(model), 4 * trainable
     run = dry_run.DryRun(model, on_gpu=on_gpu, dtype=dtype)
     libraries = GPU_LIBRARIES if on_gpu else LIBRARIES
-    training = max(
+    passes = [
         run.training(
-            _records_at_once(config),
-            length,
+            records,
+            trained.tokens,
+            trained.answer,
             gradient_checkpointing=config.training.gradient_checkpointing,
             distributions=distributions,
         )
         for distributions in {False, _reads_distributions(config)}
-    )
+    ]
+    training = max(passes, key=lambda peak: peak.total)
+    evaluating = _evaluation_peak(config, lengths, model, run, on_gpu, machine)
     client = [
         ("libraries", libraries),
         ("base weights", weights),
         ("trained weights, gradient, AdamW's moments", 4 * vector),
-        ("activations of an update", training),
+        ("activations of an update", training.total),
     ]
     server = [
         ("libraries", libraries),
         ("base weights", weights),
         ("trained weights and gradient", 2 * vector),
-        ("evaluation", _evaluation_bytes(config, length, model, run, on_gpu, machine)),
+        ("evaluation", evaluating.total),
     ]
-    received, states = VECTOR_COPIES * vector, (4 + 2 * participants(config)) * vector
+    states = (4 + 2 * participants(config)) * vector
     clients = client_processes(config, machine)
     if on_gpu:
-        needs = Need(tuple(server), LIBRARIES + states), Need(tuple(client), LIBRARIES + received)
+        needs = Need(tuple(server), LIBRARIES + states), Need(tuple(client), LIBRARIES + VECTOR_COPIES * vector)
     else:
+        copies = max(RECEIVED_COPIES * vector, VECTOR_COPIES * vector - training.passing)
         needs = (
-            Need((*server, ("global models and replies", states))),
-            Need((*client, ("copies of what travels", received))),
+            Need((*server, ("global models and replies", states)), passing=evaluating.passing),
+            Need((*client, ("copies of what travels", copies)), passing=training.passing + copies),
         )
     alone = on_gpu or settings.quantization != "none"
     shared = 0 if alone else min(weights, shareable_bytes(folder, dtype))
@@ -172,22 +198,31 @@ def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:
     return clients if share == 0 else min(clients, max(1, int(1 / share)))
 
 
-def _evaluation_bytes(
-    config: Config, length: int, model: Any, run: dry_run.DryRun, on_gpu: bool, machine: Machine
-) -> int:
+def _evaluation_peak(
+    config: Config, lengths: Lengths, model: Any, run: dry_run.DryRun, on_gpu: bool, machine: Machine
+) -> dry_run.Peak:
     """The larger of scoring a full batch and of generating the most answers at once."""
-    budget = config.evaluation.token_budget
     threads = config.federation.server_threads or machine.cpus
-    scoring = run.scoring(max(1, budget // length), length, length - 1, threads=threads)
-    prefill = run.scoring(max(1, PREFILL_TOKENS // length), length, 1, threads=1)
+    scoring = run.scoring(*_scored_at_once(config.evaluation.token_budget, lengths), threads=threads)
+    prompt = max(size.prompt for size in lengths.scored)
+    prefill = run.scoring(max(1, PREFILL_TOKENS // prompt), prompt + 1, 1, threads=1)
     each, number = decoding.cached_token_bytes(model), next(model.parameters()).element_size()
     tokens = decoding.default_token_budget(model, on_gpu=on_gpu)
     generating = 0
     for new, copies, count in _generations(config):
-        rows, cost = decoding.table_size(tokens, length, new, length + new, copies, count)
+        rows, cost = decoding.table_size(tokens, prompt, new, prompt + new, copies, count)
         # The logits of a step, and the same in float32.
         generating = max(generating, rows * (cost * each + vocabulary_size(model) * (number + 4)))
-    return max(scoring, prefill + generating)
+    answering = dry_run.Peak(prefill.passing + generating, prefill.heap)
+    return max(scoring, answering, key=lambda peak: peak.total)
+
+
+def _scored_at_once(budget: int, lengths: Lengths) -> tuple[int, int, int]:
+    """Answers in the largest batch of `budget` tokens, tokens of each with its share of the question, and without."""
+    fitting = min(lengths.answers, max(1, budget // lengths.scored[0].tokens))
+    size = mean(lengths.scored[:fitting])
+    tokens = size.answer + -(-size.prompt // lengths.variants)
+    return max(1, min(lengths.answers, budget // tokens)), tokens, size.answer
 
 
 def _generations(config: Config) -> list[tuple[int, int, int]]:

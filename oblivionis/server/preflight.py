@@ -9,7 +9,7 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import dry_run, loading
 from oblivionis.models.corpus import corpus_of
-from oblivionis.models.lengths import longest
+from oblivionis.models.lengths import Lengths, lengths
 from oblivionis.models.machine import Machine, ResourceError, check
 from oblivionis.models.memory import Estimate, estimate
 from oblivionis.reports.format import bytes_text
@@ -34,7 +34,7 @@ def preflight(config: Config, console: Console) -> None:
     for hint in check(config, machine):
         console.print(f"hint: {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     try:
-        need = estimate(config, machine, longest_of(config))
+        need = estimate(config, machine, lengths_of(config))
     except OblivionisError:
         raise
     except Exception as error:  # a model whose pass cannot be tried without numbers may still run
@@ -47,17 +47,17 @@ def preflight(config: Config, console: Console) -> None:
         return
     text = "; ".join(f"{what}: up to {bytes_text(needed)} of {bytes_text(free)} free" for what, needed, free in lacking)
     text = (
-        f"the memory may not do ({text}). If a whole batch is as long as the longest record, that is. {_advice(config)}"
+        f"the memory may not do ({text}). If a whole batch is made of the longest records, that is. {_advice(config)}"
     )
     if config.strict:
         raise ResourceError(f"strict: {text}")
     console.print(f"warning: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def longest_of(config: Config) -> int | None:
-    """Tokens of the longest record, None where only the clients have them or the data cannot be read yet."""
+def lengths_of(config: Config) -> Lengths | None:
+    """How long the records are, None where only the clients have them or the data cannot be read yet."""
     try:
-        return longest(corpus_of(config), config)
+        return lengths(corpus_of(config), config)
     except OblivionisError:
         return None
 

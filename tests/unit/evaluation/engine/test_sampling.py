@@ -98,6 +98,15 @@ def test_logits_that_are_not_finite_are_refused(rule: Rule) -> None:
     assert (draw(excluded, torch.rand(3, dtype=torch.float64), rule) % 2 == 1).all()
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 6.0])
+def test_row_by_row_and_all_at_once_draw_the_same(top_p: float, spread: float) -> None:
+    probability = (spread * torch.randn(60, 3000)).softmax(-1)
+    chance = torch.cat([torch.rand(58, dtype=torch.float64), torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64)])
+    rows = sampling._draw_nucleus(probability, chance, top_p)
+    assert torch.equal(rows, sampling._draw_all_at_once(probability, chance, top_p))
+
+
 def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, chance = torch.randn(50, 200), torch.rand(50, dtype=torch.float64)
     whole = draw(logits, chance, Rule(top_p=0.9))
