@@ -129,6 +129,27 @@ def bench_compare(
         console.print(f"other settings: {line}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
+@bench_cli.command("keep")
+def bench_keep(
+    source: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
+    adapters: Annotated[
+        float, typer.Option(metavar="MB", min=0, help="Also models of stages up to this size each.")
+    ] = 5.0,
+) -> None:
+    """Write a suite's results without its models, small enough to send: for `bench compare` elsewhere.
+
+    Results, tables, and of each run configuration, metrics and answers per question. Folders of this machine are left
+    out.
+    """
+    _check_target(source)
+    from benchmarks.federated.keeping import keep
+
+    files = keep(source, folder, int(adapters * 1e6))
+    size = sum(file.stat().st_size for file in files)
+    print(f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
+
+
 def _check_target(target: Path) -> None:
     if not target.exists():
         raise OblivionisError(f"{target} cannot be read as results of a suite: there is no such file or folder")

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from support.commands import call
 from support.processes import WITHOUT_RAY
 
@@ -75,6 +77,47 @@ def test_quick_has_numbers_everywhere_prints_its_tables_and_keeps_its_results(fi
     assert "NPO" in page and "report.html" in page
     table = call("bench", "table", folder, "--format", "csv", "--layout", "quick")
     assert table.out == (folder / "tables" / "quick.csv").read_text()
+
+
+@pytest.mark.slow
+def test_results_are_kept_for_others_to_hold_theirs_against(finished, tmp_path):
+    folder, _ = finished
+    kept = tmp_path / "kept"
+    result = call("bench", "keep", folder, kept)
+    assert result.code == 0 and result.out.startswith(f"{kept}: "), result.err
+    assert read(kept).equals(read(folder))
+    compared = call("bench", "compare", folder, kept)
+    assert compared.code == 0 and "other settings" not in compared.out, compared.err
+    with zipfile.ZipFile(kept / "runs.zip") as archive:
+        names = archive.namelist()
+        for row in read(folder)[["run", "stage"]].drop_duplicates().to_dict("records"):
+            name = Path(row["run"]).name
+            assert f"{name}/config.yaml" in names and f"{name}/metrics.jsonl" in names
+            if row["stage"] != "base":
+                log = f"{name}/evaluations/{row['stage']}.json"
+                assert archive.read(log) == (folder / row["run"] / "evaluations" / f"{row['stage']}.json").read_bytes()
+        models = [name for name in names if name.endswith(".safetensors")]
+        assert len(models) == len([name for name in names if "/stages/" in name]), "the last one of each stage"
+        for name in names:
+            if name.endswith(".yaml"):
+                config = yaml.safe_load(archive.read(name))
+                assert not Path(config["output"]).is_absolute() and config["data"]["name"] == "fictitious"
+                assert str(folder.parent).encode() not in archive.read(name)
+    again = call("bench", "keep", folder, tmp_path / "again", "--adapters", "0")
+    assert again.code == 0 and (tmp_path / "again" / "results.parquet").read_bytes() == (
+        (kept / "results.parquet").read_bytes()
+    )
+    with zipfile.ZipFile(tmp_path / "again" / "runs.zip") as archive:
+        assert [name for name in names if name not in models] == archive.namelist()
+    for target, place, reason in (
+        (folder, kept, "is not empty: name a folder that does not exist yet"),
+        (folder / "results.parquet", tmp_path / "new", "is not a suite's folder"),
+        (tmp_path / "none", tmp_path / "new", "there is no such file or folder"),
+        (kept, tmp_path / "new", "is no run directory"),
+    ):
+        refused = call("bench", "keep", target, place)
+        assert refused.code == 2 and reason in refused.err, refused.err
+        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
