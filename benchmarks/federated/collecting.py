@@ -37,17 +37,21 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
     evaluation = node.config.evaluation
     known = report.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
     sources = {stage: need.run(store) for need in node.needs for stage in need.config.stages}
+    first = next(iter(sources.values()), run)
     for stage in (BASE_MODEL, *STAGES, "local_unlearned"):
         summary = run.stage_summary(stage)
-        values = _at_start(run) if stage == BASE_MODEL else {}
+        values: Mapping[str, float] = _of_base(first) if stage == BASE_MODEL else {}
         if summary is not None:
             values = {SECONDS: summary["seconds"], **summary["metrics"], **known.get(stage, {})}
-        place = Path(os.path.relpath(sources.get(stage, run).path, folder)).as_posix()
+        source = first if stage == BASE_MODEL else sources.get(stage, run)
+        place = Path(os.path.relpath(source.path, folder)).as_posix()
         for metric, value in values.items():
             yield {"stage": stage, "status": DONE, "error": "", "run": place, "metric": metric, "value": value}
 
 
-def _at_start(run: RunDirectory) -> dict[str, float]:
-    """The metrics of the base model, where `evaluation.at_start` had them measured before finetune."""
+def _of_base(run: RunDirectory) -> Mapping[str, float]:
+    """The metrics of the base model, where `evaluation.base` or `evaluation.at_start` had them measured."""
+    if (summary := run.stage_summary(BASE_MODEL)) is not None:
+        return summary["metrics"]
     rows = [r for r in run.metrics() if (r["stage"], r["moment"]) == ("finetune", "start")]
     return {name: value for r in rows for name, value in named_metrics(r["evaluator"], r["metrics"]).items()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.federated.identity import ALONE, BASE, UNLEARN, identity, stage_config
+from benchmarks.federated.identity import ALONE, BASE, RETRAIN, UNLEARN, identity, stage_config
 from benchmarks.federated.matrix import Cell, identifier
 from oblivionis.config.schema import Config
 from oblivionis.runs.directory import RunDirectory
@@ -16,13 +17,15 @@ from oblivionis.runs.directory import RunDirectory
 class Node:
     """One run of the store, `stage` the last of its stages; `needs` are runs whose stages it takes over.
 
-    cells: those that it serves.
+    oracles: runs whose retrained models RULER takes for its noise bands; cells: those that it serves, none where it is
+    an oracle only.
     """
 
     stage: str
     hash: str
     config: Config
     needs: tuple[Node, ...] = ()
+    oracles: tuple[Node, ...] = ()
     cells: list[Cell] = field(default_factory=list)
 
     @property
@@ -33,9 +36,25 @@ class Node:
     @property
     def label(self) -> str:
         """The stage, and the labels that its cells have in common."""
+        if not self.cells:
+            return f"{self.stage} (oracle, seed={self.config.seed}, {self.hash[:6]})"
         first, *others = [cell.labels for cell in self.cells]
         common = {axis: label for axis, label in first.items() if all(other[axis] == label for other in others)}
         return f"{self.stage} {identifier(common)}".rstrip()
+
+    @property
+    def after(self) -> tuple[Node, ...]:
+        """Runs that must be finished before it begins."""
+        return (*self.needs, *self.oracles)
+
+    def settings(self, store: Path) -> Config:
+        """Its configuration in this store, where its oracles have their places."""
+        if not self.oracles:
+            return self.config
+        evaluation = self.config.evaluation
+        places = [str(oracle.run(store).path.resolve()) for oracle in self.oracles]
+        ruler = replace(evaluation.ruler, oracles=places)
+        return replace(self.config, evaluation=replace(evaluation, ruler=ruler))
 
     def run(self, store: Path) -> RunDirectory:
         """Its run directory, which need not exist."""
@@ -55,8 +74,10 @@ class Graph:
     of_cell: dict[str, tuple[Node, ...]]
 
 
-def plan(cells: Sequence[Cell]) -> Graph:
+def plan(cells: Sequence[Cell], oracles: int = 0) -> Graph:
     """The runs of the cells: finetune, retrain and local stages that several share are one run each.
+
+    oracles: for each cell so many further retrained models, of the seeds that follow its own.
 
     In the order of work a run that others wait for comes before one that nobody waits for, and those whose dependants
     are most come first; otherwise the order of the cells is kept.
@@ -64,23 +85,41 @@ def plan(cells: Sequence[Cell]) -> Graph:
     nodes: dict[str, Node] = {}
     of_cell: dict[str, tuple[Node, ...]] = {}
     for cell in cells:
+        later = _without_base(cell.config)
         alone = {
-            stage: _node(nodes, stage_config(cell.config, stage), stage) for stage in cell.stages if stage in ALONE
+            stage: _node(nodes, stage_config(later if i else cell.config, stage), stage)
+            for i, stage in enumerate(stage for stage in cell.stages if stage in ALONE)
         }
         results = tuple(alone.values())
         if UNLEARN in cell.stages:
             needs = tuple(node for stage, node in alone.items() if stage in BASE)
-            config = replace(cell.config, stages=[stage for stage in cell.stages if stage in (*BASE, UNLEARN)])
-            own = _node(nodes, config, UNLEARN, needs)
+            config = replace(later, stages=[stage for stage in cell.stages if stage in (*BASE, UNLEARN)])
+            seeds = range(config.seed + 1, config.seed + 1 + oracles)
+            others = [stage_config(replace(later, seed=seed), RETRAIN) for seed in seeds]
+            own = _node(nodes, config, UNLEARN, needs, tuple(_node(nodes, other, RETRAIN) for other in others))
             results = (own, *(node for stage, node in alone.items() if stage not in BASE))
         for node in dict.fromkeys((*alone.values(), *results)):
             node.cells.append(cell)
         of_cell[cell.id] = results
-    waiting = {key: sum(node in other.needs for other in nodes.values()) for key, node in nodes.items()}
+    waiting = {key: sum(node in other.after for other in nodes.values()) for key, node in nodes.items()}
     order = sorted(nodes.values(), key=lambda node: -waiting[node.key])
     return Graph(tuple(order), of_cell)
 
 
-def _node(nodes: dict[str, Node], config: Config, stage: str, needs: tuple[Node, ...] = ()) -> Node:
-    node = Node(stage, identity(config), config, needs)
+def _without_base(config: Config) -> Config:
+    """The base model is the same for all stages of a cell: the first one has it measured, if it is wanted."""
+    return replace(config, evaluation=replace(config.evaluation, base=False))
+
+
+def _node(
+    nodes: dict[str, Node],
+    config: Config,
+    stage: str,
+    needs: tuple[Node, ...] = (),
+    oracles: tuple[Node, ...] = (),
+) -> Node:
+    own = identity(config)
+    if oracles:
+        own = hashlib.sha256("".join([own, *(oracle.hash for oracle in oracles)]).encode()).hexdigest()
+    node = Node(stage, own, config, needs, oracles)
     return nodes.setdefault(node.key, node)

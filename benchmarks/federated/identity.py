@@ -21,8 +21,8 @@ from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.runs.directory import package_versions
 from oblivionis.runs.updates import kept_rounds
 
-UNLEARN = "unlearn"
-BASE = ("finetune", "retrain")
+UNLEARN, RETRAIN = "unlearn", "retrain"
+BASE = ("finetune", RETRAIN)
 """Stages that unlearn takes over."""
 ALONE = (*BASE, "local")
 """Stages that start from a fresh adapter, so that cells can share them."""
@@ -52,7 +52,7 @@ def stage_config(config: Config, stage: str) -> Config:
         federation = dataclasses.replace(federation, local_clients=Federation().local_clients)
         free = Strategy().server_state_on_unlearn
         changed = {"strategy": dataclasses.replace(config.strategy, server_state_on_unlearn=free)}
-        if stage == "retrain" or kept_rounds(config) == 0:
+        if stage == RETRAIN or kept_rounds(config) == 0:
             changed["unlearning"] = Unlearning()
     return dataclasses.replace(config, federation=federation, stages=[stage], **changed)
 

@@ -29,7 +29,7 @@ _POLL_S = 0.2
 
 def announce(settings: Settings, options: Options) -> list[str]:
     """What `run` would do."""
-    graph = plan(settings.cells())
+    graph = plan(settings.cells(), settings.oracles)
     done = [node for node in graph.nodes if node.finished(options.store)]
     saved = sum(_seconds(node, options.store) for node in done)
     lines = [
@@ -44,7 +44,7 @@ def announce(settings: Settings, options: Options) -> list[str]:
 
 
 def _after(node: Node) -> str:
-    return f"  (after {' and '.join(need.label for need in node.needs)})" if node.needs else ""
+    return f"  (after {' and '.join(need.label for need in node.after)})" if node.after else ""
 
 
 def _seconds(node: Node, store: Path) -> float:
@@ -70,7 +70,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
     cells failed, KeyboardInterrupt after the runs under way were stopped.
     """
     cells = settings.cells()
-    graph = plan(cells)
+    graph = plan(cells, settings.oracles)
     started = time.monotonic()
     work = _Work(graph, options, console)
 
@@ -140,11 +140,11 @@ class _Work:
         """Start what is ready as far as there is room; what stays pending."""
         waiting = []
         for node in pending:
-            if error := next((self.failures[n.key] for n in node.needs if n.key in self.failures), None):
+            if error := next((self.failures[n.key] for n in node.after if n.key in self.failures), None):
                 self._fail(node, f"what it starts from failed: {error}")
             elif node.finished(self._store):
                 self._found.add(node.key)
-            elif not self._free or not all(need.finished(self._store) for need in node.needs) or self._held(node):
+            elif not self._free or not all(need.finished(self._store) for need in node.after) or self._held(node):
                 waiting.append(node)
             else:
                 try:
@@ -226,7 +226,7 @@ def _prepare(node: Node, store: Path) -> RunDirectory:
     run = node.run(store)
     if not (run.path / "config.yaml").is_file():
         run.path.mkdir(parents=True, exist_ok=True)
-        run.write_config(configuration.to_yaml(node.config))
+        run.write_config(configuration.to_yaml(node.settings(store)))
     with run.lock():
         for need in node.needs:
             source = need.run(store)

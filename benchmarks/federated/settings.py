@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.federated import papers
 from benchmarks.federated.matrix import SEED, Axis, Cell, MatrixError, axes_of, cells_of, experiments
 from oblivionis.assessment import evaluators
+from oblivionis.config.checks import LEAST_ORACLES
 from oblivionis.config.limits import about
 from oblivionis.config.problems import Problem, did_you_mean
 from oblivionis.config.schema import STAGES
@@ -40,6 +41,14 @@ class Settings:
     stages: list[str] = field(
         default_factory=lambda: ["finetune", "retrain", "unlearn"],
         metadata=about("Stages of every cell.", choices=STAGES, at_least=1),
+    )
+    oracles: int = field(
+        default=0,
+        metadata=about(
+            "Further retrained models for each cell, of the seeds that follow its own, for RULER's noise bands: none, "
+            "or three and more.",
+            at_least=0,
+        ),
     )
     tables: dict[str, Any] = field(
         default_factory=dict,
@@ -136,10 +145,21 @@ def problems(settings: Settings, places: Mapping[str, str]) -> list[Problem]:
     if "unlearn" in settings.stages and "finetune" not in settings.stages:
         message = "unlearn has no finetuned model to start from"
         found.append(Problem("stages", message, "finetune in stages", "", _place(places, "stages")))
+    if settings.oracles:
+        place = _place(places, "oracles")
+        if settings.oracles < LEAST_ORACLES:
+            expected = f"at least {LEAST_ORACLES}, or none"
+            found.append(Problem("oracles", f"{settings.oracles} say too little of a spread", expected, "", place))
+        if not {"retrain", "unlearn"} <= set(settings.stages):
+            found.append(Problem("oracles", "nothing reads them", "retrain and unlearn in stages", "", place))
     for name, entry in settings.tables.items():
         if entry is not None:
             found += _layout_problems(name, entry, axes, places)
-    return found or experiments(cells)
+    found = found or experiments(cells)
+    if not found and settings.oracles and any(not cell.config.evaluation.ruler.enabled for cell in cells):
+        expected = "base.evaluation.ruler.enabled=true, or oracles=0"
+        found.append(Problem("oracles", "RULER, which reads them, is off", expected, "", _place(places, "oracles")))
+    return found
 
 
 _LAYOUT_KEYS = (

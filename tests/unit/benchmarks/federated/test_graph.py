@@ -57,6 +57,43 @@ def test_cells_share_finetune_and_retrain_and_local(tmp_path):
     }
 
 
+def test_the_base_model_is_measured_once_in_a_cell(tmp_path):
+    for stages in ("[finetune, retrain, unlearn, local]", "[retrain, local]"):
+        plan = graph.plan(cells(suite(tmp_path), f"stages={stages}", "base.evaluation.base=true"))
+        measured = {node.stage for node in plan.nodes if node.config.evaluation.base}
+        assert measured == {stages.strip("[]").split(", ")[0]}
+
+
+def test_oracles_are_retrained_models_of_the_seeds_that_follow(tmp_path):
+    both = cells(
+        suite(tmp_path), "stages=[finetune, retrain, unlearn]", "matrix.seed=[0, 1]", "matrix.unlearning=[npo]"
+    )
+    plain, plan = graph.plan(both), graph.plan(both, 3)
+    first, second = (node for node in plan.nodes if node.stage == "unlearn")
+    assert [oracle.config.seed for oracle in first.oracles] == [1, 2, 3]
+    assert [oracle.config.seed for oracle in second.oracles] == [2, 3, 4]
+    assert first.oracles[0] in second.needs, "the retrain stage of the other cell"
+    assert first.oracles[1:] == second.oracles[:2]
+    assert len(plan.nodes) == len(plain.nodes) + 3 and len({node.label for node in plan.nodes}) == len(plan.nodes)
+    assert all(plan.nodes.index(node) < plan.nodes.index(first) for node in first.after)
+    assert first.key not in {node.key for node in plain.nodes}, "another result than without"
+    places = first.settings(tmp_path).evaluation.ruler.oracles
+    assert places == [str((tmp_path / oracle.key).resolve()) for oracle in first.oracles]
+    assert all(node.settings(tmp_path) == node.config for node in plain.nodes)
+
+
+def test_oracles_that_nobody_reads_are_a_mistake(tmp_path):
+    file = suite(tmp_path)
+    for overrides, reason in (
+        (["oracles=2", "stages=[finetune, retrain, unlearn]"], "2 say too little of a spread"),
+        (["oracles=3"], "nothing reads them"),
+        (["oracles=3", "stages=[finetune, retrain, unlearn]"], "RULER, which reads them, is off"),
+        (["oracles=-1"], "expected value >= 0"),
+    ):
+        result = call("bench", file, "--dry-run", *overrides)
+        assert result.code == 2 and "oracles" in result.err and reason in result.err, result.err
+
+
 def test_a_method_that_needs_the_clients_updates_has_a_finetune_of_its_own(tmp_path):
     plan = graph.plan(cells(suite(tmp_path), "matrix.unlearning=[npo, grad_diff, federaser]"))
     assert [node.label for node in plan.nodes if node.stage == "finetune"] == [

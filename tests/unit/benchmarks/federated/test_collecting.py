@@ -1,0 +1,52 @@
+"""The rows of a suite's results: whose numbers they are, and which run they come from."""
+
+import json
+
+import pytest
+from support.commands import call
+
+from benchmarks import kinds as suites
+from benchmarks.federated import collecting, graph
+
+SUITE = """
+kind: federated
+experiment: smoke
+base: {evaluation.base: true}
+matrix: {strategy: [fedavg], unlearning: [npo, grad_diff], seed: [0]}
+tables:
+  small: {rows: unlearning, columns: strategy, models: [base, unlearn], metrics: {MU: model_utility}}
+"""
+
+
+@pytest.fixture
+def collected(tmp_path):
+    """The table of a suite whose runs are all there, each with made-up values."""
+    (tmp_path / "small.yaml").write_text(SUITE)
+    settings = suites.load(tmp_path / "small.yaml", [])[1]
+    cells = settings.cells()
+    plan = graph.plan(cells)
+    for number, node in enumerate(plan.nodes):
+        folder = node.run(tmp_path / "store").path / "stages"
+        folder.mkdir(parents=True)
+        stages = [*node.config.stages, *(["base"] if node.config.evaluation.base else [])]
+        for stage in stages:
+            summary = {"stage": stage, "rounds": 1, "seconds": 1.0, "seed": 0, "fingerprint": "0" * 64}
+            value = 0.5 if stage == "base" else number
+            (folder / f"{stage}.json").write_text(json.dumps({**summary, "metrics": {"model_utility": value}}))
+    (tmp_path / "results").mkdir()
+    table = collecting.collect(settings.axes(), cells, plan, tmp_path / "store", tmp_path / "results", {})
+    return table.to_pandas(), plan
+
+
+def test_the_base_model_of_a_cell_is_that_of_its_first_stage(collected):
+    rows, plan = collected
+    base = rows[(rows["stage"] == "base") & (rows["metric"] == "model_utility")]
+    (finetune,) = (node for node in plan.nodes if node.stage == "finetune")
+    assert list(base["value"]) == [0.5, 0.5] and set(base["run"]) == {f"../store/{finetune.key}"}
+    own = rows[(rows["stage"] == "unlearn") & (rows["metric"] == "model_utility")]
+    assert set(own["run"]) == {f"../store/{node.key}" for node in plan.nodes if node.stage == "unlearn"}
+
+
+def test_keeping_what_is_not_there_is_refused(tmp_path):
+    result = call("bench", "keep", tmp_path, tmp_path / "new")
+    assert result.code == 2 and "cannot be read as results of a suite" in result.err
