@@ -1,6 +1,7 @@
 """Sampled tokens per second: `evaluation.engine.sampling.sample` against transformers' `generate`, and a whole audit.
 
     python -m benchmarks.speed.sampling --tofu DIR [--model DIR] [--threads 2] [--sizes 1 4 16 64 256 1024] [--audit]
+        [--matmul-precision medium]
 
 DIR holds the TOFU files as JSON lines. Both sample 64 tokens with top-p 0.9 from the same prompts, none of which ends
 early: `size` answers to one question, and one answer to each of `size` questions. --audit instead audits the 40
@@ -96,11 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tofu", type=Path, required=True, help="folder of the TOFU JSON lines files")
     parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the embedded model)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--matmul-precision", choices=("highest", "medium"), default="highest")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16, 64, 256, 1024])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--audit", action="store_true", help="time a whole audit instead")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision(options.matmul_precision)
     if options.audit:
         audit(options.tofu, str(options.model or "tiny"))
         return 0

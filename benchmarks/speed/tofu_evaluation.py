@@ -1,6 +1,7 @@
 """How long one checkpoint's TOFU evaluation takes: one shared pass against each set on its own in padded batches.
 
     python -m benchmarks.speed.tofu_evaluation --tofu DIR [--model DIR] [--threads 2] [--train-steps 0] [--limit N]
+        [--matmul-precision medium]
 
 DIR holds the TOFU files as JSON lines. Both ways score the answers, paraphrases and perturbed answers of forget01,
 retain, real authors and world facts and continue every question greedily (200 new tokens at most), then aggregate.
@@ -168,6 +169,7 @@ def read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tofu", type=Path, required=True, help="folder of the TOFU JSON lines files")
     parser.add_argument("--model", type=Path, help="Hugging Face folder (default: the embedded model)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--matmul-precision", choices=("highest", "medium"), default="highest")
     parser.add_argument("--train-steps", type=int, default=0, help="finetune on TOFU first")
     parser.add_argument("--max-new-tokens", type=int, default=200)
     parser.add_argument("--limit", type=int, help="questions per set")
@@ -190,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and print; the exit status is 1 where a value differs by more than 1e-4."""
     options = read_options(arguments)
     torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision(options.matmul_precision)
     source = options.model
     if source is None:
         from oblivionis.models import tiny
