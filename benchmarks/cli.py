@@ -144,8 +144,9 @@ def bench_keep(
     """
     _check_target(source)
     from benchmarks.federated.keeping import keep
+    from benchmarks.kinds import SUITE_FILE
 
-    files = keep(source, folder, int(adapters * 1e6))
+    files = keep(source, folder, SUITE_FILE, int(adapters * 1e6))
     size = sum(file.stat().st_size for file in files)
     print(f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from benchmarks import kinds
 from benchmarks.federated import results
 from benchmarks.federated.report import NODES
 from oblivionis.errors import RunError
@@ -26,12 +25,12 @@ _FILES = ("config.yaml", "environment.json", "metrics.jsonl", "figures.json")
 _DATED = (1980, 1, 1, 0, 0, 0)
 
 
-def keep(source: Path, folder: Path, adapter_bytes: int) -> list[Path]:
+def keep(source: Path, folder: Path, suite: str, adapter_bytes: int) -> list[Path]:
     """Write the results in `source`, a suite's folder, into `folder`, which is made; the files written.
 
-    adapter_bytes: models of stages up to this size are kept too. Of absolute paths in configurations only the last part
-    is kept. Equal results give equal files. Raises RunError where `source` holds no results or lacks one of its runs,
-    and where `folder` is not empty.
+    suite: the name of the suite's file there; adapter_bytes: models of stages up to this size are kept too. Of absolute
+    paths in configurations only the last part is kept. Equal results give equal files. Raises RunError where `source`
+    holds no results or lacks one of its runs, and where `folder` is not empty.
     """
     if not source.is_dir():
         raise RunError(f"{source} is not a suite's folder: its runs lie beside its results, and both are wanted")
@@ -42,11 +41,8 @@ def keep(source: Path, folder: Path, adapter_bytes: int) -> list[Path]:
     files = {run: sorted(_of_run(RunDirectory.open(source / run), adapter_bytes)) for run in runs}
     folder.mkdir(parents=True, exist_ok=True)
     results.write(table, folder)
-    for name in (
-        kinds.SUITE_FILE,
-        NODES,
-        *(f"tables/{path.name}" for path in sorted((source / "tables").glob("*.md"))),
-    ):
+    tables = [f"tables/{path.name}" for path in sorted((source / "tables").glob("*.md"))]
+    for name in (suite, NODES, *tables):
         if (source / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)
             write_atomic(folder / name, _without_places(source / name))

@@ -20,6 +20,7 @@ from oblivionis.cli.attack import attack
 from oblivionis.cli.certificate import certificate_cli
 from oblivionis.cli.deploy import deploy_cli
 from oblivionis.cli.exchange import audit_exchange, audit_training
+from oblivionis.cli.export import export
 from oblivionis.cli.leakage import audit_leakage
 from oblivionis.cli.model import model_cli
 from oblivionis.cli.people import audit_person, request_from_audit
@@ -57,6 +58,7 @@ cli.add_typer(runs_cli, name="runs")
 cli.add_typer(wikimem_cli, name="wikimem")
 cli.add_typer(deploy_cli, name="deploy")
 cli.command("attack")(attack)
+cli.command("export")(export)
 audit_cli.command("leakage")(audit_leakage)
 audit_cli.command("person")(audit_person)
 audit_cli.command("exchange")(audit_exchange)

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -129,16 +130,24 @@ def mark_superseded(run: RunDirectory) -> list[Path]:
     """Leave a note beside each certificate in the run's own folder that rests on other files than the ledger names now:
     something was measured since. Returns the certificates' folders."""
     now, found = seal.check(run).files or {}, []
-    for file in sorted((run.path / FOLDER).glob(f"*/{JSON_FILE}")):
-        try:
-            files = _read(file)["files"]
-        except (CertificateError, KeyError):
-            continue
+    for folder, certificate in _certificates(run):
+        files = certificate.get("files", {})
         if newer := sorted(name for name, of in now.items() if files.get(name) != of):
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            write_json(file.parent / SUPERSEDED_FILE, {"measured_since": newer, "noted": when})
-            found.append(file.parent)
+            write_json(folder / SUPERSEDED_FILE, {"measured_since": newer, "noted": when})
+            found.append(folder)
     return found
+
+
+def certificates_of(run: RunDirectory) -> list[dict[str, Any]]:
+    """Those in the run's own folder that can be read and that nothing supersedes. No signature is checked."""
+    return [found for folder, found in _certificates(run) if not (folder / SUPERSEDED_FILE).exists()]
+
+
+def _certificates(run: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for file in sorted((run.path / FOLDER).glob(f"*/{JSON_FILE}")):
+        with suppress(CertificateError):
+            yield file.parent, _read(file)
 
 
 def signed_bytes(certificate: Mapping[str, Any]) -> bytes:

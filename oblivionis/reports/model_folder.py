@@ -1,0 +1,94 @@
+"""The final model of a run as a folder that transformers and peft read, with a card that says what it is."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from oblivionis.assessment.assessor import assemble_for
+from oblivionis.config.schema import Config
+from oblivionis.errors import OblivionisError
+from oblivionis.models import adapters
+from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, base_name, model_card
+from oblivionis.runs.checkpoints import find_checkpoint
+from oblivionis.runs.directory import vector_hash
+
+CARD = "README.md"
+WHAT = {ADAPTER: "PEFT adapter", MERGED: "model with the adapter added", WHOLE: "model"}
+
+
+class ExportError(OblivionisError):
+    """A model that cannot be written as asked."""
+
+
+def check_export(config: Config, folder: Path, *, merged: bool) -> None:
+    """ExportError for what cannot be: a folder in use, an adapter merged into rounded weights."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ExportError(f"{folder} is not empty: name a folder that does not exist yet")
+    if merged and config.model.quantization != "none":
+        raise ExportError(
+            f"--merged: the base weights are rounded ({config.model.quantization}), and what is added to them would be "
+            "rounded, too; leave --merged out"
+        )
+
+
+def export(target: Path, stage: str | None, folder: Path, *, merged: bool = False) -> str:
+    """Write the model that `find_checkpoint` finds into `folder`, whole or not at all; what it holds, as the card says.
+
+    A PEFT adapter, in float32; with `merged` the whole model with the adapter added, in the base weights' type; a run
+    with `model.mode=full` has no adapter and gives the whole model. The tokenizer and `README.md` lie beside it. Raises
+    OblivionisError.
+    """
+    run, checkpoint, config, fingerprint = find_checkpoint(target, stage, [])
+    check_export(config, folder, merged=merged)
+    assembled = assemble_for(run, config)
+    adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
+    assembled.flat.load(checkpoint.vector)
+    kind = WHOLE if config.model.mode == "full" else MERGED if merged else ADAPTER
+    facts = {
+        "round": checkpoint.round,
+        "parameters": int(checkpoint.vector.size),
+        "adapter": vector_hash(checkpoint.vector),
+        "fingerprint": fingerprint,
+    }
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+        fresh = Path(scratch) / "model"
+        _save(assembled.model, config, kind, fresh)
+        assembled.tokenizer.save_pretrained(fresh)
+        card = model_card(run, config, checkpoint.stage, kind, facts)
+        (fresh / CARD).write_text(card, encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()
+        shutil.move(fresh, folder)
+    return kind
+
+
+def _save(model: Any, config: Config, kind: str, folder: Path) -> None:
+    if kind == MERGED:
+        model.merge_and_unload().save_pretrained(folder)
+    elif kind == WHOLE:
+        model.save_pretrained(folder)
+    else:
+        # A path of this machine means nothing elsewhere; what the base is, the card says.
+        model.peft_config["default"].base_model_name_or_path = base_name(config) or config.model.name
+        model.peft_config["default"].revision = config.model.revision
+        model.save_pretrained(folder, save_embedding_layers=False)
+
+
+def push(folder: Path, repository: str, *, private: bool = True) -> str:
+    """Upload an exported folder to the Hugging Face hub, with the user's own token; its address. Raises ExportError."""
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        api.create_repo(repository, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repository, folder_path=folder))
+    except Exception as error:  # whatever network, token or hub say
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ExportError(
+            f"{folder} is written, but could not be uploaded to {repository}: {reason}. Look at the network and the "
+            "token (HF_TOKEN, or `hf auth login`), then upload the folder by `hf upload`"
+        ) from error
