@@ -30,7 +30,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
 from oblivionis.errors import RunError
 from oblivionis.models import adapters
-from oblivionis.models.assembly import Assembled, assemble
+from oblivionis.models.assembly import Assembled, assemble, assemble_untrained
 from oblivionis.models.corpus import corpus_of
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.checkpoints import find_checkpoint
@@ -285,6 +285,13 @@ def assemble_for(run: RunDirectory, config: Config) -> Assembled:
             f"{run.path} trained other parameters than these settings describe; leave out overrides of model and seed"
         )
     return assembled
+
+
+def evaluate_model(config: Config) -> dict[str, float]:
+    """Measure the configured base model as it is, with the profile `full`: no run is needed. Raises OblivionisError."""
+    assembled = assemble_untrained(config.model)
+    vector = assembled.flat.numpy()
+    return Assessor(assembled, corpus_of(config), config, vector).measure(vector, full=True).metrics
 
 
 def evaluate_checkpoint(

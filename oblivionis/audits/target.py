@@ -30,6 +30,15 @@ class Target:
     checkpoint: Checkpoint | None = None
 
 
+def is_model(target: str) -> bool:
+    """Whether `target` names a model, and not a run or a file of one: a model folder, a name in `conf/model`, or, where
+    no such folder is begun here, a name on the hub."""
+    path = Path(target).expanduser()
+    if path.exists():
+        return path.is_dir() and not (path / "config.yaml").is_file() and (path / "config.json").is_file()
+    return target in configuration.list_choices()["model"] or (target.count("/") == 1 and not path.parent.exists())
+
+
 def find_target(target: str, stage: str | None, overrides: Sequence[str]) -> Target:
     """A run directory (its last finished stage, or `stage`), a checkpoint file, a name in `conf/model`, a model folder
     or a name on the hub. Raises OblivionisError when `target` is none of these."""

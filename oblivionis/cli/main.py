@@ -221,27 +221,56 @@ def _simulate(config: Config, run: RunDirectory, console: Console) -> None:
 
 @cli.command()
 def evaluate(
-    target: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run directory or a checkpoint file.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|MODEL",
+            help="A run directory, a checkpoint file, a name in conf/model, a model folder or a name on the hub.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="E.g. `data=tofu` `evaluation=full` `evaluation.truth_ratio=arithmetic`."
+        ),
+    ] = None,
     stage: Annotated[
         str | None, typer.Option(help="Which stage's final model of a RUN (default: the last finished one).")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. evaluation.truth_ratio=…")
-    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same, repeatable.")] = None,
 ) -> None:
-    """Measure a checkpoint anew with the full profile and print its metrics."""
+    """Measure a run's model anew, or any model on any data, with the full profile, and print its metrics."""
+    from oblivionis.audits.target import is_model
+
+    given = [*(overrides or []), *(set_ or [])]
+    if is_model(target):
+        _evaluate_model(target, stage, given)
+        return
     from oblivionis.runs.checkpoints import find_checkpoint
 
-    find_checkpoint(target, stage, set_ or [])  # a mistake is told before anything heavy is imported
+    find_checkpoint(Path(target), stage, given)  # a mistake is told before anything heavy is imported
 
     from oblivionis.assessment.assessor import evaluate_checkpoint
     from oblivionis.reports import summary as report
     from oblivionis.runs.progress import LineEvents
 
     console = Console()
-    run, checkpoint, metrics = evaluate_checkpoint(target, stage, set_ or [], LineEvents(console))
+    run, checkpoint, metrics = evaluate_checkpoint(Path(target), stage, given, LineEvents(console))
     title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
     console.print(report.comparison({checkpoint.stage: metrics}, title=title).rich())
+
+
+def _evaluate_model(target: str, stage: str | None, overrides: list[str]) -> None:
+    from oblivionis.audits.target import find_target
+
+    config = find_target(target, stage, overrides).config
+
+    from oblivionis.assessment.assessor import evaluate_model
+    from oblivionis.reports import summary as report
+
+    metrics = evaluate_model(config)
+    title = f"{target} · {config.data.name} · truth ratio {config.evaluation.truth_ratio}"
+    Console().print(report.comparison({"base": metrics}, title=title).rich())
 
 
 @cli.command()

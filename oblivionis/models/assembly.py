@@ -41,7 +41,23 @@ def assemble(config: Model, seed: int) -> Assembled:
     torch.set_float32_matmul_precision(config.matmul_precision)
     model, tokenizer = load_base(config)
     stops = frozenset(stop_ids(tokenizer, model))
-    model = with_trainable(model, config, seed)
+    return _assembled(with_trainable(model, config, seed), tokenizer, config, stops)
+
+
+def assemble_untrained(config: Model) -> Assembled:
+    """The base model as it is, of any architecture, to be evaluated: its smallest parameter stands for what travels.
+
+    `config.matmul_precision` becomes that of the whole process.
+    """
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    model, tokenizer = load_base(config)
+    least = min((p for p in model.parameters() if p.is_floating_point()), key=lambda p: p.numel())
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter is least)
+    return _assembled(model, tokenizer, config, frozenset(stop_ids(tokenizer, model)))
+
+
+def _assembled(model: Any, tokenizer: Any, config: Model, stops: frozenset[int]) -> Assembled:
     flat = FlatParameters(model)
     return Assembled(
         model=model,

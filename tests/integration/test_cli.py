@@ -5,12 +5,15 @@ import re
 
 import pytest
 from support.commands import call, in_process
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from oblivionis.assessment.assessor import evaluate_checkpoint
+from oblivionis.assessment.assessor import Assessor, evaluate_checkpoint
 from oblivionis.cli import main as cli
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus
 from oblivionis.errors import RunInterrupted
+from oblivionis.models.assembly import assemble
+from oblivionis.models.source import resolve
 from oblivionis.reports.format import number
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server import simulation
@@ -111,6 +114,8 @@ MISTAKES = {
     "nothing to resume": (["simulate", "--resume", "nope"], "nope is no run directory"),
     "resume with options": (["simulate", "smoke", "--resume", "nope"], "leave the other arguments out"),
     "no such run": (["evaluate", "nope"], "nope is no run directory"),
+    "no stage of a model": (["evaluate", "tiny", "--stage", "unlearn"], "--stage chooses a stage of a run"),
+    "a mistake beside a model": (["evaluate", "tiny", "data=tof"], "tofu"),
     "no such run to show": (["runs", "show", "nope"], "nope is no run directory"),
     "no data file": (["data", "describe", "data=jsonl"], "data.path"),
     "no such data file": (["data", "describe", "data=jsonl", "data.path=nope.jsonl"], "nope.jsonl"),
@@ -371,6 +376,29 @@ def test_evaluate_prints_the_last_stage_or_a_checkpoint(finished):
         assert result.code == 0 and result.err == ""
         assert result.out.startswith("tried: stage unlearn, round 2\n")
         assert table(result.out)["Forget", "Prob"] == [expected]
+
+
+def test_evaluate_measures_any_model_without_a_run(finished, tmp_path):
+    """The base model of a run, by its name, by a folder, and of another architecture."""
+    folder = resolve("embedded")
+    small = ["data.authors=8", "data.forget_authors=2", "evaluation.full.questions_per_set=4"]
+    off = [f"evaluation.{name}" for name in ("leakage.full_samples=0", "wikimem.enabled=false", "ruler.enabled=false")]
+    results = [call("evaluate", target, *small, *off) for target in ("tiny", folder)]
+    assert results[0].code == results[1].code == 0, results[0].err + results[1].err
+    assert table(results[0].out) == table(results[1].out)
+    assert results[1].out.startswith(f"{folder} · fictitious · truth ratio geometric\n")
+    config = configuration.compose("default", [*small, *off])
+    assembled = assemble(config.model, 0)
+    expected = Assessor(assembled, load_corpus(config.data), config).measure(assembled.flat.numpy(), full=True).metrics
+    found = table(results[0].out)
+    for row, name in {"Prob": "forget_prob", "ROUGE-L recall": "forget_rouge"}.items():
+        assert found["Forget", row] == [number(expected[name])]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 512, "vocab_size": len(tokenizer)}
+    GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=1)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    other = call("evaluate", tmp_path, *small, *off, "evaluation.full.max_new_tokens=4")
+    assert other.code == 0 and 0 < float(table(other.out)["Forget", "Prob"][0]) < 0.01, other.err
 
 
 def test_evaluate_refuses_a_file_that_is_no_checkpoint_of_a_run(finished, tmp_path):
