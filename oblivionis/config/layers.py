@@ -133,6 +133,8 @@ def _override_value(path: str, text: str) -> tuple[Any, Problem | None]:
 
 
 def _bare_hint(item: str) -> str:
+    if item in list_experiments():
+        return f"an experiment comes before the keys: {item} key=value …"
     for group, names in list_choices().items():
         if item in names:
             return f"did you mean {group}={item}?"

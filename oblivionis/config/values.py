@@ -6,7 +6,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from oblivionis.config import declared
@@ -15,6 +15,8 @@ from oblivionis.config.limits import About
 from oblivionis.config.problems import Problem, did_you_mean, nearest
 from oblivionis.config.schema import Config
 
+_SYNONYMS = {"gpu": "cuda", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "4bit": "nf4", "8bit": "int8"}
+"""What others call a choice, where no letters tell."""
 KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -226,6 +228,17 @@ def _list_hint(path: str, value: Any) -> str:
     return f"write {path}=[{value}]" if isinstance(value, (str, int, float)) else ""
 
 
+def _choice_hint(value: str, choices: Collection[str]) -> str:
+    meant = _SYNONYMS.get(value.lower(), "")
+    return f"did you mean {meant}?" if meant in choices else did_you_mean(value, choices)
+
+
+def _inner_hint(path: str, value: Any) -> str:
+    """Of a section where a value belongs: the key that stands alone."""
+    known = [name for name in value if name in KEYS] if isinstance(value, dict) else []
+    return f"{path} has no keys below it; did you mean {known[0]}={value[known[0]]}?" if known else ""
+
+
 def _check_scalar(
     path: str, kind: type, limits: About, value: Any, expected: str, where: str
 ) -> tuple[Any, Problem | None]:
@@ -235,11 +248,11 @@ def _check_scalar(
         quote = "; put it in quotes" if kind is str and isinstance(value, (int, float)) else ""
         named = KIND_NAMES[kind]
         message = f"{value!r} is not {named}{quote}"
-        return None, Problem(path, message, "" if expected == named else expected, "", where)
+        return None, Problem(path, message, "" if expected == named else expected, _inner_hint(path, value), where)
     if isinstance(value, str):
         if limits.choices and value not in limits.choices:
             return None, Problem(
-                path, f"unknown choice {value!r}", expected, did_you_mean(value, limits.choices), where
+                path, f"unknown choice {value!r}", expected, _choice_hint(value, limits.choices), where
             )
         if value == "???":
             return None, Problem(path, "a value must be given", expected, "", where)

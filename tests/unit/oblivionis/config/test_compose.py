@@ -341,6 +341,10 @@ def test_wrong_parameters_of_an_aggregator(override: str, message: str) -> None:
         ("unlearning.method=sim-npo", "did you mean simnpo?"),
         ("data=tofo", "did you mean tofu?"),
         ("fedadam", "did you mean strategy=fedadam?"),
+        ("tofu", "an experiment comes before the keys: tofu key=value …"),
+        ("model.device=gpu", "did you mean cuda?"),
+        ("model.dtype=BF16", "did you mean bfloat16?"),
+        ("output.name=x", "output has no keys below it; did you mean name=x?"),
         ("stages=finetune", "write stages=[finetune]"),
     ],
 )
