@@ -1,7 +1,12 @@
 """Results beside earlier ones: intervals against scipy and by simulation, what is matched, what is told."""
 
+import re
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 from scipy.stats import ttest_ind
 from support.commands import call
 
@@ -173,3 +178,18 @@ def test_mistakes_are_told(folders, arguments, expected):
         results.write(grid(), folders / "mine")
     told = call("bench", "compare", *[a.format(folders) for a in arguments])
     assert told.code == 2 and expected in told.err and "Traceback" not in told.err
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in printing.REFERENCE.glob("*/results.parquet")), ids=str
+)
+def test_results_that_ship_agree_with_themselves_and_name_no_folder(folder):
+    comparison, settings = printing.comparison_of(folder, folder.name)
+    assert comparison.pairs and not comparison.lacking and not comparison.extra and settings == []
+    assert all(pair.difference == 0 for pair in comparison.pairs)
+    with zipfile.ZipFile(folder / "runs.zip") as archive:
+        configs = [yaml.safe_load(archive.read(name)) for name in archive.namelist() if name.endswith("config.yaml")]
+        runs = {Path(name).name for name in results.read(folder)[0].column("run").to_pylist()}
+        assert {name.split("/")[0] for name in archive.namelist()} == runs
+    texts = [str(config) for config in configs] + [(folder / "suite.yaml").read_text()]
+    assert not any(re.search(r"['\" ]/\w+/", text) for text in texts)
