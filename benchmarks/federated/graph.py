@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.federated.identity import ALONE, BASE, RETRAIN, UNLEARN, identity, stage_config
+from benchmarks.federated.identity import ALONE, BASE, RETRAIN, UNLEARN, identity, stage_config, without_local
 from benchmarks.federated.matrix import Cell, identifier
 from oblivionis.config.schema import Config
 from oblivionis.runs.directory import RunDirectory
@@ -93,7 +93,7 @@ def plan(cells: Sequence[Cell], oracles: int = 0) -> Graph:
         results = tuple(alone.values())
         if UNLEARN in cell.stages:
             needs = tuple(node for stage, node in alone.items() if stage in BASE)
-            config = replace(later, stages=[stage for stage in cell.stages if stage in (*BASE, UNLEARN)])
+            config = replace(without_local(later), stages=[stage for stage in cell.stages if stage in (*BASE, UNLEARN)])
             seeds = range(config.seed + 1, config.seed + 1 + oracles)
             others = [stage_config(replace(later, seed=seed), RETRAIN) for seed in seeds]
             own = _node(nodes, config, UNLEARN, needs, tuple(_node(nodes, other, RETRAIN) for other in others))

@@ -49,12 +49,20 @@ def stage_config(config: Config, stage: str) -> Config:
     federation = dataclasses.replace(config.federation, rounds=rounds)
     changed: dict[str, Any] = {"strategy": Strategy()}
     if stage != "local":
-        federation = dataclasses.replace(federation, local_clients=Federation().local_clients)
+        federation = dataclasses.replace(without_local(config).federation, rounds=rounds)
         free = Strategy().server_state_on_unlearn
         changed = {"strategy": dataclasses.replace(config.strategy, server_state_on_unlearn=free)}
         if stage == RETRAIN or kept_rounds(config) == 0:
             changed["unlearning"] = Unlearning()
     return dataclasses.replace(config, federation=federation, stages=[stage], **changed)
+
+
+def without_local(config: Config) -> Config:
+    """`config` with the defaults of what the stage local alone reads."""
+    default = Federation()
+    rounds = dataclasses.replace(config.federation.rounds, local=default.rounds.local)
+    federation = dataclasses.replace(config.federation, local_clients=default.local_clients, rounds=rounds)
+    return dataclasses.replace(config, federation=federation)
 
 
 def identity(config: Config) -> str:

@@ -65,7 +65,7 @@ def test_the_first_argument_without_an_equals_sign_is_the_experiment(arguments, 
 
 
 COMMANDS = (
-    "simulate, evaluate, bench, config show, config check, config list, data describe, model info, model build, "
+    "simulate, evaluate, export, bench, bench keep, config show, config check, config list, data describe, model info, model build, "
     "audit leakage, audit person, request from-audit, request submit, request list, "
     "request verify, certificate create, certificate verify, certificate keygen, wikimem build, chat, runs list, "
     "runs show"
@@ -81,7 +81,7 @@ def test_every_command_has_help(command):
 
 def test_help_explains_the_arguments():
     assert "federation.rounds.unlearn=5" in " ".join(call("simulate", "--help").out.split())
-    assert "A run directory or a checkpoint file." in call("evaluate", "--help").out
+    assert "A run directory, a checkpoint file" in call("evaluate", "--help").out
 
 
 def test_the_version_is_printed():

@@ -94,6 +94,14 @@ def test_oracles_that_nobody_reads_are_a_mistake(tmp_path):
         assert result.code == 2 and "oracles" in result.err and reason in result.err, result.err
 
 
+def test_suites_with_and_without_clients_alone_share_the_rest(tmp_path):
+    file = suite(tmp_path)
+    without = {node.hash for node in graph.plan(cells(file)).nodes}
+    alone = ("stages=[finetune, unlearn, local]", "base.federation.local_clients=2", "base.federation.rounds.local=9")
+    shared = {node.hash for node in graph.plan(cells(file, *alone)).nodes if node.stage != "local"}
+    assert shared == without
+
+
 def test_a_method_that_needs_the_clients_updates_has_a_finetune_of_its_own(tmp_path):
     plan = graph.plan(cells(suite(tmp_path), "matrix.unlearning=[npo, grad_diff, federaser]"))
     assert [node.label for node in plan.nodes if node.stage == "finetune"] == [
