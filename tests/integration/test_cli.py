@@ -65,7 +65,8 @@ def test_the_first_argument_without_an_equals_sign_is_the_experiment(arguments, 
 
 
 COMMANDS = (
-    "simulate, evaluate, export, bench, bench keep, config show, config check, config list, data describe, model info, model build, "
+    "simulate, evaluate, export, bench, bench keep, config show, config check, config list, data describe, model info, "
+    "model build, "
     "audit leakage, audit person, request from-audit, request submit, request list, "
     "request verify, certificate create, certificate verify, certificate keygen, wikimem build, chat, runs list, "
     "runs show"
