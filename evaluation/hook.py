@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from evaluation.engine.sequences import Scores, TokenSequence
+from evaluation.engine.watch import part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -297,7 +298,8 @@ class Hook:
                     continue
                 start = time.perf_counter()
                 try:
-                    results[evaluator.name] = evaluator.evaluate(session)
+                    with part(evaluator.name):
+                        results[evaluator.name] = evaluator.evaluate(session)
                 except Exception as error:
                     self._fail(evaluator.name, error, failed)
                     session.forget_requests()

@@ -22,6 +22,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.forecast import duration
 from oblivionis.runs.reuse import import_updates, take_over
 
 _POLL_S = 0.2
@@ -52,15 +53,6 @@ def _seconds(node: Node, store: Path) -> float:
     run = node.run(store)
     summaries = [run.stage_summary(stage) for stage in node.config.stages]
     return sum(s["seconds"] for s in summaries if s is not None and "reused_from" not in s)
-
-
-def duration(seconds: float) -> str:
-    """A time in words, for a person."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def run(settings: Settings, folder: Path, console: Console, options: Options) -> None:

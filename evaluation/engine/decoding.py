@@ -12,6 +12,7 @@ from evaluation.engine.decoders import Decoder, PackedDecoder, PaddedDecoder
 from evaluation.engine.forward import resolve_mode
 from evaluation.engine.models import evaluation_mode, keep_freed_memory, text_config
 from evaluation.engine.shared_decoder import SharedDecoder
+from evaluation.engine.watch import counter
 
 Choose = Callable[[Tensor, list[int]], Tensor]
 """Logits (B, V) of the next token and the number of the continuation of each row -> chosen token ids (B,)."""
@@ -93,12 +94,16 @@ def decode(
         decoder, rows = _decoder(model, prompts, limits, copies, budget, max_batch, mode, pad_id)
         table = _Table(decoder, rows, prompts, limits, copies, frozenset(stop_ids))
         logits: Tensor | None = None
+        finished = counter("answers", len(table.produced))
         while table.waiting or table.running:
             added = table.admit()
             if added is not None:
                 logits = added if logits is None else torch.cat([logits, added])
             assert logits is not None
+            before = len(table.running)
             tokens = table.take(choose(logits, table.running))
+            if len(table.running) < before:
+                finished(before - len(table.running))
             logits = decoder.step(tokens) if table.running else None
     return table.produced
 

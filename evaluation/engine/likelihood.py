@@ -16,6 +16,7 @@ from evaluation.engine.forward import Scorer
 from evaluation.engine.models import evaluation_mode, keep_freed_memory, model_device, side_by_side, vocabulary_size
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import Scores, TokenSequence
+from evaluation.engine.watch import counter
 
 POOLINGS = ("all", "last", "mean")
 
@@ -118,7 +119,13 @@ def score(
         scorer = Scorer(model, mode, layer)
         device = model_device(model)
         parts = (ordered_batches if ordered else batches)(found.sequences, budget)
-        side_by_side(lambda indices: found.add(scorer, indices, device), parts, scorer.workers)
+        scored = counter("likelihoods", len(found.sequences))
+
+        def work(indices: list[int]) -> None:
+            found.add(scorer, indices, device)
+            scored(len(indices))
+
+        side_by_side(work, parts, scorer.workers)
     return found.scores().take(which)
 
 

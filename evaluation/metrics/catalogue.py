@@ -26,10 +26,10 @@ class Metric:
 
     key: its name among the evaluator's metrics; label: for readers, without the null value; direction: None where no
     value is better (a count, the end of an interval); null: what a model that knows nothing of the forget records has,
-    None where nobody can say; meaning: what the glossary says of it, with
-    range and source; group: its rows in the comparison table, None: not in it; drawn: among the figures of a suite;
-    needs_oracle: it compares with the retrained model; least, most: the ends of its range, None where there is none;
-    whole: it counts something. Metrics of one label (the same of several question sets) have one meaning.
+    None where nobody can say; meaning: what the glossary says of it, with range and source; group: its rows in the
+    comparison table, None: not in it; drawn: among the figures of a suite; needs_oracle: it compares with the retrained
+    model; least, most: the ends of its range, None where there is none; whole: it counts something; chief: among the
+    few that stand above all others. Metrics of one label (the same of several question sets) have one meaning.
     """
 
     key: str
@@ -43,6 +43,7 @@ class Metric:
     least: float | None = 0.0
     most: float | None = 1.0
     whole: bool = False
+    chief: bool = False
 
     @property
     def title(self) -> str:

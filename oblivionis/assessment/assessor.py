@@ -135,6 +135,19 @@ class Assessor:
         """What evaluators warn of before a run: where they are left out, and why."""
         return [line for lines in _of_each("lacks", self._context).values() for line in lines]
 
+    def effort(self, *, full: bool) -> int:
+        """How many tokens the model generates at most in an evaluation: what its length goes by."""
+        evaluation = self._config.evaluation
+        profile, sampled = evaluation.full if full else evaluation.light, evaluation.leakage
+        sizes = {name: len(questions) for name, questions in self._context.questions.items()}
+        asked = sum(min(sizes.get(name, 0), profile.questions_per_set or sizes.get(name, 0)) for name in profile.sets)
+        wanted, samples = sampled.questions, sampled.samples
+        if full:
+            wanted, samples = sampled.full_questions, sampled.full_samples
+        forget = sizes.get("forget", 0)
+        drawn = min(forget, forget if wanted is None else wanted) * samples
+        return asked * profile.max_new_tokens + drawn * sampled.max_new_tokens
+
     def embed(self, vector: np.ndarray) -> Embedded:
         """The representations of `ruler_ids` in the model with `vector`; there must be some."""
         evaluator = self._ruler()

@@ -158,6 +158,9 @@ def simulate(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run from its last complete round.")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of warnings alone while it goes on.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every event.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="At the end, all measures instead of the chief ones.")] = False,
 ) -> None:
     """Run the stages of an experiment on simulated clients and compare the models that come out.
 
@@ -166,6 +169,9 @@ def simulate(
     from oblivionis.runs.directory import RunDirectory, check_output
 
     console = Console()
+    if quiet and verbose:
+        raise OblivionisError("--quiet and --verbose exclude each other")
+    told = "quiet" if quiet else "verbose" if verbose else "normal"
     if resume is not None:
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
@@ -183,7 +189,7 @@ def simulate(
     with run.lock():
         hint = stopping.hint = f"continue with: oblivionis simulate --resume {run.path}"
         try:
-            _simulate(config, run, console)
+            _simulate(config, run, console, told, full=full)
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
         except BaseException:
@@ -203,20 +209,20 @@ def _check(config: Config, console: Console, *, new: bool) -> None:
     preflight(config, console)
 
 
-def _simulate(config: Config, run: RunDirectory, console: Console) -> None:
+def _simulate(config: Config, run: RunDirectory, console: Console, told: str, *, full: bool) -> None:
     from oblivionis.reports import summary as report
     from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.progress import for_console
     from oblivionis.server.simulation import simulate as run_simulation
     from oblivionis.server.stages import planned_rounds
 
-    events = for_console(console, planned_rounds(config))
+    events = for_console(console, planned_rounds(config), told)
     try:
         run_simulation(config, run, events)
     finally:
         events.close()
     html_report.write_html(run, config)
-    report.print_summary(run, config, console)
+    report.print_summary(run, config, console, full=full)
 
 
 @cli.command()
@@ -359,7 +365,7 @@ def data_describe(
     from oblivionis.data.corpora import load_partition
     from oblivionis.data.subjects import Subjects
     from oblivionis.models.corpus import corpus_of
-    from oblivionis.reports import summary as report
+    from oblivionis.reports import data as report
     from oblivionis.reports.nodes import print_nodes
 
     experiment, overrides = split_arguments(arguments)
@@ -386,13 +392,17 @@ def runs_list(output: Annotated[Path, typer.Argument(help="Folder of the runs.")
 
 
 @runs_cli.command("show")
-def runs_show(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Print a run's comparison table, sample answers and requests again."""
+def runs_show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    full: Annotated[bool, typer.Option("--full", help="All measures instead of the chief ones.")] = False,
+) -> None:
+    """Print a run's outcome, comparison table, sample answers and requests again."""
     from oblivionis.reports import summary as report
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
-    report.print_summary(directory, configuration.from_yaml(directory.read_config(), directory.config_place), Console())
+    config = configuration.from_yaml(directory.read_config(), directory.config_place)
+    report.print_summary(directory, config, Console(), full=full)
 
 
 if __name__ == "__main__":

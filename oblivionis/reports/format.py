@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 _ID_LENGTH = 24
+SHOWN_CHARACTERS = 240
 
 
 def number(value: float | None) -> str:
@@ -37,6 +38,17 @@ def p_value(value: float) -> str:
 def printable(text: str) -> str:
     """`text` as one line without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def shortened(text: str) -> str:
+    """`text` as one printable line of at most SHOWN_CHARACTERS."""
+    text = printable(text)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1].rstrip() + "…"
+
+
+def counted(number: int, what: str) -> str:
+    """So many of a thing, in the plural but for one."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def short_id(name: str) -> str:

@@ -16,7 +16,7 @@ from evaluation.wikimem.score import Summary, by_cohort, summarize
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonAudit, by_strength, in_words
 from oblivionis.audits.to_requests import Plan, described
 from oblivionis.naming import MODELS
-from oblivionis.reports.format import printable
+from oblivionis.reports.format import counted, printable
 
 SHOWN = 40
 PREVIEWS = 3
@@ -116,7 +116,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         facts = "; ".join(described(fact) for fact in demand.facts)
         console.print(Text(printable(demand.person), style="bold") + Text(f": {printable(facts)}", style="not bold"))
         for client, records in demand.records.items():
-            console.print(Text(f"  client {client}: {_count(len(records), 'record')}"))
+            console.print(Text(f"  client {client}: {counted(len(records), 'record')}"))
             for record in records[:PREVIEWS]:
                 console.print(Text(f"    {_cut(record.question)}"))
             if len(records) > PREVIEWS:
@@ -126,14 +126,14 @@ def print_plan(plan: Plan, console: Console) -> None:
     if plan.earlier and plan.demands:
         console.print(
             Text(
-                f"What {plan.run.name} was asked before ({_count(len(plan.earlier), 'request')}) comes first, at its "
+                f"What {plan.run.name} was asked before ({counted(len(plan.earlier), 'request')}) comes first, at its "
                 "own rounds: unlearning begins anew from the finetuned model."
             )
         )
     if plan.outside:
         console.print(
             Text(
-                f"{plan.outside} of {_count(plan.count, 'record')} lie outside the forget split: the retrained model "
+                f"{plan.outside} of {counted(plan.count, 'record')} lie outside the forget split: the retrained model "
                 "has them, so the comparison table says nothing about them. What counts is each request's verification "
                 "and the next audit."
             )
@@ -167,7 +167,3 @@ def _near(path: Path) -> str:
 def _cut(text: str) -> str:
     text = printable(text)
     return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1].rstrip() + "…"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

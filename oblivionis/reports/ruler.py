@@ -26,8 +26,8 @@ INSIDE, OUTSIDE = "indistinguishable from retrained", "outside"
 BEFORE = {
     ABOVE: "Above 0.5: they lie closer to a retained record than those do to each other, a sign of memorisation.",
     BELOW: "Below 0.5: they lie apart from the retained records.",
-    NEAR: "Not to be told from 0.5: as far as these show, they blend in with the retained records, and there may be "
-    "nothing to unlearn (of what the model recites, Prob and ROUGE tell).",
+    NEAR: "Not to be told from 0.5: as far as these show, they blend in with the retained records (what the model "
+    "recites of them, Prob and ROUGE tell).",
     UNDECIDED: f"So few records cannot tell it from 0.5 (it takes {LEAST_RECORDS}).",
 }
 AFTER = {

@@ -6,11 +6,11 @@ from markupsafe import Markup
 
 STYLE = Markup("""
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1b1f; --dim: #55565e; --rule: #8886; --soft: #8881;
-  --link: #0b57d0; --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014;
+  --link: #0b57d0; --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014; --good: #1e7d34;
   font-family: system-ui, sans-serif; line-height: 1.45 }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --bad: #ff8a80; --badback: #ff8a801a;
-    --note: #f0c35b; --noteback: #f0c35b14 } }
+    --note: #f0c35b; --noteback: #f0c35b14; --good: #6fcf83 } }
 html { scroll-behavior: smooth }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink) }
 h1 { line-height: 1.2 }
@@ -53,6 +53,9 @@ div.figure { overflow-x: auto }
 div.figure svg { display: block; min-width: 36rem; max-width: 100%; height: auto }
 pre { overflow-x: auto; background: var(--soft); padding: .8rem }
 b.mark, .bad { color: var(--bad) }
+p.outcome { font-size: 1.15rem; font-weight: 600; border-left: .3rem solid var(--good); padding-left: .8rem }
+p.outcome.doubtful { border-color: var(--note) }
+p.outcome.bad { border-color: var(--bad) }
 summary { cursor: pointer; margin: .4rem 0 }
 @media (max-width: 40rem) {
   body { margin: 1rem auto; padding: 0 .6rem }

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
-from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from evaluation.metrics.catalogue import Metric
-from evaluation.metrics.words import words
+from evaluation.metrics.verdict import Verdict
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config, Template
-from oblivionis.data.partition import Partition, describe
-from oblivionis.data.records import Corpus
-from oblivionis.data.subjects import Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.models.corpus import corpus_of
-from oblivionis.models.lengths import too_long
 from oblivionis.naming import LOG_SETS, MODELS, SETS
+from oblivionis.reports import forget_quality, outcome
 from oblivionis.reports import membership as membership_report
-from oblivionis.reports.format import bytes_text, number, printable
+from oblivionis.reports.format import bytes_text, counted, number, shortened
 from oblivionis.reports.kept import kept
 from oblivionis.reports.table import Marked, Table, Term
-from oblivionis.requests.judgement import LEAST_UNITS, MEANING, VERIFIED
+from oblivionis.requests.judgement import MEANING, VERIFIED
 from oblivionis.requests.ledger import SERVED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory, list_runs
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
@@ -49,9 +44,7 @@ EXPLAINED = {
     "retrain": "Retrained model",
 }
 """What the glossary calls the model that a stage ends with."""
-SHOWN_CLIENTS = 40
-SHOWN_CHARACTERS = 240
-SHOWN_RECORDS = 20
+COLOURS = {outcome.GOOD: "green", outcome.DOUBTFUL: "yellow", outcome.BAD: "red"}
 SHOWN_REQUESTS = 5
 
 
@@ -108,22 +101,26 @@ def method(config: Config) -> str:
     return config.unlearning.method + weights
 
 
-def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, list[float | None]]]:
-    """(question set, measure, one value per model) of the comparison; rows that no model has are left out."""
+def rows(
+    metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False
+) -> list[tuple[str, str, str, list[float | None]]]:
+    """(key, question set, measure, one value per model) of the comparison; rows that no model has are left out."""
     return [
-        (metric.group.title, metric.title, [m.get(key) for m in metrics.values()])
-        for key, metric in _shown(metrics).items()
+        (key, metric.group.title, metric.title, [m.get(key) for m in metrics.values()])
+        for key, metric in _shown(metrics, chief=chief).items()
         if metric.group is not None
     ]
 
 
-def _shown(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Metric]:
-    """The metrics of the comparison that a model has, by their keys, in the order of the rows."""
-    return {
+def _shown(metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False) -> dict[str, Metric]:
+    """The metrics of the comparison that a model has, by their keys, in the order of the rows; or the chief ones."""
+    found = {
         key: metric
         for key, metric in evaluators.catalogue().items()
         if metric.group is not None and any(m.get(key) is not None for m in metrics.values())
     }
+    few = {key: metric for key, metric in found.items() if metric.chief}
+    return few if chief and few else found
 
 
 def legends(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -132,19 +129,26 @@ def legends(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def comparison(
-    metrics: Mapping[str, Mapping[str, float]], title: str = "", marks: Mapping[str, str] | None = None
+    metrics: Mapping[str, Mapping[str, float]],
+    title: str = "",
+    marks: Mapping[str, str] | None = None,
+    *,
+    doubted: Collection[str] = (),
+    chief: bool = False,
 ) -> Table:
     """A row per question set and measure, a column per model.
 
-    marks: metric -> what stands before the unlearned model's value.
+    marks: metric -> what stands before the unlearned model's value; doubted: metrics whose values say nothing and stand
+    in parentheses; chief: the few rows that matter most alone.
     """
     lines: list[Sequence[str] | None] = []
     previous = ""
-    for (key, _), (group, measure, values) in zip(_shown(metrics).items(), rows(metrics), strict=True):
-        if previous and group != previous:
+    for key, group, measure, values in rows(metrics, chief=chief):
+        if previous and group != previous and not chief:
             lines.append(None)
         mark = (marks or {}).get(key, "")
         texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
+        texts = [f"({text})" for text in texts] if key in doubted else texts
         lines.append([group, measure, *texts])
         previous = group
     models = [Term(MODELS.get(stage, stage), EXPLAINED.get(stage, "")) for stage in metrics]
@@ -234,18 +238,12 @@ def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
     table.add_column("who", no_wrap=True)
     table.add_column("text", overflow="fold")
     for sample in found:
-        table.add_row(sample["set"], "question", Text(_line(sample["question"]), style="bold"))
-        table.add_row("", "truth", Text(_line(sample["truth"])))
+        table.add_row(sample["set"], "question", Text(shortened(sample["question"]), style="bold"))
+        table.add_row("", "truth", Text(shortened(sample["truth"])))
         for model, answer in sample["answers"].items():
-            table.add_row("", model, Text(_line(answer) or "(empty)"))
+            table.add_row("", model, Text(shortened(answer) or "(empty)"))
         table.add_section()
     return Group(Text("Sample answers", style="bold"), table)
-
-
-def _line(text: str) -> str:
-    """`text` as one printable line of at most SHOWN_CHARACTERS."""
-    text = printable(text)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1].rstrip() + "…"
 
 
 def requests_line(run: RunDirectory, limit: float) -> str:
@@ -256,7 +254,7 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     states = Counter(r.outcome for r in requests)
     records = sum(len(r.record_ids) for r in requests)
     parts = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
-    line = f"{_count(len(requests), 'deletion request')} for {_count(records, 'record')}: {parts}"
+    line = f"{counted(len(requests), 'deletion request')} for {counted(records, 'record')}: {parts}"
     if states[VERIFIED]:
         line += f" (recited before, now ROUGE-L recall at most {limit:g})"
     kinds = _kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
@@ -284,11 +282,11 @@ def _kinds(served: Sequence[Request]) -> str:
     single = [r for r in served if r.scope == SCOPE_RECORDS]
     if not leaving and not about:
         return ""
-    parts = [f"{_count(len({r.client for r in leaving}), 'client')} left"] if leaving else []
+    parts = [f"{counted(len({r.client for r in leaving}), 'client')} left"] if leaving else []
     if about:
         subjects, clients = len({r.group for r in about}), len({r.client for r in about})
-        parts.append(f"{_count(subjects, 'subject')} on {_count(clients, 'client')}")
-    parts += [f"{_count(sum(len(r.record_ids) for r in single), 'single record')}"] if single else []
+        parts.append(f"{counted(subjects, 'subject')} on {counted(clients, 'client')}")
+    parts += [f"{counted(sum(len(r.record_ids) for r in single), 'single record')}"] if single else []
     return ", ".join(parts)
 
 
@@ -299,12 +297,8 @@ def request_kind(request: Request) -> str:
     return f"subject {request.subject or 'known to the client'}" if request.scope == SCOPE_SUBJECT else "records"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def summary(run: RunDirectory, config: Config) -> Group:
-    """All that `simulate` prints at its end."""
+def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
+    """All that `simulate` prints at its end: the outcome, the chief measures (full: all), answers and requests."""
     metrics = stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     if not metrics:
         return Group(_whole(f"{run.path}: no stage is finished yet"))
@@ -313,22 +307,20 @@ def summary(run: RunDirectory, config: Config) -> Group:
         f" · truth ratio {config.evaluation.truth_ratio}"
     )
     from oblivionis.reports import nodes as node_report
-    from oblivionis.reports import rebound as rebound_report
-    from oblivionis.reports import ruler as ruler_report
     from oblivionis.reports import verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
+    result = outcome.outcome(run, config, metrics, found)
     measured = any(metrics.values())  # by the server: not where only the clients have records
-    parts: list[Any] = [comparison(metrics, title, verdicts.marks(found)).rich() if measured else Text(title)]
-    parts += [table] if (table := node_report.audit_table(run)) is not None else []
-    parts += [
-        Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
-    ]
-    parts += [Text(line) for line in (*ruler_report.sentences(run), *rebound_report.sentences(run))]
-    parts += [Text(line) for line in membership_report.sentences(metrics)]
-    if measured:
-        parts.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
-    parts += [Text(line, style="dim") for line in legends(metrics)]
+    marks, doubt = verdicts.marks(found), forget_quality.doubt(run)
+    doubted = ("forget_quality",) if doubt else ()
+    parts: list[Any] = [Text(result.sentence, style=f"bold {COLOURS[result.grade]}")] if result else []
+    table = comparison(metrics, title, marks, doubted=doubted, chief=not full)
+    parts.append(table.rich() if measured else Text(title))
+    parts += [nodes] if (nodes := node_report.audit_table(run)) is not None else []
+    if full:
+        parts += _in_words(run, metrics, found)
+        parts += [Text(doubt, style="dim")] if doubt else []
     shown = samples(run, config, list(metrics))
     if shown:
         parts += [Text(), samples_table(shown)]
@@ -336,10 +328,31 @@ def summary(run: RunDirectory, config: Config) -> Group:
     if line:
         parts.append(Text(line))
     parts += [Text(line) for line in unverified_lines(run)]
+    parts += [_whole(f"next, {step}") for step in result.steps] if result else []
+    if measured and not full:
+        parts.append(_whole(f"all measures: oblivionis runs show {run.path} --full"))
     parts.append(_whole(f"run directory: {run.path}"))
     if (run.path / "report.html").exists():
         parts.append(_whole(f"report: {run.path / 'report.html'}"))
     return Group(*parts)
+
+
+def _in_words(
+    run: RunDirectory, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
+) -> list[Text]:
+    """What the comparison says in words, and how to read it."""
+    from oblivionis.reports import rebound as rebound_report
+    from oblivionis.reports import ruler as ruler_report
+    from oblivionis.reports import verdicts
+
+    lines = [
+        Text(line, style="red" if line[0] in verdicts.MARKS.values() else "") for line in verdicts.sentences(found)
+    ]
+    lines += [Text(line) for line in (*ruler_report.sentences(run), *rebound_report.sentences(run))]
+    lines += [Text(line) for line in membership_report.sentences(metrics)]
+    if any(metrics.values()):
+        lines.append(Text(LEGEND if "retrain" in metrics else NO_ORACLE, style="dim"))
+    return lines + [Text(line, style="dim") for line in legends(metrics)]
 
 
 def _whole(text: str) -> Text:
@@ -347,9 +360,9 @@ def _whole(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def print_summary(run: RunDirectory, config: Config, console: Console) -> None:
+def print_summary(run: RunDirectory, config: Config, console: Console, *, full: bool = False) -> None:
     """Print `summary`; paths may be longer than a line."""
-    console.print(summary(run, config), crop=False)
+    console.print(summary(run, config, full=full), crop=False)
 
 
 def print_runs(output: Path, console: Console) -> None:
@@ -379,83 +392,6 @@ def _progress(run: RunDirectory, config: Config, stage: str) -> str:
         return f"{stage} {done}/{min(config.federation.local_clients or clients, clients)}"
     done = max(run.checkpoint_rounds(stage), default=0)
     return f"{stage} {done}/{getattr(config.federation.rounds, stage)}"
-
-
-def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
-    """Sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread only."""
-    facts = describe(corpus, partition)
-    table = RichTable(show_header=False)
-    table.add_column("what")
-    table.add_column("records", justify="right")
-    table.add_row("training records", f"{facts['records']:,}")
-    table.add_row("  of these to forget", f"{facts['forget_records']:,} ({facts['forget_share']:.1%})")
-    table.add_row("subjects", f"{facts['subjects']:,}")
-    for name, questions in facts["evaluation"].items():
-        table.add_row(f"questions {name.replace('_', ' ')}", f"{questions:,}")
-    console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
-    shares = RichTable()
-    columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}
-    if facts["clients"] > SHOWN_CLIENTS:
-        shares.add_column("per client")
-        for label in ("least", "median", "most"):
-            shares.add_column(label, justify="right")
-        for label, key in columns.items():
-            values = [row[key] for row in facts["per_client"]]
-            shares.add_row(label, str(min(values)), f"{statistics.median(values):g}", str(max(values)))
-    else:
-        for label in ("client", *columns):
-            shares.add_column(label, justify="right")
-        for row in facts["per_client"]:
-            shares.add_row(str(row["client"]), *(str(row[key] or "·") for key in columns.values()))
-    title = f"{_count(facts['clients'], 'client')}, {facts['clients_with_forget']} of them with records to forget"
-    console.print(Text(title, style="bold"), shares, sep="\n")
-
-
-def print_unfit(corpus: Corpus, config: Config, console: Console) -> None:
-    """What of the data cannot be trained on or verified as it is: texts too long, answers too short to be recited."""
-    lines = []
-    try:
-        long, limit = too_long(corpus, config), config.model.max_length
-    except OblivionisError as error:
-        lines += [f"How long the records are in tokens is not known: {error}"]
-    else:
-        if long:
-            what = "a run refuses them" if config.model.on_overflow == "error" else "their ends are cut off"
-            lines += [f"{_count(len(long), 'text')} longer than model.max_length={limit} tokens; {what}:"]
-            lines += [f"  {printable(line)}" for line in _some(long)]
-    short = [record.id for record in corpus.train if len(words(record.answer)) < LEAST_UNITS]
-    if short and not corpus.is_text:
-        lines += [
-            f"{_count(len(short), 'record')} cannot be verified by recitation, the answer has fewer than {LEAST_UNITS} "
-            f"measurable units: ids {', '.join(map(printable, _some(short)))}"
-        ]
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
-
-
-def _some(texts: Sequence[str]) -> list[str]:
-    more = len(texts) - SHOWN_RECORDS
-    return [*texts[:SHOWN_RECORDS], *([f"… and {more} more"] if more > 0 else [])]
-
-
-def print_subjects(subjects: Subjects, console: Console) -> None:
-    """A line per subject: how many records are about it, and which clients hold them."""
-    table = RichTable("subject", Column("records", justify="right"), Column("clients", overflow="fold"), box=None)
-    for subject in subjects:
-        table.add_row(Text(_line(subject.name)), str(subject.count), ", ".join(map(str, subject.records)))
-    console.print(table)
-
-
-def print_subject(subjects: Subjects, name: str, console: Console) -> None:
-    """The records about one subject by the client that holds them. Raises OblivionisError for an unknown name."""
-    subject = subjects.find(name)
-    if subject is None:
-        raise OblivionisError(f"--subject: {subjects.unknown(name)}")
-    table = RichTable(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
-    for client, record_ids in subject.records.items():
-        table.add_row(str(client), Text(", ".join(record_ids)))
-    title = f"{_line(subject.name)}: {_count(subject.count, 'record')} on {_count(len(subject.records), 'client')}"
-    console.print(Text(title, style="bold"), table, sep="\n")
 
 
 def print_model(config: Config, need: Estimate, tokens: int, fingerprint: str, console: Console) -> None:

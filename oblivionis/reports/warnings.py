@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from evaluation.metrics.verdict import OVER_UNLEARNED, STILL_KNOWN
 from oblivionis.config.schema import Config
 from oblivionis.naming import LOG_SETS
+from oblivionis.reports import forget_quality, verdicts
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
-from oblivionis.reports import verdicts
+from oblivionis.reports.forget_quality import SIGNIFICANT
 from oblivionis.reports.format import number, printable
 from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
@@ -27,7 +26,6 @@ LEAST_KS_QUESTIONS = 40
 """Forget questions of TOFU's smallest split: with fewer, a high forget quality says little."""
 LARGEST_SLACK = 0.1
 """Bounds on the mean leakage that cannot be below this, whatever the model says, are called loose."""
-SIGNIFICANT = 0.05
 ONE_ORACLE = "one oracle"
 NAMED = 5
 
@@ -198,35 +196,21 @@ def _cut_replies(run: RunDirectory) -> Iterator[RunWarning]:
 def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
     if metrics.get("unlearn", {}).get("forget_quality") is None:
         return
-    sizes = [_truth_ratios(run.evaluation_log(stage)) for stage in ("unlearn", "retrain")]
-    questions = min(sizes)
+    questions = forget_quality.questions(run)
     if 0 < questions < LEAST_KS_QUESTIONS:
-        least = ks_p_value(questions, questions)
+        least = forget_quality.ks_p_value(questions, questions)
         text = (
             f"Forget quality compares {questions} questions of either model: no p-value below {number(least)} "
             "can occur, "
         )
-        steps = [k for k in range(1, questions + 1) if ks_p_value(questions, k) < SIGNIFICANT]
+        steps = forget_quality.telling_steps(questions)
         text += (
-            f"and a distance of less than {steps[0] / questions:.2f} between the two distributions (of at most 1) "
+            f"and a distance of less than {steps / questions:.2f} between the two distributions (of at most 1) "
             f"passes as no difference (p ≥ {SIGNIFICANT:g})."
-            if steps
+            if steps is not None
             else f"so not even models that share nothing are told apart at {SIGNIFICANT:g}."
         )
         yield RunWarning("few questions", text, limit=True)
-
-
-def ks_p_value(questions: int, steps: int) -> float:
-    """p-value of the two-sample Kolmogorov–Smirnov test with so many values on either side and D = steps / questions.
-
-    Exact and two-sided (Gnedenko & Korolyuk 1951), in (0, 1]; `steps` from 1 to `questions`.
-    """
-    ways = [(-1) ** (j + 1) * math.comb(2 * questions, questions - j * steps) for j in range(1, questions // steps + 1)]
-    return min(1.0, 2 * sum(ways) / math.comb(2 * questions, questions))
-
-
-def _truth_ratios(log: Mapping[str, Any] | None) -> int:
-    return len((log or {}).get(LOG_SETS["forget"], {}).get("avg_paraphrased_loss") or ())
 
 
 def _samples(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Column
 from rich.text import Text
+
+from oblivionis.runs.forecast import Forecast, Plan, duration
 
 MOMENTS = {"start": " (before)", "after_unlearn": " (right after FedTU)", "round": "", "end": " (end, full profile)"}
 
@@ -42,6 +45,9 @@ class Events:
     def warning(self, text: str) -> None:
         """Something went wrong and the run goes on."""
 
+    def planned(self, plan: Plan) -> None:
+        """What the whole run is going to do, before its first stage."""
+
     def stage_started(self, stage: str, done: int, total: int) -> None:
         """Rounds 1 to `done` of `total` were completed earlier (resume)."""
 
@@ -61,6 +67,9 @@ class Events:
 
     def evaluating(self, moment: str) -> None: ...
 
+    def measuring(self, part: str, what: str, done: int, total: int) -> None:
+        """How far an evaluation has come; a `Watcher` of `evaluation.engine.watch`."""
+
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None: ...
 
     def round_finished(self, server_round: int, seconds: float) -> None: ...
@@ -71,13 +80,74 @@ class Events:
         """The run is over, for good or bad."""
 
 
-class LogEvents(Events):
-    """One log line per event, for `flwr run` and for files."""
+class _Following(Events):
+    """Keeps what the lines of a display say: where the run is, what it does, and how long it will take."""
+
+    def __init__(self) -> None:
+        self.stage, self.doing, self.measured = "", "", ""
+        self.forecast: Forecast | None = None
+        self._total, self._round, self._asking, self._exchange = 0, 0, "", ""
+
+    def planned(self, plan: Plan) -> None:
+        self.forecast = Forecast(plan)
+
+    def stage_started(self, stage: str, done: int, total: int) -> None:
+        self.stage, self._round, self._total, self.doing = stage, done, total, ""
+        if self.forecast and done:
+            self.forecast.skip(stage, done)
+
+    def round_started(self, server_round: int) -> None:
+        self._round, self.doing = server_round, "waiting for the clients"
+
+    def requests(self, text: str) -> None:
+        self._asking = text
+
+    def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
+        asking = self._asking or f"{_asking(clients)} to forget"
+        kinds = {"unlearn": f"FedTU: {asking}", "calibrate": "FedEraser: calibrating"}
+        self._exchange, self._asking = kinds.get(kind, "FedFT"), ""
+        self.doing = f"{self._exchange}, 0/{len(clients)} replies"
+
+    def arrived(self, answers: int, sent: int) -> None:
+        self.doing = f"{self._exchange}, {answers}/{sent} replies"
+
+    def evaluating(self, moment: str) -> None:
+        self.doing = f"evaluating{MOMENTS.get(moment, f' ({moment})')}"
+
+    def measuring(self, part: str, what: str, done: int, total: int) -> None:
+        self.doing = f"evaluating{f', {part}' if part else ''}: {done} of {total} {what}"
+
+    def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
+        self.measured, self.doing = headline(metrics), ""
+        if self.forecast:
+            full, inside = moment in ("end", "base model"), moment in ("round", "after_unlearn")
+            self.forecast.evaluation(self.stage, seconds, full=full, inside=inside)
+
+    def round_finished(self, server_round: int, seconds: float) -> None:
+        self._round, self.doing = server_round, ""
+        self._total = max(self._total, server_round)
+        if self.forecast:
+            self.forecast.round(self.stage, seconds)
+
+    def stage_finished(self, stage: str, seconds: float) -> None:
+        if self.forecast:
+            self.forecast.finished(stage)
+
+    def where(self) -> str:
+        """Stage and round, as a line begins with."""
+        unit = "client" if self.stage == "local" else "round"
+        return f"[{self.stage}] {unit} {self._round}/{self._total}" if self.stage else "starting Flower and Ray"
+
+
+class LogEvents(_Following):
+    """One log line per event, for `flwr run` and for files; what the rest will take, once it can be told."""
 
     def __init__(self, log: logging.Logger | None = None) -> None:
-        self._log = (log or logging.getLogger("flwr")).info
-        self._stage, self._total, self._asking = "", 0, ""
+        super().__init__()
+        self._log: Callable[..., None] = (log or logging.getLogger("flwr")).info
+        self._event = self._log
         self._ok = self._bad = 0
+        self._foretold = False
 
     def note(self, text: str) -> None:
         self._log("%s", text)
@@ -86,46 +156,95 @@ class LogEvents(Events):
         self._log("warning: %s", text)
 
     def stage_started(self, stage: str, done: int, total: int) -> None:
-        self._stage, self._total = stage, total
+        super().stage_started(stage, done, total)
         unit = "client" if stage == "local" else "round"
         more = f", continuing after {unit} {done}" if done else ""
         self._log("[%s] %d %s%s%s", stage, total, unit, "s" * (total != 1), more)
 
-    def requests(self, text: str) -> None:
-        self._asking = text
-
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
+        super().exchange_started(kind, clients)
         self._ok = self._bad = 0
         if kind == "unlearn":
-            self._log("[%s] FedTU: %s", self._stage, self._asking or f"{_asking(clients)} to forget")
-            self._asking = ""
+            self._event("[%s] %s", self.stage, self._exchange)
 
     def reply(self, client: int, ok: bool, reason: str) -> None:
         self._ok, self._bad = self._ok + ok, self._bad + (not ok)
         if not ok:
-            self._log("[%s] client %d left out: %s", self._stage, client, reason)
+            self._log("[%s] client %d left out: %s", self.stage, client, reason)
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
-        self._log("[%s] %s: %s", self._stage, _where(self._stage, server_round, self._total, moment), headline(metrics))
+        super().evaluated(server_round, moment, metrics, seconds)
+        say = self._event if moment == "round" else self._log
+        say("[%s] %s: %s", self.stage, _where(self.stage, server_round, self._total, moment), self.measured)
 
     def round_finished(self, server_round: int, seconds: float) -> None:
-        self._total = max(self._total, server_round)
-        if self._stage == "local":
-            self._log("[local] %d of %d clients done", server_round, self._total)
+        super().round_finished(server_round, seconds)
+        if self.stage == "local":
+            self._event("[local] %d of %d clients done", server_round, self._total)
+        else:
+            answers = f"{self._ok} of {self._ok + self._bad} clients answered"
+            self._event("[%s] round %d/%d done: %s, %.1f s", self.stage, server_round, self._total, answers, seconds)
+        self._foretell()
+
+    def _foretell(self) -> None:
+        """Once, after the first round."""
+        if self._foretold or self.forecast is None or not (text := self.forecast.sentence()):
             return
-        answers = f"{self._ok} of {self._ok + self._bad} clients answered"
-        self._log("[%s] round %d/%d done: %s, %.1f s", self._stage, server_round, self._total, answers, seconds)
+        self._foretold = True
+        self._log("%s", text)
+        if advice := self.forecast.advice():
+            self.warning(advice)
 
     def stage_finished(self, stage: str, seconds: float) -> None:
+        super().stage_finished(stage, seconds)
         self._log("[%s] finished in %.0f s", stage, seconds)
 
 
 class LineEvents(LogEvents):
-    """One line per event on a console that is no terminal."""
+    """Lines on a console that is no terminal: what matters, and where the run is every `SECONDS`, after `SOON` such
+    lines every `LATER` seconds.
 
-    def __init__(self, console: Console) -> None:
+    verbose: a line per event instead.
+    """
+
+    SECONDS, SOON, LATER = 10.0, 60, 60.0
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
         super().__init__()
         self._log = lambda text, *args: console.print(text % args, highlight=False, markup=False, soft_wrap=True)
+        self._event = self._log if verbose else lambda text, *args: None
+        self._began, self._over = time.monotonic(), threading.Event()
+        if not verbose:
+            threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        told = 0
+        while not self._over.wait(self.SECONDS if told < self.SOON else self.LATER):
+            self.tell(time.monotonic() - self._began)
+            told += 1
+
+    def tell(self, elapsed: float) -> None:
+        """Say where the run is after so many seconds."""
+        left = self.forecast.sentence() if self.forecast else ""
+        where = f"{self.where()}: {self.doing}" if self.doing else self.where()
+        self._log("%s", " · ".join(part for part in (where, f"{duration(elapsed)} so far", left) if part))
+
+    def close(self) -> None:
+        self._over.set()
+
+
+class QuietEvents(Events):
+    """Warnings alone."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def warning(self, text: str) -> None:
+        self._console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def reply(self, client: int, ok: bool, reason: str) -> None:
+        if not ok:
+            self.warning(f"client {client} left out: {reason}")
 
 
 def _where(stage: str, server_round: int, total: int, moment: str) -> str:
@@ -151,10 +270,11 @@ class _Bars(Progress):
             yield Text(self.line, style="dim", no_wrap=True, overflow="ellipsis")
 
 
-class LiveEvents(Events):
+class LiveEvents(_Following):
     """A live display on a terminal: a bar per stage, one for the whole run with the time left, the last metrics."""
 
     def __init__(self, console: Console, rounds: Mapping[str, int]) -> None:
+        super().__init__()
         self._console = console
         self._progress = _Bars(
             SpinnerColumn(),
@@ -162,19 +282,19 @@ class LiveEvents(Events):
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            Remaining(),
             TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
-            speed_estimate_period=86400.0,
         )
         self._all = self._progress.add_task("whole run", total=sum(rounds.values()), state="starting Flower and Ray")
         self._task = self._all
-        self._stage, self._total, self._exchange, self._asking = "", 0, "", ""
+        self._advised = False
         self._progress.start()
 
-    def _state(self, text: str) -> None:
-        self._progress.update(self._task, state=text)
+    def _show(self) -> None:
+        if self._task != self._all:
+            self._progress.update(self._task, state=self.doing)
+        if self.forecast and (text := self.forecast.sentence()):
+            self._progress.update(self._all, state=text)
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -183,57 +303,66 @@ class LiveEvents(Events):
         self._console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def stage_started(self, stage: str, done: int, total: int) -> None:
+        super().stage_started(stage, done, total)
         self._progress.update(self._all, state="")
-        self._stage, self._total = stage, total
         self._task = self._progress.add_task(stage, total=total, completed=done, state="done" if done == total else "")
         self._progress.advance(self._all, done)
 
     def round_started(self, server_round: int) -> None:
-        self._exchange = "waiting for the clients"
-        self._state(self._exchange)
-
-    def requests(self, text: str) -> None:
-        self._asking = text
+        super().round_started(server_round)
+        self._show()
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
-        kinds = {"unlearn": f"FedTU: {self._asking or _asking(clients)}", "calibrate": "FedEraser: calibrating"}
-        self._exchange = kinds.get(kind, "FedFT")
-        self._asking = ""
-        self._state(f"{self._exchange}, 0/{len(clients)} replies")
+        super().exchange_started(kind, clients)
+        self._show()
 
     def arrived(self, answers: int, sent: int) -> None:
-        self._state(f"{self._exchange}, {answers}/{sent} replies")
+        super().arrived(answers, sent)
+        self._show()
 
     def reply(self, client: int, ok: bool, reason: str) -> None:
         if not ok:
             self.warning(f"client {client} left out: {reason}")
 
     def evaluating(self, moment: str) -> None:
-        self._state("evaluating")
+        super().evaluating(moment)
+        self._show()
+
+    def measuring(self, part: str, what: str, done: int, total: int) -> None:
+        super().measuring(part, what, done, total)
+        self._show()
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
-        self._progress.line = (
-            f"{self._stage}, {_where(self._stage, server_round, self._total, moment)}: {headline(metrics)}"
-        )
-        self._state("")
+        super().evaluated(server_round, moment, metrics, seconds)
+        self._progress.line = f"{self.stage}, {_where(self.stage, server_round, self._total, moment)}: {self.measured}"
+        self._show()
 
     def round_finished(self, server_round: int, seconds: float) -> None:
         if server_round > self._total:
-            self._total = server_round
             self._progress.update(self._task, total=server_round)
             whole = next(t for t in self._progress.tasks if t.id == self._all)
             self._progress.update(self._all, total=(whole.total or 0) + 1)
+        super().round_finished(server_round, seconds)
         self._progress.update(self._task, completed=server_round)
         self._progress.advance(self._all)
-        self._state("")
+        self._show()
+        if not self._advised and self.forecast and (advice := self.forecast.advice()):
+            self._advised = True
+            self.warning(advice)
 
     def stage_finished(self, stage: str, seconds: float) -> None:
-        self._state("done")
+        super().stage_finished(stage, seconds)
+        self.doing = "done"
+        self._show()
 
     def close(self) -> None:
         self._progress.stop()
 
 
-def for_console(console: Console, rounds: Mapping[str, int]) -> Events:
-    """The display that fits `console`."""
-    return LiveEvents(console, rounds) if console.is_terminal else LineEvents(console)
+def for_console(console: Console, rounds: Mapping[str, int], told: str = "normal") -> Events:
+    """The display that fits `console`; `told` is normal, quiet (warnings alone) or verbose (a line per event)."""
+    if told == "quiet":
+        return QuietEvents(console)
+    if told == "verbose" or not console.is_terminal:
+        return LineEvents(console, verbose=told == "verbose")
+    return LiveEvents(console, rounds)

@@ -80,7 +80,7 @@ def main(grid: Grid, context: Context) -> None:
             raise
         html_report.write_html(run, config)
     buffer = io.StringIO()
-    report.print_summary(run, config, Console(file=buffer, width=120))
+    report.print_summary(run, config, Console(file=buffer, width=120), full=True)
     for line in buffer.getvalue().splitlines():
         log.info("%s", line)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
+from evaluation.engine.watch import watched
 from evaluation.hook import Report
 from evaluation.ruler.evaluator import References
 from oblivionis.assessment import muse, ruler
@@ -28,6 +29,7 @@ from oblivionis.requests.from_nodes import NodeRequests
 from oblivionis.requests.holdings import SimulatedRequests
 from oblivionis.requests.ledger import in_words
 from oblivionis.runs.directory import Checkpoint, vector_hash
+from oblivionis.runs.forecast import plan
 from oblivionis.runs.reuse import import_stages
 from oblivionis.runs.tracking import follow
 from oblivionis.runs.updates import open_updates
@@ -77,13 +79,16 @@ def run_stages(server: Server) -> None:
     """Run every stage that is not finished yet, one after another."""
     tracking = follow(server.run, server.config.tracking, asdict(server.config), server.events.warning)
     try:
-        _run_stages(server)
+        with watched(server.events.measuring):
+            _run_stages(server)
     finally:
         tracking.close()
 
 
 def _run_stages(server: Server) -> None:
     config, run, events = server.config, server.run, server.events
+    effort = {full: 0 if server.assessor.empty else server.assessor.effort(full=full) for full in (False, True)}
+    events.planned(plan(config, planned_rounds(config), effort[False], effort[True]))
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
     _tell_of_data(server)

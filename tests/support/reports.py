@@ -73,9 +73,9 @@ def ask(run, *, serve=True, reason="its share"):
         ledger.verified("r0", 2, Judgement("verified", "", 0.1), 0.5)
 
 
-def summary(run, config, width=120):
+def summary(run, config, width=120, full=True):
     out = io.StringIO()
-    report.print_summary(run, config, Console(file=out, width=width))
+    report.print_summary(run, config, Console(file=out, width=width), full=full)
     return out.getvalue()
 
 

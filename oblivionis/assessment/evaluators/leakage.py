@@ -27,6 +27,7 @@ METRICS: tuple[Metric, ...] = (
         "0 to 1.",
         _GROUP,
         drawn=True,
+        chief=True,
     ),
     Metric(
         "ed",

@@ -53,8 +53,8 @@ def _of_set(name: str) -> list[Metric]:
     drawn = name in ("forget", "retain")
     ratio = ("Forget truth ratio", _FORGET_TRUTH_RATIO) if forget else ("Truth ratio", _TRUTH_RATIO)
     return [
-        Metric(f"{name}_prob", "Prob", direction, None, _PROB, group, drawn),
-        Metric(f"{name}_rouge", "ROUGE-L recall", direction, None, _ROUGE, group, drawn),
+        Metric(f"{name}_prob", "Prob", direction, None, _PROB, group, drawn, chief=forget),
+        Metric(f"{name}_rouge", "ROUGE-L recall", direction, None, _ROUGE, group, drawn, chief=drawn),
         Metric(f"{name}_truth_ratio", ratio[0], direction, None, ratio[1], group, drawn=forget),
         Metric(f"{name}_extraction_strength", f"{group.title} extraction strength", direction, None, _STRENGTH),
         Metric(f"{name}_exact_memorization", f"{group.title} exact memorisation", direction, None, _MEMORISED),
@@ -70,7 +70,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("forget_ks", "Forget quality (KS statistic)", "lower", None, _FORGET_KS, needs_oracle=True),
     *(metric for name in SETS if name != "forget" for metric in _of_set(name)),
-    Metric("model_utility", "Model utility", "higher", None, _UTILITY, Group("All but forget", 90), drawn=True),
+    Metric(
+        "model_utility", "Model utility", "higher", None, _UTILITY, Group("All but forget", 90), drawn=True, chief=True
+    ),
 )
 
 

@@ -10,11 +10,11 @@ import htpy as h
 from oblivionis.config.schema import Config
 from oblivionis.files import write_atomic
 from oblivionis.reports import attacks as attack_report
+from oblivionis.reports import forget_quality, outcome, verdicts
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import overview as run_overview
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
-from oblivionis.reports import verdicts
 from oblivionis.reports import warnings as run_warnings
 from oblivionis.reports.html import person_pages, request_pages
 from oblivionis.reports.html import rebound as rebound_section
@@ -46,8 +46,10 @@ def write_html(run: RunDirectory, config: Config) -> None:
         "attacks": attack_report.section(run),
         "people": person_pages.section(run),
     }
+    result = outcome.outcome(run, config, metrics, verdicts.find_verdicts(run, config.evaluation.truth_ratio))
     parts = [
         h.h1[title],
+        h.p(class_=f"outcome {result.grade}")[result.sentence] if result else None,
         h.p[run_overview.in_short(run, config)],
         _contents(optional),
         _warnings(run, config),
@@ -91,14 +93,16 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     """The table of the metrics, what it says in words, and how to read it."""
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
-    table = report.comparison(metrics, marks=verdicts.marks(found)).html_table()
+    doubt = forget_quality.doubt(run)
+    doubted = ("forget_quality",) if doubt else ()
+    table = report.comparison(metrics, marks=verdicts.marks(found), doubted=doubted).html_table()
     return [
         section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
         table if metrics else h.p["No stage is finished."],
         paragraphs(verdicts.sentences(found), "verdict"),
         paragraphs(ruler_report.sentences(run)),
         paragraphs(membership_report.sentences(metrics)),
-        paragraphs([*legends, *report.legends(metrics)], "legend"),
+        paragraphs([*legends, *([doubt] if doubt else []), *report.legends(metrics)], "legend"),
     ]
 
 

@@ -9,7 +9,8 @@ from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
 
 from evaluation.leakage import bounds
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.warnings import find_warnings, ks_p_value
+from oblivionis.reports.forget_quality import ks_p_value
+from oblivionis.reports.warnings import find_warnings
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 

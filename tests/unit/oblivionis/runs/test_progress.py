@@ -4,6 +4,7 @@ import io
 
 from rich.console import Console
 
+from oblivionis.runs.forecast import Plan
 from oblivionis.runs.progress import LineEvents, LiveEvents, for_console
 
 METRICS = {"forget_rouge": 0.25, "retain_rouge": 0.5, "forget_prob": 0.75, "model_utility": 0.125}
@@ -29,12 +30,15 @@ def play(events):
     events.close()
 
 
-def test_progress_as_lines():
+NUMBERS = "forget ROUGE 0.250 Prob 0.750 · retain ROUGE 0.500 · model utility 0.125"
+
+
+def test_a_line_for_every_event():
     out = io.StringIO()
-    events = for_console(Console(file=out, width=40), {"unlearn": 1})
+    events = for_console(Console(file=out, width=40, force_terminal=True, color_system=None), {"unlearn": 1}, "verbose")
     assert isinstance(events, LineEvents)
     play(events)
-    numbers = "forget ROUGE 0.250 Prob 0.750 · retain ROUGE 0.500 · model utility 0.125"
+    numbers = NUMBERS
     assert out.getvalue().splitlines() == [
         "a [note]",
         "[unlearn] 1 round",
@@ -48,6 +52,73 @@ def test_progress_as_lines():
         "[unlearn] round 2/2 done: 2 of 2 clients answered, 0.5 s",
         "[unlearn] finished in 2 s",
     ]
+
+
+def test_what_matters_and_where_the_run_is():
+    out = io.StringIO()
+    events = for_console(Console(file=out, width=40), {"unlearn": 1})
+    assert isinstance(events, LineEvents)
+    play(events)
+    assert out.getvalue().splitlines() == [
+        "a [note]",
+        "[unlearn] 1 round",
+        f"[unlearn] round 0/1 (before): {NUMBERS}",
+        "[unlearn] client 3 left out: OutOfMemoryError: [bold]no room",
+        "[unlearn] finished in 2 s",
+    ]
+
+
+def test_where_the_run_is():
+    out = io.StringIO()
+    events = LineEvents(Console(file=out, width=200))
+    events.close()
+    told = []
+
+    def say(seconds):
+        events.tell(seconds)
+        told.append(out.getvalue().splitlines()[-1])
+
+    say(20.0)
+    events.planned(Plan({"finetune": 4, "unlearn": 2}, {"finetune": 1, "unlearn": 1}, 10.0))
+    events.stage_started("finetune", 0, 4)
+    events.round_started(1)
+    events.exchange_started("train", [1, 2])
+    events.arrived(1, 2)
+    say(30.0)
+    events.round_finished(1, 60.0)
+    events.measuring("leakage", "answers", 12, 64)
+    say(100.0)
+    events.evaluated(1, "start", METRICS, 30.0)
+    events.measuring("", "likelihoods", 5, 9)
+    say(7200.0)
+    assert told == [
+        "starting Flower and Ray · 20 s so far",
+        "[finetune] round 1/4: FedFT, 1/2 replies · 30 s so far",
+        "[finetune] round 1/4: evaluating, leakage: 12 of 64 answers · 2 min so far · about 5 min left, evaluations not "
+        "counted",
+        "[finetune] round 1/4: evaluating: 5 of 9 likelihoods · 2.0 h so far · about 16 min left, 10 min of them "
+        "evaluations",
+    ]
+
+
+def test_a_quiet_run_tells_of_warnings_alone():
+    out = io.StringIO()
+    play(for_console(Console(file=out, width=200), {"unlearn": 1}, "quiet"))
+    assert out.getvalue() == "warning: client 3 left out: OutOfMemoryError: [bold]no room\n"
+
+
+def test_the_whole_is_foretold_once_after_the_first_round():
+    out = io.StringIO()
+    events = LineEvents(Console(file=out, width=300), verbose=True)
+    events.planned(Plan({"finetune": 3}, {"finetune": 2}, 40.0))
+    events.stage_started("finetune", 0, 3)
+    events.evaluated(0, "start", METRICS, 30.0)
+    events.round_finished(1, 60.0)
+    events.round_finished(2, 60.0)
+    said = out.getvalue().splitlines()[3:5]
+    assert said[0] == "about 22 min left, 20 min of them evaluations"
+    assert said[1].startswith("warning: evaluations will take 20 min, longer than training (2 min): shorter with")
+    assert "evaluation.full.questions_per_set" in said[1] and out.getvalue().count("about") == 1
 
 
 def test_progress_on_a_terminal():
@@ -65,7 +136,7 @@ def test_progress_on_a_terminal():
 
 def test_who_asks_for_what_is_told_once():
     out = io.StringIO()
-    events = LineEvents(Console(file=out, width=200))
+    events = LineEvents(Console(file=out, width=200), verbose=True)
     events.stage_started("unlearn", 0, 2)
     events.requests("client 3 leaves with 7 records")
     events.exchange_started("unlearn", [3])
@@ -78,7 +149,7 @@ def test_who_asks_for_what_is_told_once():
 
 def test_the_stage_local_counts_clients():
     out = io.StringIO()
-    events = LineEvents(Console(file=out, width=200))
+    events = LineEvents(Console(file=out, width=200), verbose=True)
     events.stage_started("local", 1, 3)
     events.evaluated(17, "end", METRICS, 0.1)
     events.round_finished(2, 0.5)

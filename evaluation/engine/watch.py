@@ -1,0 +1,56 @@
+"""How far a long computation has come, for whoever watches: nobody has to hand a callback down to the loops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+Watcher = Callable[[str, str, int, int], None]
+"""Is told which part is at work ("" where none was named), what it counts, how many are done and of how many; called
+from several threads, one at a time."""
+
+_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+_part: ContextVar[str] = ContextVar("part", default="")
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Tell `watcher` of all that is counted within."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+@contextmanager
+def part(name: str) -> Iterator[None]:
+    """What is counted within belongs to the part `name`; of parts within parts the outer one is told."""
+    token = None if _part.get() else _part.set(name)
+    try:
+        yield
+    finally:
+        if token is not None:
+            _part.reset(token)
+
+
+def counter(what: str, total: int) -> Callable[[int], None]:
+    """A function that adds to the number of done `what` of `total` and tells the present watcher; any thread may."""
+    watcher, name = _watcher.get(), _part.get()
+    if watcher is None:
+        return _ignore
+    lock, done = threading.Lock(), 0
+    watcher(name, what, 0, total)
+
+    def add(count: int) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            watcher(name, what, done, total)
+
+    return add
+
+
+def _ignore(count: int) -> None: ...

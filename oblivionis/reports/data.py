@@ -1,0 +1,102 @@
+"""What the data are, for the terminal: who holds how much, what cannot be trained on or verified, who is in them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Column
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from evaluation.metrics.words import words
+from oblivionis.config.schema import Config
+from oblivionis.data.partition import Partition, describe
+from oblivionis.data.records import Corpus
+from oblivionis.data.subjects import Subjects
+from oblivionis.errors import OblivionisError
+from oblivionis.models.lengths import too_long
+from oblivionis.reports.format import counted, printable, shortened
+from oblivionis.requests.judgement import LEAST_UNITS
+
+SHOWN_CLIENTS = 40
+SHOWN_RECORDS = 20
+
+
+def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
+    """Sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread only."""
+    facts = describe(corpus, partition)
+    table = RichTable(show_header=False)
+    table.add_column("what")
+    table.add_column("records", justify="right")
+    table.add_row("training records", f"{facts['records']:,}")
+    table.add_row("  of these to forget", f"{facts['forget_records']:,} ({facts['forget_share']:.1%})")
+    table.add_row("subjects", f"{facts['subjects']:,}")
+    for name, questions in facts["evaluation"].items():
+        table.add_row(f"questions {name.replace('_', ' ')}", f"{questions:,}")
+    console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
+    shares = RichTable()
+    columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}
+    if facts["clients"] > SHOWN_CLIENTS:
+        shares.add_column("per client")
+        for label in ("least", "median", "most"):
+            shares.add_column(label, justify="right")
+        for label, key in columns.items():
+            values = [row[key] for row in facts["per_client"]]
+            shares.add_row(label, str(min(values)), f"{statistics.median(values):g}", str(max(values)))
+    else:
+        for label in ("client", *columns):
+            shares.add_column(label, justify="right")
+        for row in facts["per_client"]:
+            shares.add_row(str(row["client"]), *(str(row[key] or "·") for key in columns.values()))
+    title = f"{counted(facts['clients'], 'client')}, {facts['clients_with_forget']} of them with records to forget"
+    console.print(Text(title, style="bold"), shares, sep="\n")
+
+
+def print_unfit(corpus: Corpus, config: Config, console: Console) -> None:
+    """What of the data cannot be trained on or verified as it is: texts too long, answers too short to be recited."""
+    lines = []
+    try:
+        long, limit = too_long(corpus, config), config.model.max_length
+    except OblivionisError as error:
+        lines += [f"How long the records are in tokens is not known: {error}"]
+    else:
+        if long:
+            what = "a run refuses them" if config.model.on_overflow == "error" else "their ends are cut off"
+            lines += [f"{counted(len(long), 'text')} longer than model.max_length={limit} tokens; {what}:"]
+            lines += [f"  {printable(line)}" for line in _some(long)]
+    short = [record.id for record in corpus.train if len(words(record.answer)) < LEAST_UNITS]
+    if short and not corpus.is_text:
+        lines += [
+            f"{counted(len(short), 'record')} cannot be verified by recitation, the answer has fewer than "
+            f"{LEAST_UNITS} measurable units: ids {', '.join(map(printable, _some(short)))}"
+        ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - SHOWN_RECORDS
+    return [*texts[:SHOWN_RECORDS], *([f"… and {more} more"] if more > 0 else [])]
+
+
+def print_subjects(subjects: Subjects, console: Console) -> None:
+    """A line per subject: how many records are about it, and which clients hold them."""
+    table = RichTable("subject", Column("records", justify="right"), Column("clients", overflow="fold"), box=None)
+    for subject in subjects:
+        table.add_row(Text(shortened(subject.name)), str(subject.count), ", ".join(map(str, subject.records)))
+    console.print(table)
+
+
+def print_subject(subjects: Subjects, name: str, console: Console) -> None:
+    """The records about one subject by the client that holds them. Raises OblivionisError for an unknown name."""
+    subject = subjects.find(name)
+    if subject is None:
+        raise OblivionisError(f"--subject: {subjects.unknown(name)}")
+    table = RichTable(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
+    for client, record_ids in subject.records.items():
+        table.add_row(str(client), Text(", ".join(record_ids)))
+    spread = f"{counted(subject.count, 'record')} on {counted(len(subject.records), 'client')}"
+    title = f"{shortened(subject.name)}: {spread}"
+    console.print(Text(title, style="bold"), table, sep="\n")

@@ -1,0 +1,97 @@
+"""A run's outcome in one sentence, and what to do next: what stands above all tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN, UNDECIDED, Verdict
+from oblivionis.config.schema import Config
+from oblivionis.reports.format import counted, number
+from oblivionis.requests.judgement import VERIFIED
+from oblivionis.requests.ledger import Ledger
+from oblivionis.runs.directory import RunDirectory
+
+GOOD, DOUBTFUL, BAD = "good", "doubtful", "bad"
+KEPT = 0.9
+"""Share of the finetuned model's utility below which the sentence is not good news."""
+_KNOWS = {
+    OVER_UNLEARNED: "the unlearned model finds the forgotten answers less likely than a model that never saw them",
+    STILL_KNOWN: "the unlearned model still knows the forgotten records",
+    NEAR: "the unlearned model finds the forgotten answers about as likely as a model that never saw them",
+    UNDECIDED: "too few questions tell the unlearned model from one that never saw the records",
+}
+_GRADE = {OVER_UNLEARNED: DOUBTFUL, STILL_KNOWN: BAD, NEAR: GOOD, UNDECIDED: DOUBTFUL}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """sentence: what became of the requests, of the knowledge and of utility; grade: `GOOD`, `DOUBTFUL` or `BAD`;
+    steps: what to do next, a command each."""
+
+    sentence: str
+    grade: str
+    steps: tuple[str, ...] = ()
+
+
+def outcome(
+    run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
+) -> Outcome | None:
+    """What came out of a run with these metrics of its stages and these verdicts; None before it unlearned."""
+    if "unlearn" not in metrics:
+        return None
+    parts = [part for part in (_requests(run), _knowledge(found), _utility(metrics)) if part is not None]
+    grades = [grade for _, grade in parts]
+    grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
+    if "prob" not in found and grade == GOOD:
+        grade = DOUBTFUL
+    sentence = "; ".join(text for text, _ in parts)
+    return Outcome(f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "", grade, _steps(run, config, found))
+
+
+def _requests(run: RunDirectory) -> tuple[str, str] | None:
+    requests = list(Ledger(run.ledger_path))
+    if not requests:
+        return "nobody asked to forget anything", DOUBTFUL
+    states = Counter(r.outcome for r in requests)
+    verified, count = states.pop(VERIFIED, 0), len(requests)
+    others = ", ".join(f"{n} {state}" for state, n in sorted(states.items()))
+    text = f"{verified} of {counted(count, 'deletion request')} verified{f' ({others})' if others else ''}"
+    return text, GOOD if verified == count else DOUBTFUL
+
+
+def _knowledge(found: Mapping[str, Verdict]) -> tuple[str, str] | None:
+    verdict = found.get("prob")
+    if verdict is None:
+        return None
+    values = f"Prob {number(verdict.value)}, {number(verdict.oracle)} there"
+    return f"{_KNOWS[verdict.verdict]} ({values})", _GRADE[verdict.verdict]
+
+
+def _utility(metrics: Mapping[str, Mapping[str, float]]) -> tuple[str, str] | None:
+    for key, name in (("model_utility", "utility"), ("retain_rouge", "retain ROUGE")):
+        before, after = metrics.get("finetune", {}).get(key), metrics["unlearn"].get(key)
+        if before and after is not None:
+            share = after / before
+            return f"{name} {share:.0%} of the finetuned model's", GOOD if share >= KEPT else DOUBTFUL
+    return None
+
+
+def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> tuple[str, ...]:
+    verdict, unlearning = found.get("prob"), config.unlearning
+    again = f"oblivionis simulate {shlex.quote(str(run.path / 'config.yaml'))} start_from={shlex.quote(str(run.path))}"
+    if verdict is None:
+        if "retrain" in config.stages:
+            return ()
+        return (f"to compare with a model that never saw the records: {again} 'stages=[finetune, retrain, unlearn]'",)
+    if verdict.verdict == STILL_KNOWN:
+        return (f"to unlearn more: {again} unlearning.epochs={2 * unlearning.epochs}",)
+    if verdict.verdict == OVER_UNLEARNED:
+        less = f"unlearning.epochs={unlearning.epochs // 2}"
+        if unlearning.epochs < 2:
+            rate = config.training.learning_rate if unlearning.learning_rate is None else unlearning.learning_rate
+            less = f"unlearning.learning_rate={rate / 2:g}"
+        return (f"to unlearn less: {again} {less}",)
+    return ()

@@ -1,0 +1,120 @@
+"""The sentence above all tables, and what it tells to do next."""
+
+import dataclasses
+
+import pytest
+from support.reports import ask, make_run, metrics_of, summary
+
+from evaluation.metrics.verdict import Verdict
+from oblivionis.cli.arguments import split_arguments
+from oblivionis.config import compose as configuration
+from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, outcome
+from oblivionis.requests.judgement import Judgement
+from oblivionis.requests.ledger import Ledger
+
+OVER = {"prob": Verdict(0.01, 0.2, 1e-6, 1.0, 40)}
+UNDER = {"prob": Verdict(0.9, 0.2, 1.0, 1e-6, 40)}
+LIKE = {"prob": Verdict(0.19, 0.2, 0.4, 0.6, 40)}
+FEW = {"prob": Verdict(0.01, 0.2, 0.25, 1.0, 2)}
+KEPT = {"finetune": {"model_utility": 0.5}, "unlearn": {"model_utility": 0.49}, "retrain": {}}
+
+
+def served(tmp_path, verified=("r0", "r1"), overrides=()):
+    run, config = make_run(tmp_path, overrides=overrides)
+    ask(run, serve=False)
+    ledger = Ledger(run.ledger_path)
+    for name in ("r0", "r1"):
+        ledger.served(name, 1)
+        word = "verified" if name in verified else "not testable"
+        ledger.verified(name, 2, Judgement(word, "", 0.1), 0.5)
+    return run, config
+
+
+def test_a_run_that_forgot_and_kept_the_rest(tmp_path):
+    found = outcome(*served(tmp_path), KEPT, LIKE)
+    assert found.sentence == (
+        "2 of 2 deletion requests verified; the unlearned model finds the forgotten answers about as likely as a model "
+        "that never saw them (Prob 0.190, 0.200 there); utility 98% of the finetuned model's."
+    )
+    assert found.grade == GOOD and found.steps == ()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words", "grade"),
+    [
+        (UNDER, "still knows the forgotten records (Prob 0.900", BAD),
+        (OVER, "less likely than a model that never saw them (Prob 0.010", DOUBTFUL),
+        (FEW, "too few questions", DOUBTFUL),
+        ({}, "deletion requests verified; utility", DOUBTFUL),
+    ],
+)
+def test_it_is_no_good_news_where_one_part_is_not(tmp_path, verdicts, words, grade):
+    found = outcome(*served(tmp_path), KEPT, verdicts)
+    assert words in found.sentence and found.grade == grade
+
+
+def test_requests_and_utility_count_as_well(tmp_path):
+    run, config = served(tmp_path, verified=("r0",))
+    found = outcome(run, config, KEPT, LIKE)
+    assert found.sentence.startswith("1 of 2 deletion requests verified (1 not testable); ") and found.grade == DOUBTFUL
+    (tmp_path / "other").mkdir()
+    ruined = {**KEPT, "unlearn": {"model_utility": 0.1}}
+    assert outcome(*served(tmp_path / "other"), ruined, LIKE).grade == DOUBTFUL
+    nobody = make_run(tmp_path / "nobody")
+    assert outcome(*nobody, KEPT, LIKE).sentence.startswith("Nobody asked to forget anything; ")
+
+
+def test_before_unlearning_there_is_no_outcome(tmp_path):
+    run, config = make_run(tmp_path, ["finetune"])
+    assert outcome(run, config, {"finetune": {}}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "overrides", "change"),
+    [
+        (UNDER, ["unlearning.epochs=3"], ("unlearning.epochs", 6)),
+        (OVER, ["unlearning.epochs=5"], ("unlearning.epochs", 2)),
+        (OVER, ["unlearning.epochs=1", "unlearning.learning_rate=0.002"], ("unlearning.learning_rate", 0.001)),
+    ],
+)
+def test_the_next_step_is_a_command_that_works(tmp_path, verdicts, overrides, change):
+    run, config = served(tmp_path, overrides=overrides)
+    (step,) = outcome(run, config, KEPT, verdicts).steps
+    words = step.split(": oblivionis simulate ")[1].split()
+    experiment, chosen = split_arguments(words)
+    again = configuration.compose(experiment, chosen)
+    section, key = change[0].split(".")
+    assert getattr(getattr(again, section), key) == change[1]
+    assert again.start_from == str(run.path)
+    assert dataclasses.replace(again.data) == config.data and again.seed == config.seed
+
+
+def test_without_an_oracle_it_says_how_to_have_one(tmp_path):
+    run, config = served(tmp_path, overrides=["stages=[finetune, unlearn]"])
+    assert "'stages=[finetune, retrain, unlearn]'" in outcome(run, config, KEPT, {}).steps[0]
+
+
+def test_the_outcome_stands_first_and_the_families_behind_full(tmp_path):
+    run, config = make_run(tmp_path)
+    ask(run)
+    short, full = (summary(run, config, full=full) for full in (False, True))
+    for text in (short, full):
+        assert text.startswith("1 of 2 deletion requests verified (1 pending); ")
+    rows = [line for line in short.splitlines() if line.startswith("│ ") and "0." in line]
+    assert len(rows) < 6 and "Forget quality" not in short and "How to read it" not in short
+    assert f"oblivionis runs show {run.path} --full" in short and "Forget quality (KS p)" in full
+    page = summary(run, config, full=False)
+    assert page.index("Prob") < page.index("Sample answers")
+
+
+def test_a_forget_quality_that_says_nothing_stands_in_parentheses(tmp_path):
+    from support.reports import log_of
+
+    run, config = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=2))
+    text = summary(run, config)
+    line = next(line for line in text.splitlines() if "Forget quality (KS p)" in line)
+    assert "(0.125)" in line and "2 questions cannot tell any two models apart" in text
+    (tmp_path / "four").mkdir()
+    run, config = make_run(tmp_path / "four")
+    line = next(line for line in summary(run, config).splitlines() if "Forget quality (KS p)" in line)
+    assert "(0.125)" not in line and metrics_of("unlearn")["forget_quality"] == 0.125
