@@ -37,6 +37,13 @@ class Job:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
+    def saying(self) -> str:
+        """The last whole line that the run has printed, "" before the first one."""
+        with self.log.open("rb") as handle:
+            handle.seek(max(0, handle.seek(0, os.SEEK_END) - 4096))
+            lines = handle.read().decode("utf-8", "replace").split("\n")[:-1]
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
     def failure(self) -> str:
         """What the run said last before it ended with an error."""
         lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.federated import collecting, processes, results
 from benchmarks.federated.graph import Graph, Node, plan
@@ -23,7 +23,9 @@ from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.forecast import duration
+from oblivionis.runs.progress import Bars
 from oblivionis.runs.reuse import import_updates, take_over
+from oblivionis.runs.ticker import Ticker
 
 _POLL_S = 0.2
 
@@ -113,7 +115,10 @@ class _Work:
             saved = sum(_seconds(n, self._store) for n in self._graph.nodes if n.key in self._found)
             self._say(f"{len(self._found)} of {len(self._graph.nodes)} runs are done already: {duration(saved)} saved")
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self._console, transient=True) as bar:
+        with ExitStack() as shown:
+            bar = shown.enter_context(Bars(*columns, console=self._console, transient=True))
+            if not self._console.is_terminal:
+                shown.callback(Ticker(lambda _: self._say("\n".join(self._at()))).close)
             task = bar.add_task("runs", total=len(self._graph.nodes), completed=len(self._found))
             try:
                 while pending or self._jobs:
@@ -122,6 +127,7 @@ class _Work:
                         changed()
                     ended = len(self._graph.nodes) - len(pending) - len(self._jobs)
                     bar.update(task, completed=ended, description=self._description(pending))
+                    bar.lines = self._at()
                     time.sleep(_POLL_S)
             except BaseException:
                 self._say(f"stopping {len(self._jobs)} runs")
@@ -183,10 +189,13 @@ class _Work:
             total += expected
         return total / self._width
 
+    def _at(self) -> list[str]:
+        """Where the runs under way are, in their own words."""
+        return [f"{node.label}: {job.saying()}" for node, _, job in list(self._jobs.values())]
+
     def _description(self, pending: Sequence[Node]) -> str:
-        labels = [node.label for node, _, _ in self._jobs.values()]
-        if labels:
-            return ", ".join(labels)
+        if self._jobs:
+            return f"{len(self._jobs)} run{'s' * (len(self._jobs) > 1)} under way"
         held = [node.label for node in pending if self._held(node)]
         return f"waiting for another process: {', '.join(held)}" if held else "runs"
 

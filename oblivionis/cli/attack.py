@@ -33,9 +33,8 @@ def attack(
 
     find_checkpoint(run, stage, overrides or [])  # a mistake is told before anything heavy is imported
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from oblivionis.audits.attack import attack_run
+    from oblivionis.cli.following import following
     from oblivionis.config import compose as configuration
     from oblivionis.reports import attacks as attack_report
     from oblivionis.reports.certificate.signing import mark_superseded
@@ -43,14 +42,8 @@ def attack(
 
     kinds = [kind.strip() for kind in only.split(",")] if only else []
     console = Console()
-    columns = (TextColumn("attacking"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-
-        def show(done: int, total: int, name: str) -> None:
-            progress.update(task, completed=done, total=total, description=name)
-
-        directory, folder, results = attack_run(run, stage, overrides or [], kinds, show)
+    with following(console, "attacking") as follow:
+        directory, folder, results = attack_run(run, stage, overrides or [], kinds, follow)
     attack_report.print_results(results, console)
     mark_superseded(directory)
     html_report.write_html(directory, configuration.from_yaml(directory.read_config(), directory.config_place))

@@ -142,16 +142,13 @@ def _audit(
     source: str,
 ) -> None:
     """Audit with a bar that tells how far it is, and show what was found."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from oblivionis.audits import leakage as audit
+    from oblivionis.cli.following import following
     from oblivionis.reports import leakage as leakage_report
     from oblivionis.reports.certificate.signing import mark_superseded
 
     console = Console()
-    columns = (TextColumn("sampling answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
+    with following(console, "sampling answers") as follow:
         result = audit.audit_leakage(
             subject,
             asked,
@@ -160,7 +157,7 @@ def _audit(
             sampling,
             folder,
             stop_at=stop_at,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=lambda done, total: follow(done, total, ""),
             asked=source,
         )
     leakage_report.print_audit(result, console)

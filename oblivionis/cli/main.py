@@ -257,11 +257,14 @@ def evaluate(
     find_checkpoint(Path(target), stage, given)  # a mistake is told before anything heavy is imported
 
     from oblivionis.assessment.assessor import evaluate_checkpoint
+    from oblivionis.cli.following import following
     from oblivionis.reports import summary as report
     from oblivionis.runs.progress import LineEvents
 
     console = Console()
-    run, checkpoint, metrics = evaluate_checkpoint(Path(target), stage, given, LineEvents(console))
+    with following(console, "evaluating"):
+        events = LineEvents(console, verbose=True)
+        run, checkpoint, metrics = evaluate_checkpoint(Path(target), stage, given, events)
     title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
     console.print(report.comparison({checkpoint.stage: metrics}, title=title).rich())
 
@@ -272,11 +275,14 @@ def _evaluate_model(target: str, stage: str | None, overrides: list[str]) -> Non
     config = find_target(target, stage, overrides).config
 
     from oblivionis.assessment.assessor import evaluate_model
+    from oblivionis.cli.following import following
     from oblivionis.reports import summary as report
 
-    metrics = evaluate_model(config)
+    console = Console()
+    with following(console, "evaluating"):
+        metrics = evaluate_model(config)
     title = f"{target} · {config.data.name} · truth ratio {config.evaluation.truth_ratio}"
-    Console().print(report.comparison({"base": metrics}, title=title).rich())
+    console.print(report.comparison({"base": metrics}, title=title).rich())
 
 
 @cli.command()

@@ -139,15 +139,12 @@ def _audit(
     console: Console,
 ) -> None:
     """Audit with a bar that tells how far it is, show what was found and draw it."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
     from oblivionis.audits import people as person_audit
+    from oblivionis.cli.following import following
     from oblivionis.reports import people as person_report
     from oblivionis.reports import people_figures as person_figures
 
-    columns = (TextColumn("scoring facts"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
+    with following(console, "scoring facts") as follow:
         result = person_audit.audit_people(
             subject,
             facts,
@@ -155,7 +152,7 @@ def _audit(
             folder,
             subjects_file=subjects_file,
             before=before,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=lambda done, total: follow(done, total, ""),
         )
     person_report.print_audit(result, console)
     person_figures.write_figures(result, folder / "figures")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console, RenderableType
@@ -13,6 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from oblivionis.runs.forecast import Forecast, Plan, duration
+from oblivionis.runs.ticker import Ticker
 
 MOMENTS = {"start": " (before)", "after_unlearn": " (right after FedTU)", "round": "", "end": " (end, full profile)"}
 
@@ -201,27 +200,16 @@ class LogEvents(_Following):
 
 
 class LineEvents(LogEvents):
-    """Lines on a console that is no terminal: what matters, and where the run is every `SECONDS`, after `SOON` such
-    lines every `LATER` seconds.
+    """Lines on a console that is no terminal: what matters, and where the run is every few seconds.
 
     verbose: a line per event instead.
     """
-
-    SECONDS, SOON, LATER = 10.0, 60, 60.0
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         super().__init__()
         self._log = lambda text, *args: console.print(text % args, highlight=False, markup=False, soft_wrap=True)
         self._event = self._log if verbose else lambda text, *args: None
-        self._began, self._over = time.monotonic(), threading.Event()
-        if not verbose:
-            threading.Thread(target=self._tick, daemon=True).start()
-
-    def _tick(self) -> None:
-        told = 0
-        while not self._over.wait(self.SECONDS if told < self.SOON else self.LATER):
-            self.tell(time.monotonic() - self._began)
-            told += 1
+        self._ticker = None if verbose else Ticker(self.tell)
 
     def tell(self, elapsed: float) -> None:
         """Say where the run is after so many seconds."""
@@ -230,7 +218,8 @@ class LineEvents(LogEvents):
         self._log("%s", " · ".join(part for part in (where, f"{duration(elapsed)} so far", left) if part))
 
     def close(self) -> None:
-        self._over.set()
+        if self._ticker is not None:
+            self._ticker.close()
 
 
 class QuietEvents(Events):
@@ -259,15 +248,15 @@ def _asking(clients: Sequence[int]) -> str:
     return verb % ", ".join(map(str, clients))
 
 
-class _Bars(Progress):
-    """Progress bars with one line of text below them."""
+class Bars(Progress):
+    """Progress bars with lines of text below them."""
 
-    line = ""
+    lines: Sequence[str] = ()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
-        if self.line:
-            yield Text(self.line, style="dim", no_wrap=True, overflow="ellipsis")
+        for line in self.lines:
+            yield Text(line, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 class LiveEvents(_Following):
@@ -276,7 +265,7 @@ class LiveEvents(_Following):
     def __init__(self, console: Console, rounds: Mapping[str, int]) -> None:
         super().__init__()
         self._console = console
-        self._progress = _Bars(
+        self._progress = Bars(
             SpinnerColumn(),
             TextColumn("[bold]{task.description:<9}"),
             BarColumn(bar_width=16),
@@ -334,7 +323,8 @@ class LiveEvents(_Following):
 
     def evaluated(self, server_round: int, moment: str, metrics: Mapping[str, float], seconds: float) -> None:
         super().evaluated(server_round, moment, metrics, seconds)
-        self._progress.line = f"{self.stage}, {_where(self.stage, server_round, self._total, moment)}: {self.measured}"
+        where = _where(self.stage, server_round, self._total, moment)
+        self._progress.lines = [f"{self.stage}, {where}: {self.measured}"]
         self._show()
 
     def round_finished(self, server_round: int, seconds: float) -> None:

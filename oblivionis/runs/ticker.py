@@ -1,0 +1,27 @@
+"""Something to be said every few seconds while a long computation goes on, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+SECONDS, SOON, LATER = 10.0, 60, 60.0
+
+
+class Ticker:
+    """Calls `tell` with the seconds since the beginning, every `SECONDS`, after `SOON` calls every `LATER` seconds."""
+
+    def __init__(self, tell: Callable[[float], None]) -> None:
+        self._tell, self._began, self._over = tell, time.monotonic(), threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        told = 0
+        while not self._over.wait(SECONDS if told < SOON else LATER):
+            self._tell(time.monotonic() - self._began)
+            told += 1
+
+    def close(self) -> None:
+        """Nothing is said any more."""
+        self._over.set()
