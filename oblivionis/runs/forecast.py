@@ -136,6 +136,8 @@ class Forecast:
         rounds, evaluations = self.rounds_left(), self.evaluations_left()
         if rounds is None:
             return ""
+        if not (rounds or evaluations or evaluations is None):
+            return ""
         if evaluations is None:
             return f"about {duration(rounds)} left, evaluations not counted"
         parts = f", {duration(evaluations)} of them evaluations" if evaluations else ""
