@@ -14,6 +14,7 @@ import pytest
 import yaml
 from support.commands import call
 from support.processes import WITHOUT_RAY
+from support.tutorials import follow
 
 from benchmarks.federated import results
 
@@ -52,17 +53,24 @@ def values(folder, **labels):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of the suite `quick`, and what the command printed."""
+    """The folder of the suite `quick`, and what the blocks of its tutorial printed."""
     folder = tmp_path_factory.mktemp("suite")
-    result = call("bench", "quick", "--output", folder / "out", "--jobs", "2")
-    assert result.code == 0, result.err
-    return folder / "out", result
+    said = follow("start/paper-table.md", folder)
+    return folder / "runs" / "bench" / "quick", said
+
+
+@pytest.mark.slow
+def test_the_tutorial_ends_with_a_plan_of_the_papers_table(finished):
+    folder, said = finished
+    assert "\\begin{tabular}" in said[1]
+    assert (folder.parents[2] / "my-results" / "results.parquet").is_file()
+    assert "cells in" in said[2] and "llama" in said[2].lower()
 
 
 @pytest.mark.slow
 def test_quick_has_numbers_everywhere_prints_its_tables_and_keeps_its_results(finished):
-    folder, result = finished
-    assert "NPO" in result.out and "GradDiff" in result.out
+    folder, said = finished
+    assert "NPO" in said[0] and "GradDiff" in said[0]
     frame, axes = read(folder), results.read(folder)[1]
     assert axes == ["strategy", "unlearning", "seed"] and set(frame["status"]) == {"done"}
     assert frame["cell"].nunique() == 4 and "–" not in (folder / "tables" / "quick.md").read_text()

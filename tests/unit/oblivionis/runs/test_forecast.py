@@ -40,7 +40,7 @@ def test_rounds_and_evaluations_are_told_apart():
     assert found.rounds_left() == pytest.approx(60.0)
     assert found.evaluations_left() == pytest.approx(2 * 3.0 + 2 * 15.0)
     found.evaluation("finetune", 20.0, full=True, inside=False)
-    assert found.evaluations_left() == pytest.approx(2 * 3.0 + 20.0), "a full one that was timed says how long they take"
+    assert found.evaluations_left() == pytest.approx(2 * 3.0 + 20.0), "a timed full one says how long they take"
     found.finished("finetune")
     found.round("unlearn", 30.0)
     assert found.rounds_left() == pytest.approx(2 * 30.0), "a stage's own rounds count once it has some"

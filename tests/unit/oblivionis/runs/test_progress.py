@@ -94,8 +94,8 @@ def test_where_the_run_is():
     assert told == [
         "starting Flower and Ray · 20 s so far",
         "[finetune] round 1/4: FedFT, 1/2 replies · 30 s so far",
-        "[finetune] round 1/4: evaluating, leakage: 12 of 64 answers · 2 min so far · about 5 min left, evaluations not "
-        "counted",
+        "[finetune] round 1/4: evaluating, leakage: 12 of 64 answers · 2 min so far · about 5 min left, evaluations "
+        "not counted",
         "[finetune] round 1/4: evaluating: 5 of 9 likelihoods · 2.0 h so far · about 16 min left, 10 min of them "
         "evaluations",
     ]
