@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -83,7 +84,8 @@ def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> t
     verdict, unlearning = found.get("prob"), config.unlearning
     if config.data.name == "node":  # the server has nothing to compare
         return ()
-    again = f"oblivionis simulate {shlex.quote(str(run.path / 'config.yaml'))} start_from={shlex.quote(str(run.path))}"
+    place = shlex.quote(str(run.path))
+    again = f"oblivionis simulate {shlex.quote(str(run.path / 'config.yaml'))} start_from={place}{_name(run, config)}"
     if verdict is None:
         if "retrain" in config.stages:
             return ()
@@ -97,3 +99,11 @@ def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> t
             less = f"unlearning.learning_rate={rate / 2:g}"
         return (f"to unlearn less: {again} {less}",)
     return ()
+
+
+def _name(run: RunDirectory, config: Config) -> str:
+    """Another name where this run was given one."""
+    if not config.name:
+        return ""
+    free = (f"{config.name}-{number}" for number in itertools.count(2))
+    return f" name={shlex.quote(next(name for name in free if not (run.path.parent / name).exists()))}"

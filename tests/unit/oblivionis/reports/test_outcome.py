@@ -89,6 +89,13 @@ def test_the_next_step_is_a_command_that_works(tmp_path, verdicts, overrides, ch
     assert dataclasses.replace(again.data) == config.data and again.seed == config.seed
 
 
+def test_the_next_run_has_another_name_where_this_one_has_one(tmp_path):
+    run, config = served(tmp_path, overrides=["name=made"])
+    (run.path.parent / "made-2").mkdir()
+    (step,) = outcome(run, config, KEPT, UNDER).steps
+    assert " name=made-3 " in f"{step} "
+
+
 def test_without_an_oracle_it_says_how_to_have_one(tmp_path):
     run, config = served(tmp_path, overrides=["stages=[finetune, unlearn]"])
     assert "'stages=[finetune, retrain, unlearn]'" in outcome(run, config, KEPT, {}).steps[0]
