@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from oblivionis import __version__
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
+from oblivionis.config import methods
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.errors import FileError, OblivionisError
@@ -90,7 +91,7 @@ def build(run: RunDirectory, demand: str) -> dict[str, Any]:
             "name": run.name,
             "seed": config.seed,
             "aggregator": config.strategy.name,
-            "method": config.unlearning.method,
+            "method": methods.label(config.unlearning.method),
             "clients": config.federation.clients,
             "config_sha256": config_hash(config),
             "oblivionis": run.environment().get("oblivionis"),
