@@ -50,7 +50,7 @@ def evaluate_model(
     max_length: int | None = None,
     on_overflow: Literal["error", "truncate"] = "error",
 ) -> Evaluation:
-    """The TOFU metrics (Maini et al. 2024; Oblivionis eqs. 12 to 18) of a model as it is, whatever trained it.
+    """The TOFU metrics (Maini et al. 2024; Oblivionis eqs. 10 to 18) of a model as it is, whatever trained it.
 
     - `questions`: the rows of some of the sets `forget`, `retain`, `real_authors`, `world_facts`. The truth ratio needs
       `perturbed_answer`, and takes `paraphrased_answer` for the right answer where it is there.

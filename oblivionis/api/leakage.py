@@ -58,7 +58,8 @@ class LeakageBounds:
     - `m_sigma`: upper bound on the standard deviation.
     - `m_bin`: upper bound on the probability that an answer leaks, with a score of at least `leaks_from`.
     - `samples`: n.
-    - `alpha`: each question's bounds hold with probability at least 1 - alpha; `family_wise` divided it by Q.
+    - `alpha`: each bound by itself holds with probability at least 1 - alpha for its question; with `family_wise` it
+      was divided by Q.
     """
 
     mean: np.ndarray
@@ -87,7 +88,7 @@ def leakage_bounds(
     - `scores`: n >= 1 numbers in [0, 1] of one question, (n,), or of each of Q questions, (Q, n); it does not matter
       what scored them.
     - `alpha`: significance, in (0, 1/2].
-    - `family_wise`: the bounds of all questions hold at once (Bonferroni).
+    - `family_wise`: a bound holds for all questions at once (Bonferroni).
     - `leaks_from`: from which score on an answer leaked, in (0, 1].
     - `rho`: weight of the deviation in `ed`, >= 0.
 

@@ -57,11 +57,18 @@ def loaded(model: ModelLike) -> tuple[nn.Module, PreTrainedTokenizerBase]:
 def records_of(rows: Rows, name: str) -> list[Record]:
     """The rows as records. Raises DataError with every faulty row, by `name` and number from 0, and without any."""
     problems: list[str] = []
-    found = [to_record(Row(f"{name}[{number}]", row), problems) for number, row in enumerate(rows)]
-    if not found:
-        problems.append(f"{name}: expected at least one question, found none")
+    records: list[Record] = []
+    if isinstance(rows, str | Mapping) or not rows:
+        problems.append(f"{name}: expected a list of at least one question")
+        rows = []
+    for number, row in enumerate(rows):
+        where = f"{name}[{number}]"
+        if not isinstance(row, Mapping):
+            problems.append(f"{where}: expected a mapping with question and answer, found {type(row).__name__}")
+        elif (record := to_record(Row(where, row), problems)) is not None:
+            records.append(record)
     raise_if_any("questions", problems)
-    return [record for record in found if record is not None]
+    return records
 
 
 def questions_of(

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oblivionis.config import compose as configuration
+from oblivionis.reports import summary
 from oblivionis.reports.html import run_page
 from oblivionis.requests.schedule import check_requests
 from oblivionis.runs.directory import RunDirectory, check_output
@@ -23,8 +24,8 @@ class Run:
     """A run on disk.
 
     - `path`: its directory.
-    - `metrics`: of each stage that is complete, in their order, the metrics of its final model with the profile `full`,
-      by the names of the reports: `metrics["unlearn"]["forget_prob"]`.
+    - `metrics`: by stage that is complete, in the order of the reports, and by name the metrics of its final model with
+      the profile `full`: `metrics["unlearn"]["forget_prob"]`. They are those of the table that `simulate` prints.
     """
 
     path: Path
@@ -35,8 +36,8 @@ class Run:
         """The run in a directory, whatever made it. Raises RunError where there is none."""
         run = RunDirectory.open(Path(path))
         config = configuration.from_yaml(run.read_config(), run.config_place)
-        found = {stage: run.stage_summary(stage) for stage in config.stages}
-        return cls(run.path, {stage: dict(summary["metrics"]) for stage, summary in found.items() if summary})
+        evaluation = config.evaluation
+        return cls(run.path, summary.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence))
 
 
 def simulate(experiment: str | Path = "default", overrides: Sequence[str] = (), *, progress: bool = False) -> Run:

@@ -113,7 +113,7 @@ def capped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
 
 def test_a_loss_of_ones_own_in_a_run(capped: tuple[Run, Path]) -> None:
     run, file = capped
-    assert list(run.metrics) == ["finetune", "retrain", "unlearn"]
+    assert list(run.metrics) == ["finetune", "unlearn", "retrain"]
     assert run.metrics["unlearn"]["forget_prob"] < run.metrics["retrain"]["forget_prob"]
     config = (run.path / "config.yaml").read_text(encoding="utf-8")
     assert f"method: {file}\n" in config and "cap: 3.0\n" in config

@@ -120,7 +120,10 @@ def test_the_template_is_that_of_the_prompt(noisy: tuple[Any, Any]) -> None:
     [
         ({}, "no questions; expected some of the sets forget, retain"),
         ({"forgt": FORGET["forget"]}, "unknown question set 'forgt'; did you mean forget?"),
-        ({"forget": []}, "forget: expected at least one question, found none"),
+        ({"forget": []}, "forget: expected a list of at least one question"),
+        ({"forget": "forget.json"}, "forget: expected a list of at least one question"),
+        ({"forget": FORGET["forget"][0]}, "forget: expected a list of at least one question"),
+        ({"forget": ["Who?"]}, "forget[0]: expected a mapping with question and answer, found str"),
         ({"forget": [{"question": "Who?"}]}, "forget[0]: field 'answer' is missing"),
         ({"retain": [{"question": "Who?", "answer": 3}]}, "retain[0]: answer must be a non-empty text, found 3"),
     ],
