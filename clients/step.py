@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -220,6 +221,15 @@ NEEDS_RECEIVED = frozenset(
     {"forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl", "retain_reference_states"}
 )
 NEEDS_STATES = frozenset({"forget_states", "retain_states", "retain_reference_states"})
+
+
+def check_quantities(method: str, names: Collection[str]) -> None:
+    """Raise ValueError for a name that is none of `QUANTITIES`, with the nearest ones."""
+    for name in names:
+        if name not in QUANTITIES:
+            near = difflib.get_close_matches(name, QUANTITIES, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"expected {', '.join(sorted(QUANTITIES))}"
+            raise ValueError(f"{method} asks for {name!r}, which no batch has; {hint}")
 
 
 def expanded(names: Collection[str], retain_loss: str) -> frozenset[str]:

@@ -19,10 +19,10 @@ from clients.reference import Received, incompetent_teacher
 from clients.step import (
     NEEDS_RECEIVED,
     NEEDS_STATES,
-    QUANTITIES,
     RETAIN_LOSSES,
     Step,
     Surroundings,
+    check_quantities,
     expanded,
     log_likelihoods,
 )
@@ -161,9 +161,7 @@ class _Update:
         cls, loss: losses.Method, names: tuple[str, ...], values: Mapping[str, Any], entropy: Entropy, available: bool
     ) -> _Update:
         """`available`: there are retain records. Raises ValueError if the update needs them and there are none."""
-        unknown = [name for name in names if name not in QUANTITIES]
-        if unknown:
-            raise ValueError(f"{loss.name} asks for {unknown[0]!r}, which is none of {', '.join(sorted(QUANTITIES))}")
+        check_quantities(loss.name, names)
         of_retain = [name for name in names if name.startswith("retain")]
         required = bool(of_retain) and loss.needs_retain
         if required and not available:

@@ -1,16 +1,93 @@
-"""Federated fine-tuning and targeted unlearning of language models on Flower."""
+"""Federated fine-tuning and targeted unlearning of language models on Flower.
+
+The names of `__all__` are what other programs may rely on; `docs/reference/versions.md` says how far. They are imported
+from the room `api` when they are first used: `import oblivionis` loads none of the libraries behind them.
+"""
 
 import importlib.util
 import logging
 import os
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from oblivionis.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from oblivionis.api import aggregators, federation, leakage, losses, ruler, wikimem
+    from oblivionis.api.evaluation import Evaluation, evaluate_model
+    from oblivionis.api.leakage import LeakageBounds, leakage_bounds
+    from oblivionis.api.models import ModelLike, Rows, load_model
+    from oblivionis.api.runs import Run, simulate
+    from oblivionis.config.problems import ConfigError
+    from oblivionis.data.errors import DataError
+    from oblivionis.data.tokenize import PromptTemplate
+    from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+    from oblivionis.models.errors import ModelError
+    from strategies.fedtu import FedTU
+    from strategies.requests import RequestList, UnlearnRequest
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Evaluation",
+    "FedTU",
+    "LeakageBounds",
+    "ModelError",
+    "ModelLike",
+    "OblivionisError",
+    "PromptTemplate",
+    "RequestList",
+    "Rows",
+    "Run",
+    "RunFailed",
+    "RunInterrupted",
+    "UnlearnRequest",
+    "aggregators",
+    "evaluate_model",
+    "federation",
+    "leakage",
+    "leakage_bounds",
+    "load_model",
+    "losses",
+    "ruler",
+    "simulate",
+    "wikimem",
+]
+_HOMES = {
+    "oblivionis.api": ("aggregators", "federation", "leakage", "losses", "ruler", "wikimem"),
+    "oblivionis.api.evaluation": ("Evaluation", "evaluate_model"),
+    "oblivionis.api.leakage": ("LeakageBounds", "leakage_bounds"),
+    "oblivionis.api.models": ("ModelLike", "Rows", "load_model"),
+    "oblivionis.api.runs": ("Run", "simulate"),
+    "oblivionis.config.problems": ("ConfigError",),
+    "oblivionis.data.errors": ("DataError",),
+    "oblivionis.data.tokenize": ("PromptTemplate",),
+    "oblivionis.errors": ("OblivionisError", "RunFailed", "RunInterrupted"),
+    "oblivionis.models.errors": ("ModelError",),
+    "strategies.fedtu": ("FedTU",),
+    "strategies.requests": ("RequestList", "UnlearnRequest"),
+}
+"""Where the public names come from, as the imports above say it to type checkers."""
 
 # bitsandbytes warns of every float32 product and of optional kernels, on the terminal, wherever it is installed.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 SIBLINGS = ("strategies", "clients", "evaluation", "benchmarks")
 """The other packages of this project: top-level names, which any other project may have as well."""
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, on first use."""
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(home)
+    value = importlib.import_module(f"{home}.{name}") if home == f"{__name__}.api" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def check_siblings() -> None:

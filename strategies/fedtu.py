@@ -41,7 +41,7 @@ __all__ = [
     "UnlearnRequest",
 ]
 
-Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FedTU(WrappingStrategy):
@@ -73,7 +73,7 @@ class FedTU(WrappingStrategy):
         listener: Listener | None = None,
         nodes: NodeMap | None = None,
         eligible: Callable[[int], bool] | None = None,
-        evaluate_after_unlearn: Evaluation | None = None,
+        evaluate_after_unlearn: Evaluate | None = None,
         options: Options | None = None,
     ) -> None:
         super().__init__(inner)
@@ -104,7 +104,7 @@ class FedTU(WrappingStrategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Evaluation | None = None,
+        evaluate_fn: Evaluate | None = None,
         *,
         start_round: int = 1,
     ) -> Result:
@@ -281,7 +281,7 @@ class FedTU(WrappingStrategy):
         _keep(metrics, run.result.evaluate_metrics_clientapp, server_round)
 
     def _evaluate(
-        self, evaluate: Evaluation, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
+        self, evaluate: Evaluate, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
     ) -> None:
         began = time.monotonic()
         self._listener.evaluating(server_round, moment)
@@ -299,7 +299,7 @@ class _Run:
     eligible: OrderedGrid
     train_config: dict[str, Any]
     evaluate_config: dict[str, Any]
-    evaluate_fn: Evaluation | None
+    evaluate_fn: Evaluate | None
     num_rounds: int
     result: Result
     partition_to_node: Mapping[int, int] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """What a stage's result depends on, as one hash: stages with the same hash have the same result and run once.
 
-Into it go the stage's part of the configuration, the contents of the data files and the base model (not where they
-lie), the versions of the packages that compute, and the program itself: every room that a result can come from, less
-comments, docstrings and formatting. `SHOWING` names what stays out.
+Into it go the stage's part of the configuration, the contents of the data files, of the base model and of a loss of
+the user's own (not where they lie), the versions of the packages that compute, and the program itself: every room that
+a result can come from, less comments, docstrings and formatting. `SHOWING` names what stays out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from oblivionis.config import declared
 from oblivionis.config.schema import Config, Federation, Strategy, Unlearning
 from oblivionis.models.errors import ModelError
 from oblivionis.models.fingerprint import fingerprint_source
@@ -30,7 +31,8 @@ ALONE = (*BASE, "local")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
 SHOWING = (
-    *("oblivionis/reports", "oblivionis/cli", "oblivionis/deploy", "oblivionis/audits", "oblivionis/data/wikidata"),
+    *("oblivionis/api", "oblivionis/reports", "oblivionis/cli", "oblivionis/deploy", "oblivionis/audits"),
+    *("oblivionis/data/wikidata", "oblivionis/__init__.py"),
     *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
     *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py"),
 )
@@ -72,6 +74,9 @@ def identity(config: Config) -> str:
     files = [(tree["data"], key) for key in sorted(tree["data"]) if key == "path" or key.endswith("_file")]
     files += [(tree["evaluation"]["wikimem"], key) for key in ("subjects", "counterfactuals_folder")]
     paths = [section.pop(key) for section, key in files]
+    loss = declared.own_loss(config.unlearning.method)
+    if loss is not None:
+        tree["unlearning"]["method"] = [loss.name, _contents(loss)]
     parts = {
         "stages": config.stages,
         "configuration": tree,

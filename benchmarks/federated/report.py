@@ -13,9 +13,9 @@ from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Settings
 from benchmarks.federated.tables import FORMATS, SUFFIXES, build, unknown_metrics
 from benchmarks.output.page import SuiteView, write_suite_html
-from oblivionis import __version__
 from oblivionis.files import read_json, write_atomic
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.version import __version__
 
 NODES = "nodes.json"
 TABLES = "tables"

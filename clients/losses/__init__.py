@@ -18,19 +18,23 @@ Literals tell more of it without importing it: `LIMITS` between what the hyperpa
 suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
 that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint).
 
-So a loss can be called with plain tensors, and to add a method is to add a file.
+So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
+well, by its path.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import itertools
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -84,11 +88,32 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Method:
-    """The method of that name. Raises ValueError naming the nearest ones if there is none."""
+    """The method of that name, or of the Python file whose path it is, which is run.
+
+    Raises ValueError naming the nearest ones if there is none, and for a file that is no method.
+    """
+    if name.endswith(".py"):
+        return _method(Path(name).stem, _module_of(Path(name)))
     known = names()
     if name not in known:
         raise ValueError(f"unknown unlearning method {name!r}{_nearest(name, known)}; known: {', '.join(known)}")
-    module = importlib.import_module(f"{__name__}.{name}")
+    return _method(name, importlib.import_module(f"{__name__}.{name}"))
+
+
+def _module_of(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"the loss {file} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(getattr(module, file.stem, None)):
+        raise ValueError(f"{file} has no function {file.stem!r}, which would be the loss")
+    return module
+
+
+def _method(name: str, module: ModuleType) -> Method:
     function = getattr(module, name)
     required, optional, defaults = [], [], {}
     for parameter in inspect.signature(function).parameters.values():

@@ -19,6 +19,7 @@ import torch
 from evaluation.ruler.nearest import nearest_similarities, scaled
 
 Array: TypeAlias = np.ndarray | torch.Tensor
+"""Numpy arrays and torch tensors."""
 
 BLOCK_SIZE = 1024
 ROWS = 4096

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from evaluation.engine.sequences import TokenSequence
 from evaluation.metrics.tofu import Question
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
-from oblivionis.data.tokenize import encode_all, encode_pairs
+from oblivionis.data.tokenize import PromptTemplate, encode_all, encode_pairs
 
 if TYPE_CHECKING:
     from oblivionis.models.assembly import Assembled
@@ -38,19 +38,22 @@ def encode_records(records: Sequence[Record], assembled: Assembled, config: Conf
 
 def encode_questions(records: Sequence[Record], assembled: Assembled, config: Config) -> list[Question]:
     """Tokenise questions with all their answers; answers longer than `model.max_length` follow `on_overflow`."""
-    pairs, spans = [], []
+    template, length = assembled.template, config.model.max_length
+    return tokenised(records, assembled.tokenizer, template, max_length=length, on_overflow=config.model.on_overflow)
+
+
+def tokenised(
+    records: Sequence[Record], tokenizer: Any, template: PromptTemplate, *, max_length: int | None, on_overflow: str
+) -> list[Question]:
+    """The records as questions with all their answers; the rest and the errors as `encode_pairs`."""
+    pairs, names, spans = [], [], []
     for record in records:
         right = [record.paraphrased_answer] if record.paraphrased_answer is not None else []
         start = len(pairs)
         pairs += [(record.question, text) for text in (record.answer, *right, *record.perturbed_answers)]
+        names += [record.id] * (len(pairs) - start)
         spans.append((start, len(right)))
-    encoded = encode_pairs(
-        pairs,
-        assembled.tokenizer,
-        assembled.template,
-        max_length=config.model.max_length,
-        on_overflow=config.model.on_overflow,
-    )
+    encoded = encode_pairs(pairs, tokenizer, template, max_length=max_length, on_overflow=on_overflow, names=names)
     found = []
     for record, (start, right) in zip(records, spans, strict=True):
         answer, *others = encoded[start : start + 1 + right + len(record.perturbed_answers)]

@@ -27,7 +27,6 @@ from evaluation.wikimem.facts import SAME_MEANING, Embed, Fact, candidates
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import Property, counterfactuals, properties, read_counterfactuals
 from evaluation.wikimem.score import PairScore, score_pair
-from oblivionis import __version__
 from oblivionis.audits.leakage import AuditError, Subject
 from oblivionis.audits.people_outcomes import Person, PersonAudit, PersonFact, Phrasing, person_slug
 from oblivionis.config.problems import did_you_mean
@@ -40,6 +39,7 @@ from oblivionis.files import parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import subject_key
 from oblivionis.runs.directory import package_versions
+from oblivionis.version import __version__
 
 CANARIES, RECORDS = "canaries", "records"
 PHRASINGS = (CANARIES, RECORDS)

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.wikimem.properties import COUNTERFACTUALS_FILE
-from oblivionis import __version__
 from oblivionis.data.wikidata.reader import Labels, Options, Survey, wanted_labels
 from oblivionis.data.wikidata.stream import BEGINNING, Batch, DamagedDump, Dump, DumpError, Position
 from oblivionis.data.wikidata.tables import tables
 from oblivionis.errors import FileError, OblivionisError, RunFailed
 from oblivionis.files import read_json, write_atomic, write_json
+from oblivionis.version import __version__
 
 CHECKPOINT, SUMMARY = "checkpoint.json", "summary.json"
 STAGES = ("people", "labels")

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from oblivionis import __version__
 from oblivionis.cli.arguments import Arguments, split_arguments
 from oblivionis.cli.attack import attack
 from oblivionis.cli.certificate import certificate_cli
@@ -29,6 +28,7 @@ from oblivionis.cli.stopping import leave, signals, stopping
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+from oblivionis.version import __version__
 
 if TYPE_CHECKING:
     from oblivionis.config.schema import Config

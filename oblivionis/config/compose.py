@@ -157,7 +157,7 @@ def method_params(method: str) -> dict[str, Any]:
 
 def parameters(group: str, name: str) -> Parameters | None:
     """Those of a choice of `strategy` or `unlearning`; None when there is no such file."""
-    if name not in list_choices()[group]:
+    if not _is_choice(group, name):
         return None
     stored, _ = _group_file(group, name)
     return Parameters(name, _params_of(group, stored), declared.code(group, stored.get(selector(group), (name, ""))[0]))
@@ -191,7 +191,7 @@ def from_yaml(text: str, place: str = "configuration") -> Config:
     for group in PARAMETRISED:
         at = layer.choice(group)
         name = at[0] if at else GROUPS[group]
-        own = parameters(group, name)
+        own = parameters(group, name) if name in list_choices()[group] else _unread(group, name, layer.values)
         if own is not None:
             known[group] = own
         if group == "strategy":
@@ -201,7 +201,7 @@ def from_yaml(text: str, place: str = "configuration") -> Config:
         chosen = layer.choice(group)
         if group in layer.values:
             layer.values[selector(group)] = layer.values.pop(group)
-        if chosen and group != "model" and chosen[0] not in list_choices()[group]:
+        if chosen and group != "model" and not _is_choice(group, chosen[0]):
             problems.append(_unknown_choice(group, *chosen))
     good, _, more = _checked(layer.values, known)
     problems += more
@@ -285,7 +285,7 @@ def _blocks(nested: Any, places: Mapping[str, str]) -> tuple[list[tuple[str, str
         for name, content in names.items():
             head = f"{path}.{name}"
             where = places.get(head, "")
-            if name not in list_choices()[group]:
+            if not _is_choice(group, name):
                 problems.append(dataclasses.replace(_unknown_choice(group, name, where), path=head))
             elif not isinstance(content, dict):
                 problems.append(Problem(head, f"{content!r} is no mapping", shape, "", where))
@@ -295,6 +295,16 @@ def _blocks(nested: Any, places: Mapping[str, str]) -> tuple[list[tuple[str, str
                 problems += more
                 blocks.append((group, name, layer.of(group)))
     return blocks, problems
+
+
+def _is_choice(group: str, name: str) -> bool:
+    """Whether `conf/` has that choice of a group, or the name is the path of a loss of the user's own."""
+    return name in list_choices()[group] or (group == "unlearning" and declared.own_loss(name) is not None)
+
+
+def _unread(group: str, name: str, values: Values) -> Parameters | None:
+    """The given parameters of a loss of the user's own, whose file may lie on another machine; else None."""
+    return Parameters(name, _params_of(group, values), declared.CodeFile()) if _is_choice(group, name) else None
 
 
 def _unknown_choice(group: str, name: str, where: str) -> Problem:
@@ -312,7 +322,7 @@ def _choose(group: str, layers: list[Layer], default: str) -> tuple[str, str, Pr
         chosen = layer.choice(group)
         if chosen is None:
             continue
-        if chosen[0] in list_choices()[group]:
+        if _is_choice(group, chosen[0]):
             return chosen[0], chosen[0], None
         if group == "model" and "model" not in layer.values and "model.source" in layer.values:
             return chosen[0], default, None
@@ -321,7 +331,14 @@ def _choose(group: str, layers: list[Layer], default: str) -> tuple[str, str, Pr
 
 
 def _group_file(group: str, name: str) -> tuple[Values, list[Problem]]:
-    """The values of a group's file. One that names another (`method: npo`) is a variant of it: values on top of its."""
+    """The values of a group's file. One that names another (`method: npo`) is a variant of it: values on top of its.
+
+    Of a loss of the user's own: its absolute path as the method, and its defaults.
+    """
+    if group == "unlearning" and (file := declared.own_loss(name)) is not None:
+        keywords, place = declared.code(group, name).keywords, display(file)
+        stored = {f"{group}.params.{key}": (value, place) for key, value in keywords.items() if value is not ...}
+        return {selector(group): (str(file), ""), **stored}, []
     content, places, problems = read_yaml(CONF / group / f"{name}.yaml")
     below = {f"{group}.{path}": where for path, where in places.items()}
     layer, more = make_layer({group: content}, below, f"conf/{group}/{name}.yaml")

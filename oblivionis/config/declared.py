@@ -16,6 +16,8 @@ by literals at its top level, so that a mistake in a configuration is told befor
 
 By key: the keywords of `limits.About`; `type` (`bool`, `int`, `float`, `str`) where the default null does not tell it;
 `optional: True` where null is allowed though it is not the default. What a loss declares besides: `config.methods`.
+
+A loss may also lie anywhere else: `unlearning=my_loss.py`. Such a file has no YAML file, and its function the defaults.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +61,13 @@ class Limit:
 class CodeFile:
     """What a code file says: the first paragraph of its docstring, its literals by name, what is wrong with it.
 
-    `quantities`: the positional parameters of the function that has the file's name, each with whether it is optional.
+    `quantities`: the positional parameters of the function that has the file's name, each with whether it is optional;
+    `keywords`: its keyword parameters with their defaults, `...` for one that has none or that is no literal.
     """
 
     summary: str = ""
     quantities: Mapping[str, bool] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
     literals: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
@@ -89,8 +94,19 @@ def attacks() -> list[str]:
     return sorted(names("attack"), key=lambda name: (code("attack", name).literals.get("ORDER", math.inf), name))
 
 
+def own_loss(method: str) -> Path | None:
+    """The file of a loss that is no part of the program: a method that is the path of a Python file."""
+    return Path(method).expanduser().absolute() if method.endswith(".py") else None
+
+
 def code(kind: str, name: str) -> CodeFile:
-    """What the code file `name` of a kind declares; nothing where there is no such file."""
+    """What the code file `name` of a kind declares; nothing where there is no such file.
+
+    A loss of the user's own is read anew each time, and what it lacks to be one is among its problems.
+    """
+    if kind == "unlearning" and (file := own_loss(name)) is not None:
+        found = _parse(file)
+        return found if found.problems else replace(found, problems=tuple(_lacks(file, found)))
     for folder in CODE[kind]:
         file = _ROOT / folder / f"{name}.py"
         if file.is_file():
@@ -126,11 +142,24 @@ def _settings(kind: str, file: Path) -> Settings:
     return Settings(own, content, places, (*found, *own.problems))
 
 
-@functools.cache
-def _read(file: Path) -> CodeFile:
+def _lacks(file: Path, found: CodeFile) -> Iterator[Problem]:
+    """What keeps a file of the user's from being a loss."""
+    place = display(file)
+    if not found.quantities:
+        shape = f"def {file.stem}(forget_nll, …, *, key=default) -> Tensor"
+        yield Problem(place, f"has no function {file.stem!r} of a batch", shape)
+    for key in (key for key, value in found.keywords.items() if value is ...):
+        yield Problem(place, f"the hyperparameter {key!r} has no default that can be read", "a number, text or null")
+    for key in found.limits.keys() - found.keywords.keys():
+        yield Problem(place, f"LIMITS names {key!r}, which is no hyperparameter of {file.stem}")
+
+
+def _parse(file: Path) -> CodeFile:
     place = display(file)
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return CodeFile(problems=(Problem(place, "there is no such file"),))
     except (OSError, SyntaxError, ValueError) as error:
         return CodeFile(problems=(Problem(place, f"cannot be read: {error}"),))
     summary = (ast.get_docstring(tree) or "").split("\n\n")[0].replace("\n", " ")
@@ -146,16 +175,25 @@ def _read(file: Path) -> CodeFile:
             if target.id == "LIMITS":
                 problems.append(Problem(place, "LIMITS is no literal", "{key: {keyword: number}}", "", place))
     limits = _limits(found.get("LIMITS", {}), f"{place}: LIMITS", problems)
-    return CodeFile(summary, _quantities(tree, file.stem), found, limits, tuple(problems))
+    return CodeFile(summary, *_parameters(tree, file.stem), found, limits, tuple(problems))
 
 
-def _quantities(tree: ast.Module, name: str) -> dict[str, bool]:
+_read = functools.cache(_parse)
+
+
+def _parameters(tree: ast.Module, name: str) -> tuple[dict[str, bool], dict[str, Any]]:
+    """Quantities and keywords of the function `name`, as `CodeFile` has them."""
     function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
     if function is None:
-        return {}
+        return {}, {}
     names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
     required = len(names) - len(function.args.defaults)
-    return {argument: number >= required for number, argument in enumerate(names)}
+    keywords: dict[str, Any] = {}
+    for argument, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        keywords[argument.arg] = ...
+        with suppress(ValueError, TypeError):
+            keywords[argument.arg] = ... if default is None else ast.literal_eval(default)
+    return {argument: number >= required for number, argument in enumerate(names)}, keywords
 
 
 def _limits(given: Any, place: str, problems: list[Problem]) -> dict[str, Limit]:

@@ -13,6 +13,12 @@ from __future__ import annotations
 from oblivionis.config import declared
 
 
+def label(method: str) -> str:
+    """What people call it: of a loss of the user's own the name of its function, not the path of its file."""
+    file = declared.own_loss(method)
+    return method if file is None else file.stem
+
+
 def is_loss(method: str) -> bool:
     """Whether clients minimise a loss; otherwise the server serves requests itself (FedEraser)."""
     return bool(_code(method).quantities)

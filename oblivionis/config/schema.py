@@ -379,7 +379,9 @@ class Updates:
 class Unlearning:
     """What a client does to forget."""
 
-    method: str = field(default="npo", metadata=about("Choice in `conf/unlearning`."))
+    method: str = field(
+        default="npo", metadata=about("Choice in `conf/unlearning`, or the path of a Python file: a loss of your own.")
+    )
     params: dict[str, Any] = field(
         default_factory=dict,
         metadata=about("Hyperparameters of the method: the keys of its file, see below."),

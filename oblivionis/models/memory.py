@@ -18,6 +18,7 @@ from clients import losses
 from evaluation.engine import decoding
 from evaluation.engine.decoders import PREFILL_TOKENS
 from evaluation.engine.models import vocabulary_size
+from oblivionis.config import methods
 from oblivionis.config.schema import Config, Profile
 from oblivionis.data import known
 from oblivionis.models import dry_run, loading
@@ -179,7 +180,7 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
 def _reads_distributions(config: Config) -> bool:
     """Whether the unlearning loss looks at entropies or divergences, for which logits are made."""
     unlearning = config.unlearning
-    names = losses.get(unlearning.method).names if unlearning.method in losses.names() else ()
+    names = losses.get(unlearning.method).names if methods.is_loss(unlearning.method) else ()
     divergences = any(name.endswith("_kl") for name in names) or unlearning.retain_loss == "kl"
     return divergences or unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
 

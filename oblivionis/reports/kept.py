@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from oblivionis import __version__
 from oblivionis.errors import FileError
 from oblivionis.files import parse_json, read_bytes, write_json
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.version import __version__
 
 FILE = "figures.json"
 """In the run directory: by name what was found, and the hash of what it was found from. May be deleted at any time."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from oblivionis import __version__
 from oblivionis.config.schema import Config
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
@@ -23,6 +22,7 @@ from oblivionis.reports.table import Table
 from oblivionis.requests.judgement import MEANING, VERIFIED
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.version import __version__
 
 ADAPTER, MERGED, WHOLE = "adapter", "merged", "whole"
 """What a folder holds: a PEFT adapter, the base model with its adapter added, or a model that was trained whole."""

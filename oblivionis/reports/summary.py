@@ -15,6 +15,7 @@ from evaluation.metrics.catalogue import Metric
 from evaluation.metrics.verdict import Verdict
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
+from oblivionis.config import methods
 from oblivionis.config.schema import Config, Template
 from oblivionis.errors import OblivionisError
 from oblivionis.models.corpus import corpus_of
@@ -98,7 +99,7 @@ def method(config: Config) -> str:
     """The unlearning method, with the weights of an entropy term on top of it."""
     entropy = config.unlearning.entropy
     weights = f" + entropy({entropy.forget:g}, {entropy.retain:g})" if entropy.forget or entropy.retain else ""
-    return config.unlearning.method + weights
+    return methods.label(config.unlearning.method) + weights
 
 
 def rows(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oblivionis import __version__
 from oblivionis.chain import check_chain
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
@@ -21,6 +20,7 @@ from oblivionis.errors import OblivionisError, RunError
 from oblivionis.files import read_bytes
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.version import __version__
 
 STAGE, SEALED, MEASURED = "stage", "sealed", "measured"
 FILES = (

@@ -39,12 +39,12 @@ import numpy as np
 import psutil
 from filelock import FileLock, Timeout
 
-from oblivionis import __version__
 from oblivionis.array_files import read_arrays, write_arrays
 from oblivionis.config.problems import ConfigError, Problem
 from oblivionis.errors import FileError, RunError
 from oblivionis.files import append_lines, parse_json, read_bytes, read_json, read_lines, write_atomic, write_json
 from oblivionis.runs import shapes
+from oblivionis.version import __version__
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
 _PACKAGES = ("flwr", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy", "scipy", "omegaconf")

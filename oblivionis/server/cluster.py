@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import platform
 import socket
@@ -10,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oblivionis import __version__
 from oblivionis.errors import RunError
+from oblivionis.version import __version__
 
 _REACH_S, _ANSWER_S = 10.0, 120.0
 
@@ -83,9 +84,7 @@ def _problems(run: Path) -> list[str]:
 def _look(run: str) -> dict[str, Any]:
     """On another machine: does it see the run directory, and which versions has it?"""
     try:
-        import oblivionis
-
-        version = oblivionis.__version__
+        version = importlib.import_module("oblivionis").__version__
     except ImportError:
         version = "missing"
     return {"sees run": Path(run, "config.yaml").is_file(), "oblivionis": version, "Python": platform.python_version()}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from clients import losses
+from clients.step import check_quantities
+from oblivionis.config import declared
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import dry_run, loading
@@ -19,7 +22,8 @@ from oblivionis.runs.tracking import check_tracking
 def preflight(config: Config, console: Console) -> None:
     """Print hints and one line on memory.
 
-    Raises RunError for an `evaluation.ruler.layer` that the model lacks and for clients' own data without their folder;
+    Raises RunError for an `evaluation.ruler.layer` that the model lacks, for clients' own data without their folder and
+    for a loss of the user's own that cannot be used;
     ResourceError when the machine lacks a GPU that is asked for, and in a strict configuration when the memory may not
     do; ModelError when a package or the model is missing.
     """
@@ -31,6 +35,7 @@ def preflight(config: Config, console: Console) -> None:
         )
     check_tracking(config.tracking)
     _check_layer(config)
+    _check_loss(config)
     for hint in check(config, machine):
         console.print(f"hint: {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     try:
@@ -69,6 +74,16 @@ def _check_layer(config: Config) -> None:
 
         folder = loading.resolve(config.model.source, config.model.revision)
         check_layer(dry_run.skeleton(folder, dtype=loading.DTYPES[config.model.dtype]), config)
+
+
+def _check_loss(config: Config) -> None:
+    """RunError, before anything starts, for a loss of the user's own that clients could not import or compute."""
+    method = config.unlearning.method
+    if declared.own_loss(method) is not None:
+        try:
+            check_quantities(method, losses.get(method).names)
+        except ValueError as error:
+            raise RunError(f"unlearning.method: {error}") from error
 
 
 def summary(need: Estimate, machine: Machine) -> str:

@@ -21,9 +21,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from oblivionis import __version__
 from oblivionis.audits.people_outcomes import person_slug
 from oblivionis.config import compose as configuration
+from oblivionis.config import methods
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.errors import FileError, OblivionisError
@@ -34,6 +34,7 @@ from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SU
 from oblivionis.requests import seal
 from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.version import __version__
 
 FORMAT, VERSION = "oblivionis erasure certificate", 2
 SIGNATURE, PUBLIC_KEY = "signature", "public_key"
@@ -90,7 +91,7 @@ def build(run: RunDirectory, demand: str) -> dict[str, Any]:
             "name": run.name,
             "seed": config.seed,
             "aggregator": config.strategy.name,
-            "method": config.unlearning.method,
+            "method": methods.label(config.unlearning.method),
             "clients": config.federation.clients,
             "config_sha256": config_hash(config),
             "oblivionis": run.environment().get("oblivionis"),

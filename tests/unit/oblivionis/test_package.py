@@ -17,13 +17,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def home(tmp_path):
-    """A folder with the package's own `__init__.py` and four empty siblings."""
+    """A folder with the package's own `__init__.py`, its version, and four empty siblings."""
     home = tmp_path / "home"
     for name in oblivionis.SIBLINGS:
         (home / name).mkdir(parents=True)
         (home / name / "__init__.py").write_text("raise AssertionError('imported')\n", encoding="utf-8")
     (home / "oblivionis").mkdir()
-    shutil.copy(ROOT / "oblivionis" / "__init__.py", home / "oblivionis")
+    for name in ("__init__.py", "version.py"):
+        shutil.copy(ROOT / "oblivionis" / name, home / "oblivionis")
     return home
 
 

@@ -140,6 +140,16 @@ def test_data_count_by_what_they_contain_not_by_where_they_lie(tmp_path):
     assert gone != lost, "files that are not there are not alike"
 
 
+def test_a_loss_of_ones_own_counts_by_what_it_contains(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text("def mine(forget_nll): return -forget_nll.mean()\n")
+    of = lambda folder: identity.identity(compose("smoke", [f"unlearning={tmp_path / folder / 'mine.py'}"]))  # noqa: E731
+    assert of("a") == of("b")
+    (tmp_path / "b" / "mine.py").write_text("def mine(forget_nll): return forget_nll.mean()\n")
+    assert of("a") != of("b")
+
+
 def test_the_program_counts_but_not_its_comments(tmp_path):
     module = tmp_path / "clients" / "step.py"
     module.parent.mkdir()

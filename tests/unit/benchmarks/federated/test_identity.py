@@ -20,12 +20,12 @@ COUNTS = {
     *("oblivionis/client", "oblivionis/server"),
 }
 SHOWS = {
-    *("oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),
+    *("oblivionis/api", "oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),
     *("oblivionis/cli", "oblivionis/deploy", "oblivionis/audits", "oblivionis/audits/attacks"),
     "oblivionis/data/wikidata",
 }
 SHOWS_IN_OTHER_ROOMS = {
-    *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
+    *("oblivionis/__init__.py", "oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
     *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py"),
 }
 

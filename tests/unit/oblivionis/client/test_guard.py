@@ -208,6 +208,15 @@ def test_no_code_is_fetched_by_the_name_of_an_attention(node):
         assert reason == f"client 1 refuses: attention {name!r}: it fetches no code (model.attn_implementation)"
 
 
+def test_no_file_is_run_as_a_loss(node, tmp_path):
+    file = tmp_path / "theirs.py"
+    file.write_text(f"open({str(tmp_path / 'run')!r}, 'w')\ndef theirs(forget_nll): return forget_nll.mean()\n")
+    for path in (str(file), str(node / "data" / "theirs.py"), "/nowhere/theirs.py"):
+        reason = send(node, "train.unlearn", changed(unlearning__method=path, unlearning__params={"a": 1}))
+        assert reason == (f"client 1 refuses: the loss {path!r}: it runs no code but the program's (unlearning.method)")
+    assert not (tmp_path / "run").exists()
+
+
 # -- requests --------------------------------------------------------------------------------------------------------
 
 

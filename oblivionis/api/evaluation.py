@@ -1,0 +1,101 @@
+"""The TOFU metrics of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from evaluation.engine.fused_lora import fused_lora
+from evaluation.hook import EvaluationError, EvaluationSession, Hook
+from evaluation.metrics.tofu import SECTIONS, Profile, TofuEvaluator
+from oblivionis.api.models import ModelLike, Rows, loaded, questions_of
+from oblivionis.config.problems import did_you_mean
+from oblivionis.data.errors import DataError
+from oblivionis.data.tokenize import PromptTemplate, stop_ids
+from oblivionis.models.errors import ModelError
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What `evaluate_model` found.
+
+    - `metrics`: by name. Of each set that was asked `<set>_prob`, `<set>_rouge` (ROUGE-L recall of the greedy answers),
+      `<set>_truth_ratio`, `<set>_extraction_strength` and `<set>_exact_memorization`, all in [0, 1]; of all sets but
+      forget `model_utility` in [0, 1]; with an oracle `forget_quality`, a p-value, and `forget_ks`. What the rows lack
+      the data for is absent. The equations stand in the paper index.
+    - `log`: question by question, in the shape that the TOFU authors publish: section, column, number, value. The
+      column `generated_text` holds the prompt, what was generated, and the true answer.
+    - `truth_ratios` (n,): of the forget questions, >= 0, for another model's forget quality; empty without perturbed
+      answers.
+    - `truth_ratio`: which convention they follow.
+    """
+
+    metrics: Mapping[str, float]
+    log: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    truth_ratios: np.ndarray
+    truth_ratio: str
+
+
+def evaluate_model(
+    model: ModelLike,
+    questions: Mapping[str, Rows],
+    *,
+    template: PromptTemplate | None = None,
+    oracle: Evaluation | None = None,
+    truth_ratio: Literal["geometric", "arithmetic"] = "geometric",
+    max_new_tokens: int = 200,
+    max_length: int | None = None,
+    on_overflow: Literal["error", "truncate"] = "error",
+) -> Evaluation:
+    """The TOFU metrics (Maini et al. 2024; Oblivionis eqs. 10 to 18) of a model as it is, whatever trained it.
+
+    - `questions`: the rows of some of the sets `forget`, `retain`, `real_authors`, `world_facts`. The truth ratio needs
+      `perturbed_answer`, and takes `paraphrased_answer` for the right answer where it is there.
+    - `template`: how a question becomes a prompt, which should be as in training; None: "Question: …", new line,
+      "Answer:". `PromptTemplate("chat")` is the tokenizer's own chat template.
+    - `oracle`: what this function gave for the retrained model, of the same forget questions.
+    - `truth_ratio`: which mean over the perturbed answers; `geometric` in the published tables.
+    - `max_new_tokens`: the longest greedy answer; 0: none are made, and there is no ROUGE.
+    - `max_length`: most tokens of prompt and answer; None: as many as the model has positions.
+    - `on_overflow`: what becomes of longer ones.
+
+    The numbers are those of `oblivionis evaluate`. Raises ModelError for what is no model or gives no finite numbers,
+    DataError for unknown sets and faulty rows (all at once), ValueError for an oracle that does not fit and other
+    values out of range.
+    """
+    for name in questions:
+        if name not in SECTIONS:
+            hint = did_you_mean(name, SECTIONS) or f"expected some of {', '.join(SECTIONS)}"
+            raise DataError(f"unknown question set {name!r}; {hint}")
+    if not questions:
+        raise DataError(f"no questions; expected some of the sets {', '.join(SECTIONS)}")
+    if oracle is not None and (oracle.truth_ratio != truth_ratio or not oracle.truth_ratios.size):
+        raise ValueError(
+            f"the oracle needs {truth_ratio} truth ratios of forget questions: evaluate the retrained model with the "
+            f"same questions and truth_ratio={truth_ratio!r}"
+        )
+    network, tokenizer = loaded(model)
+    style = template or PromptTemplate()
+    asked = {
+        name: questions_of(rows, name, network, tokenizer, style, max_length, on_overflow)
+        for name, rows in questions.items()
+    }
+    evaluator = TofuEvaluator(
+        asked,
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        truth_ratio,
+        None if oracle is None else oracle.truth_ratios.tolist(),
+        Profile(max_new_tokens=max_new_tokens),
+    )
+    pad_id: Any = tokenizer.pad_token_id
+    session = EvaluationSession(network, stop_ids=stop_ids(tokenizer, network), pad_id=pad_id or 0)
+    try:
+        with fused_lora(network):
+            result = Hook([evaluator], strict=True).run(session).results[evaluator.name]
+    except EvaluationError as error:
+        raise ModelError(f"the model cannot be evaluated: {error.__cause__}") from error
+    details = result.details
+    return Evaluation(result.metrics, details["log"], np.asarray(details["forget_truth_ratios"]), truth_ratio)

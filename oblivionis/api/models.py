@@ -1,0 +1,85 @@
+"""Models of any origin, and rows of questions, as the functions of this room take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from evaluation.engine.models import text_config
+from evaluation.metrics.tofu import Question
+from oblivionis.assessment.questions import tokenised
+from oblivionis.data.errors import raise_if_any
+from oblivionis.data.jsonl import Row, to_record
+from oblivionis.data.records import Record
+from oblivionis.data.tokenize import PromptTemplate
+from oblivionis.models.errors import ModelError
+from oblivionis.models.loading import load_base
+
+ModelLike: TypeAlias = str | Path | tuple[nn.Module, PreTrainedTokenizerBase]
+"""A model folder, a name on the Hugging Face hub, `embedded` (the tiny Llama that ships), or (model, tokenizer)."""
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+"""Questions as TOFU's files have them: `question` and `answer`, and what may be there besides, `paraphrased_answer`,
+`perturbed_answer` (a list), `id`, `subject`."""
+
+
+def load_model(
+    source: str | Path,
+    *,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    revision: str | None = None,
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """A causal language model in evaluation mode, and its tokenizer, which has a padding token.
+
+    - `source`: as `ModelLike`; safetensors only, and no code in a folder is run.
+    - `device`: `auto` takes a GPU when there is one.
+    - `revision`: a commit, tag or branch on the hub.
+
+    Raises ModelError for what is no such model, or does not fit.
+    """
+    return load_base(str(source), dtype=dtype, device=device, revision=revision)
+
+
+def loaded(model: ModelLike) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """Model and tokenizer. Raises ModelError."""
+    if isinstance(model, str | Path):
+        return load_model(model)
+    if not (isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module)):
+        given = type(model).__name__
+        raise ModelError(f"expected a model folder, a name on the hub or (model, tokenizer), got {given}")
+    return model
+
+
+def records_of(rows: Rows, name: str) -> list[Record]:
+    """The rows as records. Raises DataError with every faulty row, by `name` and number from 0, and without any."""
+    problems: list[str] = []
+    records: list[Record] = []
+    if isinstance(rows, str | Mapping) or not rows:
+        problems.append(f"{name}: expected a list of at least one question")
+        rows = []
+    for number, row in enumerate(rows):
+        where = f"{name}[{number}]"
+        if not isinstance(row, Mapping):
+            problems.append(f"{where}: expected a mapping with question and answer, found {type(row).__name__}")
+        elif (record := to_record(Row(where, row), problems)) is not None:
+            records.append(record)
+    raise_if_any("questions", problems)
+    return records
+
+
+def questions_of(
+    rows: Rows,
+    name: str,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    template: PromptTemplate,
+    max_length: int | None,
+    on_overflow: str,
+) -> list[Question]:
+    """The rows as token ids; max_length None: as many as the model has positions. Raises DataError."""
+    limit = getattr(text_config(model), "max_position_embeddings", None) if max_length is None else max_length
+    return tokenised(records_of(rows, name), tokenizer, template, max_length=limit, on_overflow=on_overflow)

@@ -1,0 +1,71 @@
+"""Whole runs: what `oblivionis simulate` does, from another program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from oblivionis.config import compose as configuration
+from oblivionis.reports import summary
+from oblivionis.reports.html import run_page
+from oblivionis.requests.schedule import check_requests
+from oblivionis.runs.directory import RunDirectory, check_output
+from oblivionis.runs.progress import Events, for_console
+from oblivionis.server import simulation
+from oblivionis.server.preflight import preflight
+from oblivionis.server.stages import planned_rounds
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk.
+
+    - `path`: its directory.
+    - `metrics`: by stage that is complete, in the order of the reports, and by name the metrics of its final model with
+      the profile `full`: `metrics["unlearn"]["forget_prob"]`. They are those of the table that `simulate` prints.
+    """
+
+    path: Path
+    metrics: Mapping[str, Mapping[str, float]]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run in a directory, whatever made it. Raises RunError where there is none."""
+        run = RunDirectory.open(Path(path))
+        config = configuration.from_yaml(run.read_config(), run.config_place)
+        evaluation = config.evaluation
+        return cls(run.path, summary.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence))
+
+
+def simulate(experiment: str | Path = "default", overrides: Sequence[str] = (), *, progress: bool = False) -> Run:
+    """Run the stages of an experiment on simulated clients, as `oblivionis simulate` does, and open the run.
+
+    - `experiment`: a name in `conf/`, or the path of a YAML file.
+    - `overrides`: `key=value`, each a key of the configuration, such as `unlearning=my_loss.py` for a loss of your own,
+      or `output=FOLDER` for where the run's directory goes.
+    - `progress`: show on standard error what goes on.
+
+    Call it below `if __name__ == "__main__":`, since client processes may import the calling module.
+
+    Raises ConfigError with every mistake in the configuration, other OblivionisErrors for what the user can mend,
+    RunFailed when the federation broke down and RunInterrupted after Ctrl-C; such a run goes on with
+    `oblivionis simulate --resume`.
+    """
+    config = configuration.compose(experiment, overrides)
+    check_output(Path(config.output), config.name)
+    check_requests(config)
+    console = Console(stderr=True, quiet=not progress)
+    preflight(config, console)
+    run = RunDirectory.create(Path(config.output), config.name)
+    run.write_config(configuration.to_yaml(config))
+    events = for_console(console, planned_rounds(config)) if progress else Events()
+    with run.lock():
+        try:
+            simulation.simulate(config, run, events)
+        finally:
+            events.close()
+    run_page.write_html(run, config)
+    return Run.open(run.path)
