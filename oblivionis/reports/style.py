@@ -25,14 +25,17 @@ a.term:focus-visible > abbr::after, abbr:focus-visible::after { content: attr(ti
 nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1rem 0 }
 table { border-collapse: collapse; margin: 1rem 0; width: 100% }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top }
-th { vertical-align: bottom }
-div.wide { overflow-x: auto }
-tr.first td { border-top: 2px solid var(--rule) }
-td { overflow-wrap: break-word }
-td.text { min-width: 16rem }
+thead th { vertical-align: bottom }
+tbody th { font-weight: inherit }
+caption { position: absolute; clip-path: inset(50%); width: 1px; height: 1px; overflow: hidden; white-space: nowrap }
+div.wide { overflow-x: auto; position: relative }
+tr.first > * { border-top: 2px solid var(--rule) }
+td, th { overflow-wrap: break-word }
+td.text, tbody th.text { min-width: 16rem }
+tbody th.label { min-width: 13rem }
 td.n, th.n { text-align: right }
-td.n { font-variant-numeric: tabular-nums; white-space: nowrap }
-td.who { white-space: nowrap }
+td.n, th.n { font-variant-numeric: tabular-nums }
+td.n, tbody th.n, td.who, tbody th.who { white-space: nowrap }
 dl.facts { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .3rem 1.2rem; margin: 1rem 0 }
 dl.facts dt { color: var(--dim) }
 dl.facts dd { margin: 0; min-width: 0; overflow-wrap: anywhere }
@@ -49,8 +52,11 @@ code { overflow-wrap: anywhere }
 a, b, code { unicode-bidi: isolate }
 figure { margin: 1rem 0 }
 p.terms, p.legend, figcaption { color: var(--dim); font-size: .92em }
-div.figure { overflow-x: auto }
-div.figure svg { display: block; min-width: 36rem; max-width: 100%; height: auto }
+div.figure svg { display: block; max-width: 100%; height: auto }
+div.wide.figure svg { min-width: 36rem }
+div.panels { display: flex; flex-wrap: wrap; gap: .6rem 1rem }
+div.panels > div.figure { flex: 1 1 18rem; max-width: 32rem }
+div.panels svg { width: 100% }
 pre { overflow-x: auto; background: var(--soft); padding: .8rem }
 b.mark, .bad { color: var(--bad) }
 summary { cursor: pointer; margin: .4rem 0 }
@@ -59,6 +65,8 @@ summary { cursor: pointer; margin: .4rem 0 }
   table { font-size: .76rem }
   th, td { padding: .25rem .2rem }
   th { font-size: .68rem }
+  tbody th { font-size: inherit }
+  td.text, tbody th.text { min-width: 14rem }
   dl.facts { grid-template-columns: 1fr; gap: 0 }
   dl.facts dd { margin-bottom: .5rem }
 }
@@ -67,9 +75,9 @@ summary { cursor: pointer; margin: .4rem 0 }
     --link: #000; font-size: 10pt }
   body { max-width: none; margin: 0 }
   nav { display: none }
-  div.wide, div.figure { overflow: visible }
-  div.figure svg { min-width: 0 }
-  td.text { min-width: 0 }
+  div.wide { overflow: visible }
+  div.wide.figure svg { min-width: 0 }
+  td.text, tbody th.text, tbody th.label { min-width: 0 }
   tr, figure, section.warnings li { break-inside: avoid }
   h2, h3 { break-after: avoid }
   thead { display: table-header-group }

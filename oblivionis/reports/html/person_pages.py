@@ -60,7 +60,7 @@ def section(run: RunDirectory) -> list[h.Node]:
     return [
         section_heading("people", "People"),
         h.p["Share of phrasings in which the facts about a person are memorised (WikiMem)."],
-        html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows),
+        html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows, "Audited people"),
     ]
 
 
@@ -155,7 +155,7 @@ def _facts(one: _Known, person: Person, stages: Sequence[str]) -> h.Element:
         outcomes = [one.outcomes.get(stage, {}).get(fact.inputs) for stage in stages]
         rows.append([fact.label, " / ".join(fact.values), *map(_meter, outcomes), fact.outcome.instead or ""])
     heads = ["fact", "true value", *(MODELS[stage] for stage in stages), "ranked first instead"]
-    return html_table(heads, [""] * len(heads), rows)
+    return html_table(heads, [""] * len(heads), rows, f"Facts about {one.name}, model by model")
 
 
 def _meter(outcome: Outcome | None) -> h.Node:
@@ -184,7 +184,8 @@ def _requests(requests: Sequence[Request], person: Person) -> h.Element:
     ]
     heads = ["request", "client", "forgets", "records about this person", "asked in round", "served in", "state"]
     classes = ["who", "n", "", "n", "n", "n", "who", "n", ""]
-    return html_table([*heads, "final ROUGE-L recall", "reason"], classes, rows)
+    heads += ["final ROUGE-L recall", "reason"]
+    return html_table(heads, classes, rows, f"Deletion requests about {person.name}")
 
 
 def _phrasings(fact: PersonFact) -> h.Element:
@@ -193,4 +194,5 @@ def _phrasings(fact: PersonFact) -> h.Element:
         for p in fact.phrasings
     ]
     title = f"{fact.label}: {' / '.join(fact.values)} ({in_words(fact.outcome)})"
-    return folded(title, html_table(["phrasing", "true value", "z*", "ranked first"], ["text", "who", "n", ""], rows))
+    heads = ["phrasing", "true value", "z*", "ranked first"]
+    return folded(title, html_table(heads, ["text", "who", "n", ""], rows, f"Phrasings of {fact.label}"))

@@ -171,7 +171,8 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
             note = f"SHA-256 {event['before'][:12]}… → {event['after'][:12]}…"
         what = EVENTS.get(event["event"], event["event"])
         rows.append([_when(event), str(event.get("round", "–")), what, note])
-    return html_table(["when", explained("Round", "round"), "what", "note"], ["", "n", "", ""], rows)
+    heads = ["when", explained("Round", "round"), "what", "note"]
+    return html_table(heads, ["who", "n", "", ""], rows, "What happened to the request, in order")
 
 
 def _unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
@@ -208,7 +209,8 @@ def _records(request: Request, known: _Known) -> h.Node:
         rows.append(["", explained("Prob"), *probabilities])
     models = [MODELS[stage] for stage in known.logs]
     note = h.p[explained("Retrained model"), ": it never saw them."] if "retrain" in known.logs else None
-    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows), note]
+    caption = "Answers about each of its records, model by model"
+    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows, caption), note]
 
 
 def _probability(values: Mapping[str, Any]) -> float | None:
@@ -230,7 +232,7 @@ def _answers(request: Request, known: _Known) -> h.Node:
         rows += [["", MODELS[stage], answer.strip() or "(empty)"] for stage, (_, answer, _) in texts.items()]
     if not rows:
         return None
-    table = html_table(["record", "who", "text"], ["who", "who", "text"], rows)
+    table = html_table(["record", "who", "text"], ["who", "who", "text"], rows, "Answers about its records")
     return folded("What the models answer about them", table)
 
 
@@ -269,7 +271,7 @@ def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
     if not rows:
         return []
     heads = ["moment", *SHOWN.values()]
-    table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows)
+    table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows, "Measured by the client itself")
     return [h.p[f"Measured by client {request.client} on its own records, which the server does not have:"], table]
 
 
@@ -294,7 +296,8 @@ def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
         explained("Bound on mean leakage (M_μ)", "M_μ"),
         explained("Questions that may leak (M_bin)", "M_bin"),
     ]
-    table = html_table(["record", "model", "samples", "greedy", *heads], ["who", "who", *["n"] * 6], rows)
+    heads = ["record", "model", "samples", "greedy", *heads]
+    table = html_table(heads, ["who", "who", *["n"] * 6], rows, "Leakage of sampled answers")
     return [h.p["Leakage of sampled answers (", h.code["oblivionis audit leakage"], "):"], table]
 
 

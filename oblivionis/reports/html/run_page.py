@@ -91,7 +91,7 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     """The table of the metrics, what it says in words, and how to read it."""
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
-    table = report.comparison(metrics, marks=verdicts.marks(found)).html_table()
+    table = report.comparison(metrics, "The final models side by side", verdicts.marks(found)).html_table()
     return [
         section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
         table if metrics else h.p["No stage is finished."],
@@ -122,11 +122,11 @@ def _requests(run: RunDirectory, config: Config) -> h.Node:
     line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
     terms = {"Asked in round": "asked in round", "Served in round": "served in", "Failed attempts": "failed attempts"}
     heads = [explained(term, text) for term, text in {**terms, "Request state": "state"}.items()]
-    classes = ["who", "n", "", *["n"] * 4, "who", ""]
+    classes = ["who", "n", "", *["n"] * 4, "who", "text"]
     return [
         h.p[line, "."],
         *(h.p[found, "."] for found in report.unverified_lines(run)),
-        html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows),
+        html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows, "Deletion requests"),
     ]
 
 
@@ -146,4 +146,6 @@ def _answers(found: Sequence[Mapping[str, Any]]) -> h.Element:
         rows.append([sample["set"], "question", h.b[sample["question"]]])
         rows.append(["", "truth", sample["truth"]])
         rows += [["", who, said.strip() or "(empty)"] for who, said in sample["answers"].items()]
-    return html_table(["questions", "who", "text"], ["", "who", "text"], rows) if rows else h.p["None."]
+    if not rows:
+        return h.p["None."]
+    return html_table(["questions", "who", "text"], ["", "who", "text"], rows, "What the models answer")

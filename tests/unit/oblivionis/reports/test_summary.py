@@ -322,10 +322,10 @@ def test_the_page_needs_no_network(whole):
 
 def test_curves_mark_the_rounds_with_fedtu(whole):
     _, page = whole
-    assert page.source.count("<svg") == 3, "one figure per stage"
-    figures = page.source.split("<svg")[1:]
-    assert ["FedTU" in f.split("</svg>")[0] for f in figures] == [False, False, True]
-    assert all("ROUGE-L recall" in f and "forget" in f and "retain" in f for f in figures)
+    figures = [part.split("</svg>")[0] for part in page.source.split("<svg")[1:]]
+    assert ["FedTU" in f for f in figures] == [False] * 4 + [True] * 2, "two plots per stage, each with its own legend"
+    assert ["ROUGE-L recall" in f for f in figures] == [True, False] * 3
+    assert all("forget" in f and "retain" in f for f in figures)
 
 
 def test_curves_do_without_what_was_not_measured(tmp_path):
@@ -336,7 +336,7 @@ def test_curves_do_without_what_was_not_measured(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         page = Page(run, config)
-    assert page.source.count("<svg") == 3
+    assert page.source.count("<svg") == 6
     (run.path / "metrics.jsonl").unlink()
     assert "evaluation.every" in Page(run, config).text
 
