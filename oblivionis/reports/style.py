@@ -6,10 +6,10 @@ from markupsafe import Markup
 
 STYLE = Markup("""
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1b1f; --dim: #55565e; --rule: #8886; --soft: #8881;
-  --link: #0b57d0; --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014;
+  --link: #0b57d0; --good: #1e7d3c; --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014;
   font-family: system-ui, sans-serif; line-height: 1.45 }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --bad: #ff8a80; --badback: #ff8a801a;
+  :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --good: #7ccf94; --bad: #ff8a80; --badback: #ff8a801a;
     --note: #f0c35b; --noteback: #f0c35b14 } }
 html { scroll-behavior: smooth }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink) }
@@ -50,6 +50,13 @@ section.warnings ul { padding-left: 1.2rem; margin: .6rem 0 }
 section.warnings li { margin: .4rem 0 }
 code { overflow-wrap: anywhere }
 a, b, code { unicode-bidi: isolate }
+ol.life { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .6rem }
+ol.life li { flex: 1 1 11rem; border-top: .25rem solid var(--rule); padding: .3rem 0; overflow-wrap: anywhere }
+ol.life li.done { border-color: var(--good) }
+ol.life li.open { border-top-style: dashed }
+ol.life li.bad { border-color: var(--bad) }
+ol.life b { display: block }
+ol.life span { color: var(--dim); font-size: .92em }
 figure { margin: 1rem 0 }
 p.terms, p.legend, figcaption { color: var(--dim); font-size: .92em }
 div.figure svg { display: block; max-width: 100%; height: auto }
@@ -71,7 +78,7 @@ summary { cursor: pointer; margin: .4rem 0 }
   dl.facts dd { margin-bottom: .5rem }
 }
 @media print {
-  :root { color-scheme: light; --paper: #fff; --ink: #000; --dim: #333; --rule: #888; --bad: #900; --note: #630;
+  :root { color-scheme: light; --paper: #fff; --ink: #000; --dim: #333; --rule: #888; --good: #060; --bad: #900; --note: #630;
     --link: #000; font-size: 10pt }
   body { max-width: none; margin: 0 }
   nav { display: none }

@@ -155,15 +155,18 @@ def _cell(value: float | None, mark: str) -> str:
     return Marked(f"{mark} {number(value)}", "alarm") if mark else number(value)
 
 
-def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[dict[str, Any]]:
+def samples(
+    run: RunDirectory, config: Config, stages: Sequence[str], *, look_up: bool = True
+) -> list[dict[str, Any]]:
     """Answers side by side: what every model says to `evaluation.samples_shown` forget questions, evenly spread, and
     to one question of each other set.
 
-    Each has `set`, `question`, `truth` and `answers`, a mapping from the model's name to its answer.
+    Each has `set`, `question`, `truth` and `answers`, a mapping from the model's name to its answer. look_up: the
+    questions of chat prompts are read from the data, which lie outside the run.
     """
     logs = {stage: log for stage in stages if (log := run.evaluation_log(stage)) is not None}
     count = config.evaluation.samples_shown
-    questions = _chat_questions(logs, config) if config.model.template.kind == "chat" else {}
+    questions = _chat_questions(logs, config) if look_up and config.model.template.kind == "chat" else {}
     found = []
     for key, name in LOG_SETS.items():
         base = next((log for log in logs.values() if log.get(name, {}).get("generated_text")), None)

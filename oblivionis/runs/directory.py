@@ -63,10 +63,13 @@ class Checkpoint:
 
 
 class RunDirectory:
-    """One run on disk. Every file is written atomically or appended to line by line, so a kill never corrupts it."""
+    """One run on disk. Every file is written atomically or appended to line by line, so a kill never corrupts it.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    looking: it is only looked at; what could be kept for the next time is not.
+    """
+
+    def __init__(self, path: Path, *, looking: bool = False) -> None:
+        self.path, self.looking = path, looking
         self._listeners: list[Callable[[Sequence[Mapping[str, Any]]], None]] = []
 
     @classmethod

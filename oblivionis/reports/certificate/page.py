@@ -209,7 +209,7 @@ def _replay(certificate: Mapping[str, Any]) -> list[h.Element]:
         ("Clients", str(run["clients"])),
         ("Software", f"oblivionis {run['oblivionis']}, {versions}"),
     ]
-    return [h.pre[replay["command"]], facts_list(facts)]
+    return [h.pre(tabindex="0")[replay["command"]], facts_list(facts)]
 
 
 def _signature(certificate: Mapping[str, Any]) -> h.Node:

@@ -26,6 +26,8 @@ from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
 FOLDER = "people"
+REPORT = "report.html"
+"""What the pages that are written link back to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,20 @@ def write_pages(run: RunDirectory) -> None:
     written = set()
     for one in known.values():
         name = f"{person_slug(one.name)}.html"
-        page = html_page(f"{one.name} in {run.name}", _page(run, one, audits, requests))
+        page = html_page(f"{one.name} in {run.name}", _page(run, one, audits, requests, REPORT))
         write_atomic(run.path / FOLDER / name, page)
         written.add(name)
     for path in (run.path / FOLDER).glob("*.html"):
         if path.name not in written:
             path.unlink()
+
+
+def page_parts(run: RunDirectory, page: str, home: str) -> tuple[str, list[h.Node]] | None:
+    """Title and parts of the page that lies at `page` in the run; None where nobody has it. home: where it links
+    back."""
+    audits, requests = audits_of(run), list(Ledger(run.ledger_path))
+    one = next((o for o in _known(audits).values() if f"{FOLDER}/{person_slug(o.name)}.html" == page), None)
+    return None if one is None else (f"{one.name} in {run.name}", _page(run, one, audits, requests, home))
 
 
 def requests_about(person: Person, requests: Sequence[Request]) -> list[Request]:
@@ -112,13 +122,13 @@ def _share(outcomes: Sequence[Outcome | None]) -> str:
 
 
 def _page(
-    run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request]
+    run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request], home: str
 ) -> list[h.Node]:
     stage, person = one.latest
     stages = _stages(audits)
     audit = audits[stage]
     return [
-        h.p[h.a(href="../report.html")["report"]],
+        h.p[h.a(href=f"../{home}")["report"]],
         h.h1[one.name],
         h.p["Run ", h.b[run.name], _who(person), "."],
         h.h2["What is memorised"],

@@ -28,17 +28,21 @@ from oblivionis.reports.format import number
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
 from oblivionis.reports.nodes import SHOWN, audit_rows
-from oblivionis.requests.judgement import MEANING
-from oblivionis.requests.ledger import PENDING, SERVED, Ledger, Request
+from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
+from oblivionis.requests.ledger import PENDING, REJECTED, SERVED, Ledger, Request
 from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 
 FOLDER = "requests"
+REPORT = "report.html"
+"""What the pages that are written link back to."""
 
 
-class _Certificate(TypedDict):
+class _Issued(TypedDict):
+    """What a page tells of a `certificate.json`."""
+
     result: str
     issued: str
     signature: str | None
@@ -60,6 +64,22 @@ class _Known:
     people: Mapping[str, PersonAudit]
 
 
+@dataclass(frozen=True, slots=True)
+class _Certificate:
+    """A certificate in the run's own folder. folder: from there."""
+
+    folder: str
+    result: str
+    issued: str
+    signed: bool
+    superseded: bool
+
+    @property
+    def link(self) -> h.Element:
+        """To its page, from the page of a request."""
+        return h.a(href=f"../{self.folder}/{PAGE_FILE}")[self.result]
+
+
 def page_of(request_id: str) -> str:
     """Path of a request's page from the folder of the run."""
     return f"{FOLDER}/{person_slug(request_id)}.html"
@@ -72,11 +92,21 @@ def write_pages(run: RunDirectory, config: Config) -> None:
     known = _load(run, config)
     for request in requests:
         path = run.path / page_of(request.id)
-        write_atomic(path, html_page(f"{request.id} in {run.name}", _page(request, known)))
+        write_atomic(path, html_page(_title(request, run), _page(request, known, REPORT)))
         written.add(path.name)
     for path in (run.path / FOLDER).glob("*.html"):
         if path.name not in written:
             path.unlink()
+
+
+def page_parts(run: RunDirectory, config: Config, page: str, home: str) -> tuple[str, list[h.Node]] | None:
+    """Title and parts of the page that `page_of` calls so, None where no request has it. home: where it links back."""
+    request = next((r for r in Ledger(run.ledger_path) if page_of(r.id) == page), None)
+    return None if request is None else (_title(request, run), _page(request, _load(run, config), home))
+
+
+def _title(request: Request, run: RunDirectory) -> str:
+    return f"{request.id} in {run.name}"
 
 
 def _load(run: RunDirectory, config: Config) -> _Known:
@@ -95,11 +125,13 @@ def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
     return {row["id"]: row for row in (leakage_audit(run, stage) or {"questions": []})["questions"]}
 
 
-def _page(request: Request, known: _Known) -> list[h.Node]:
+def _page(request: Request, known: _Known, home: str) -> list[h.Node]:
+    certificate = _certificate(request, known.run)
     return [
-        h.p[h.a(href="../report.html#requests")["report"]],
+        h.p[h.a(href=f"../{home}#requests")["report"]],
         h.h1[f"Deletion request {request.id}"],
         h.p["Run ", h.b[known.run.name], ". ", _in_short(request)],
+        _life(request, known, certificate),
         h.h2["What was asked"],
         _asked(request, known),
         h.h2["What was done"],
@@ -110,8 +142,36 @@ def _page(request: Request, known: _Known) -> list[h.Node]:
         _answers(request, known),
         h.h2["Audits"],
         _audits(request, known),
-        _certificate(request, known.run),
+        _certified(certificate),
     ]
+
+
+def _life(request: Request, known: _Known, certificate: _Certificate | None) -> h.Element:
+    """From the demand to its certificate: what was reached, when, and what is still to come."""
+    events = known.events.get(request.id, ())
+    asked = next((e for e in events if e["event"] == "submitted"), {})
+    served = next((e for e in reversed(events) if e["event"] == "served"), {})
+    checked = next((e for e in reversed(events) if e["event"].startswith("verif")), {})
+    gone, judged = request.served_round is not None, request.outcome in MEANING
+    bad = (NOT_VERIFIED, OVER_UNLEARNED)
+    steps: list[tuple[str, str, h.Node]] = [("done", "Asked", f"{_when(asked)}, for round {request.round}")]
+    if gone:
+        steps.append(("done", "Served", f"{_when(served)}, in round {request.served_round}"))
+    else:
+        steps.append(("bad" if request.state == REJECTED else "open", "Served", request.state))
+    if judged:
+        kind = "bad" if request.outcome in bad else "done" if request.outcome == VERIFIED else "open"
+        steps.append((kind, "Checked", f"{_when(checked)}: {request.outcome}"))
+    else:
+        steps.append(("open", "Checked", "at the end of the stage" if gone else "once it is served"))
+    if certificate is None:
+        command = h.code[f"oblivionis certificate create RUN {request.group or request.id}"]
+        steps.append(("open", "Certified", ["not yet", [": ", command] if judged else ""]))
+    else:
+        kind = {"PASS": "done", "FAIL": "bad"}.get(certificate.result, "open")
+        words = f"{certificate.issued}{', superseded' if certificate.superseded else ''}: "
+        steps.append((kind, "Certified", [words, certificate.link]))
+    return h.ol(".life")[[h.li(class_=kind)[h.b[name], " ", h.span[told]] for kind, name, told in steps]]
 
 
 def _in_short(request: Request) -> str:
@@ -245,24 +305,29 @@ def _audits(request: Request, known: _Known) -> h.Node:
     return parts or [h.p["No audit of this run asked about its records."]]
 
 
-def _certificate(request: Request, run: RunDirectory) -> h.Node:
-    """The latest erasure certificate in the run's own folder."""
+def _certificate(request: Request, run: RunDirectory) -> _Certificate | None:
+    """The latest erasure certificate of a request, None without one."""
     names = dict.fromkeys(name for name in (request.group, request.told, request.id) if name)
     made = [f"{CERTIFICATES}/{person_slug(name)}" for name in names]
     folder = next((f for f in made if (run.path / f / JSON_FILE).exists()), made[-1])
     file = run.path / folder / JSON_FILE
     try:
-        found = read_json(file, _Certificate)
+        found = read_json(file, _Issued)
     except FileNotFoundError:
         return None
-    result, issued, signed = found["result"], found["issued"], bool(found["signature"])
-    if (meaning := RESULTS.get(result)) is None:
+    if (result := found["result"]) not in RESULTS:
         raise FileError(f"{file}: result: expected one of {', '.join(RESULTS)}, found {json.dumps(result[:60])}")
-    link = h.a(href=f"../{folder}/{PAGE_FILE}")[result]
-    told = f". {meaning} Issued {issued}, {'signed' if signed else 'not signed'}."
-    if (run.path / folder / SUPERSEDED_FILE).exists():
+    superseded = (run.path / folder / SUPERSEDED_FILE).exists()
+    return _Certificate(folder, result, found["issued"], bool(found["signature"]), superseded)
+
+
+def _certified(found: _Certificate | None) -> h.Node:
+    if found is None:
+        return None
+    told = f". {RESULTS[found.result]} Issued {found.issued}, {'signed' if found.signed else 'not signed'}."
+    if found.superseded:
         told += " Superseded: more was measured since; make a new one."
-    return [h.h2["Erasure certificate"], h.p[link, told]]
+    return [h.h2["Erasure certificate"], h.p[found.link, told]]
 
 
 def _by_the_client(request: Request, known: _Known) -> list[h.Element]:

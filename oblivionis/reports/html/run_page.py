@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import htpy as h
@@ -39,16 +39,33 @@ def write_html(run: RunDirectory, config: Config) -> None:
     It links to a page for each deletion request, under `requests/`, and for each audited person, under `people/`. No
     page needs the network. Every text from the data or a model is escaped.
     """
+    title = page_title(run, config)
+    parts = [h.h1[title], h.p[run_overview.in_short(run, config)], *sections(run, config)]
+    person_pages.write_pages(run)
+    request_pages.write_pages(run, config)
+    write_atomic(run.path / "report.html", html_page(title, parts, configuration_part(run)))
+
+
+def page_title(run: RunDirectory, config: Config) -> str:
+    """What a page about a run is called."""
+    return f"{run.name}: {config.strategy.name}, {report.method(config)}"
+
+
+def sections(
+    run: RunDirectory,
+    config: Config,
+    around_curves: Callable[[list[h.Node]], h.Node] = h.fragment.__getitem__,
+    *,
+    look_up: bool = True,
+) -> list[h.Node]:
+    """The parts of a page about a run, with links to them. look_up: as in `reports.summary.samples`."""
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
-    title = f"{run.name}: {config.strategy.name}, {report.method(config)}"
     optional = {
         "rebound": rebound_section.section(run),
         "attacks": attack_report.section(run),
         "people": person_pages.section(run),
     }
-    parts = [
-        h.h1[title],
-        h.p[run_overview.in_short(run, config)],
+    return [
         _contents(optional),
         _warnings(run, config),
         section_heading("asked", "What was asked"),
@@ -57,20 +74,19 @@ def write_html(run: RunDirectory, config: Config) -> None:
         section_heading("done", "What was done", "Stage", "Round"),
         run_overview.done(run),
         section_heading("rounds", "Rounds"),
-        curves(run, config, metrics.get("retrain", {})),
+        around_curves(curves(run, config, metrics.get("retrain", {}))),
         section_heading("requests", "Deletion requests", "FedTU", "Request state", "Verification"),
         _requests(run, config),
         *optional.values(),
         section_heading("answers", "Answers"),
-        _answers(report.samples(run, config, list(metrics))),
+        _answers(report.samples(run, config, list(metrics), look_up=look_up)),
     ]
-    foot = [
-        section_heading("configuration", "Configuration"),
-        folded("Every key of it", h.pre[run.read_config()]),
-    ]
-    person_pages.write_pages(run)
-    request_pages.write_pages(run, config)
-    write_atomic(run.path / "report.html", html_page(title, parts, foot))
+
+
+def configuration_part(run: RunDirectory) -> list[h.Node]:
+    """The whole configuration, folded."""
+    folding = folded("Every key of it", h.pre(tabindex="0")[run.read_config()])
+    return [section_heading("configuration", "Configuration"), folding]
 
 
 def _contents(optional: Mapping[str, Sequence[h.Node]]) -> h.Element:
