@@ -9,8 +9,8 @@ STYLE = Markup("""
   --link: #0b57d0; --good: #1e7d3c; --bad: #b3261e; --badback: #b3261e14; --note: #7a5600; --noteback: #b5820014;
   font-family: system-ui, sans-serif; line-height: 1.45 }
 @media (prefers-color-scheme: dark) {
-  :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --good: #7ccf94; --bad: #ff8a80; --badback: #ff8a801a;
-    --note: #f0c35b; --noteback: #f0c35b14 } }
+  :root { --paper: #17181c; --ink: #e6e6ea; --dim: #b3b4bd; --link: #8ab4f8; --good: #7ccf94; --bad: #ff8a80;
+    --badback: #ff8a801a; --note: #f0c35b; --noteback: #f0c35b14 } }
 html { scroll-behavior: smooth }
 body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; background: var(--paper); color: var(--ink) }
 h1 { line-height: 1.2 }
@@ -32,7 +32,7 @@ div.wide { overflow-x: auto; position: relative }
 tr.first > * { border-top: 2px solid var(--rule) }
 td, th { overflow-wrap: break-word }
 td.text, tbody th.text { min-width: 16rem }
-tbody th.label { min-width: 13rem }
+td.label, tbody th.label { min-width: 10rem }
 td.n, th.n { text-align: right }
 td.n, th.n { font-variant-numeric: tabular-nums }
 td.n, tbody th.n, td.who, tbody th.who { white-space: nowrap }
@@ -78,13 +78,13 @@ summary { cursor: pointer; margin: .4rem 0 }
   dl.facts dd { margin-bottom: .5rem }
 }
 @media print {
-  :root { color-scheme: light; --paper: #fff; --ink: #000; --dim: #333; --rule: #888; --good: #060; --bad: #900; --note: #630;
-    --link: #000; font-size: 10pt }
+  :root { color-scheme: light; --paper: #fff; --ink: #000; --dim: #333; --rule: #888; --good: #060; --bad: #900;
+    --note: #630; --link: #000; font-size: 10pt }
   body { max-width: none; margin: 0 }
   nav { display: none }
   div.wide { overflow: visible }
   div.wide.figure svg { min-width: 0 }
-  td.text, tbody th.text, tbody th.label { min-width: 0 }
+  td.text, tbody th.text, td.label, tbody th.label { min-width: 0 }
   tr, figure, section.warnings li { break-inside: avoid }
   h2, h3 { break-after: avoid }
   thead { display: table-header-group }

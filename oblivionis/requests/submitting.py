@@ -41,7 +41,7 @@ def submit(
     reason: str,
     identifier: str | None = None,
 ) -> Submitted:
-    """Enter a request into the ledger of the node's folder. Exactly one of the first three says what is to be forgotten.
+    """Enter a request into the ledger of the node's folder. One of the first three says what is to be forgotten.
 
     ids: of records, with commas between; subject: a person's name; everything: the client leaves. Raises
     OblivionisError, which names the option of `oblivionis request submit` at fault.

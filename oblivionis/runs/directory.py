@@ -126,6 +126,11 @@ class RunDirectory:
         holder = _holder(self.path / "running.json")
         return holder["pid"] if holder.get("host") == socket.gethostname() and _alive(holder) else None
 
+    def held_elsewhere(self) -> str | None:
+        """The other machine whose process holds the run, as far as its file tells; None where none does."""
+        host = _holder(self.path / "running.json").get("host")
+        return host if isinstance(host, str) and host != socket.gethostname() else None
+
     @property
     def name(self) -> str:
         return self.path.name

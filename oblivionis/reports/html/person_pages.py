@@ -128,7 +128,7 @@ def _page(
     stages = _stages(audits)
     audit = audits[stage]
     return [
-        h.p[h.a(href=f"../{home}")["report"]],
+        h.p[h.a(href=f"../{home}")["report" if home else "run"]],
         h.h1[one.name],
         h.p["Run ", h.b[run.name], _who(person), "."],
         h.h2["What is memorised"],
@@ -193,7 +193,7 @@ def _requests(requests: Sequence[Request], person: Person) -> h.Element:
         for r in requests
     ]
     heads = ["request", "client", "forgets", "records about this person", "asked in round", "served in", "state"]
-    classes = ["who", "n", "", "n", "n", "n", "who", "n", ""]
+    classes = ["who", "n", "", "n", "n", "n", "who", "n", "text"]
     heads += ["final ROUGE-L recall", "reason"]
     return html_table(heads, classes, rows, f"Deletion requests about {person.name}")
 

@@ -65,7 +65,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Certificate:
+class Certificate:
     """A certificate in the run's own folder. folder: from there."""
 
     folder: str
@@ -126,9 +126,9 @@ def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _page(request: Request, known: _Known, home: str) -> list[h.Node]:
-    certificate = _certificate(request, known.run)
+    certificate = certificate_of(request, known.run)
     return [
-        h.p[h.a(href=f"../{home}#requests")["report"]],
+        h.p[h.a(href=f"../{home}#requests")["report" if home else "run"]],
         h.h1[f"Deletion request {request.id}"],
         h.p["Run ", h.b[known.run.name], ". ", _in_short(request)],
         _life(request, known, certificate),
@@ -146,7 +146,7 @@ def _page(request: Request, known: _Known, home: str) -> list[h.Node]:
     ]
 
 
-def _life(request: Request, known: _Known, certificate: _Certificate | None) -> h.Element:
+def _life(request: Request, known: _Known, certificate: Certificate | None) -> h.Element:
     """From the demand to its certificate: what was reached, when, and what is still to come."""
     events = known.events.get(request.id, ())
     asked = next((e for e in events if e["event"] == "submitted"), {})
@@ -232,7 +232,7 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
         what = EVENTS.get(event["event"], event["event"])
         rows.append([_when(event), str(event.get("round", "–")), what, note])
     heads = ["when", explained("Round", "round"), "what", "note"]
-    return html_table(heads, ["who", "n", "", ""], rows, "What happened to the request, in order")
+    return html_table(heads, ["who", "n", "", "text"], rows, "What happened to the request, in order")
 
 
 def _unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
@@ -305,7 +305,7 @@ def _audits(request: Request, known: _Known) -> h.Node:
     return parts or [h.p["No audit of this run asked about its records."]]
 
 
-def _certificate(request: Request, run: RunDirectory) -> _Certificate | None:
+def certificate_of(request: Request, run: RunDirectory) -> Certificate | None:
     """The latest erasure certificate of a request, None without one."""
     names = dict.fromkeys(name for name in (request.group, request.told, request.id) if name)
     made = [f"{CERTIFICATES}/{person_slug(name)}" for name in names]
@@ -318,10 +318,10 @@ def _certificate(request: Request, run: RunDirectory) -> _Certificate | None:
     if (result := found["result"]) not in RESULTS:
         raise FileError(f"{file}: result: expected one of {', '.join(RESULTS)}, found {json.dumps(result[:60])}")
     superseded = (run.path / folder / SUPERSEDED_FILE).exists()
-    return _Certificate(folder, result, found["issued"], bool(found["signature"]), superseded)
+    return Certificate(folder, result, found["issued"], bool(found["signature"]), superseded)
 
 
-def _certified(found: _Certificate | None) -> h.Node:
+def _certified(found: Certificate | None) -> h.Node:
     if found is None:
         return None
     told = f". {RESULTS[found.result]} Issued {found.issued}, {'signed' if found.signed else 'not signed'}."
