@@ -156,6 +156,8 @@ def _read(run: RunDirectory) -> Mapping[str, Any]:
     blocks = [block for block in _BLOCK.split(text) if block.partition(":")[0] in _Config.__annotations__]
     try:
         found = checked(yaml.load("".join(blocks), _LOADER) or {}, _Config)
+        if not found.get("stages"):
+            raise ValueError("it names no stages")
         if unknown := set(found.get("stages", ())) - set(STAGES):
             raise ValueError(f"stages: unknown stage {min(unknown)!r}")
         return found

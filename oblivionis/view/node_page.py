@@ -105,7 +105,7 @@ def _head(node: Node) -> list[h.Node]:
 
 
 def _body(request: Request, node: Node, table: h.Node, form: Mapping[str, str] | None = None) -> list[h.Node]:
-    following = [h.h2(id="requests")["Deletion requests made here"], shell.live("requests", "/node", table)]
+    following = [h.h2["Deletion requests made here"], shell.live("requests", "/node", table)]
     if not node.write:
         hint = ["To make one here, start the window with ", h.code["--write"], "."]
         return [*following, h.p[hint]]
@@ -113,7 +113,7 @@ def _body(request: Request, node: Node, table: h.Node, form: Mapping[str, str] |
         records = read_node(node.folder).records
     except OblivionisError as error:
         return [*following, h.p(".bad")[str(error)]]
-    return [*following, h.h2(id="new")["Ask to forget"], _ask(request, records, form or {})]
+    return [*following, h.h2["Ask to forget"], _ask(request, records, form or {})]
 
 
 def _requests(requests: Sequence[NodeRequest]) -> h.Node:

@@ -51,7 +51,7 @@ def live(name: str, address: str, content: h.Node, *, seconds: int = LIVE_SECOND
     joint = "&" if "?" in address else "?"
     body = h.fragment[content]
     return h.div(
-        id=name,
+        id=f"live-{name}",
         data_live=f"{address}{joint}{PART}={quote(name)}",
         data_seconds=str(seconds),
         data_mark=_mark(str(body)),

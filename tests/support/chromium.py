@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +39,16 @@ class Tab:
 
     def call(self, method, **params):
         """The result of a command; what happened meanwhile is noted."""
+        answer = self._send(method, **params)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _send(self, method, **params):
         self.number += 1
         self.socket.send(json.dumps({"id": self.number, "method": method, "params": params}))
         while (message := self._next()).get("id") != self.number:
             pass
-        assert "error" not in message, message
-        return message["result"]
+        return message
 
     def _next(self):
         message = json.loads(self.socket.recv(timeout=SECONDS))
@@ -81,13 +86,14 @@ class Tab:
         return found["result"].get("value")
 
     def until(self, expression):
-        """Wait until an expression is true in the page; says what it was else."""
-        poll = f"""new Promise((yes, no) => {{
-          const late = Date.now() + {SECONDS * 1000};
-          (function look() {{ if ({expression}) yes(true);
-            else if (Date.now() > late) no(new Error('waited for it in vain'));
-            else setTimeout(look, 50) }})() }})"""
-        self.js(poll)
+        """Wait until an expression is true, in this page or the one that follows it."""
+        late = time.monotonic() + SECONDS
+        while True:
+            found = self._send("Runtime.evaluate", expression=expression, returnByValue=True)
+            if found.get("result", {}).get("result", {}).get("value"):
+                return
+            assert time.monotonic() < late, f"waited in vain until {expression}"
+            time.sleep(0.05)
 
     def window(self, width, height=900, *, dark=False):
         """Size of the window in CSS pixels, and the colours that the reader prefers."""
