@@ -46,11 +46,13 @@ def view(
 
     if node_dir is not None:
         need_folder(node_dir)
-    library, token = Library(runs), secrets.token_urlsafe(32)
+    library = Library(runs, needed=node_dir is None or runs != RUNS)  # a node need not have runs
+    token = secrets.token_urlsafe(32)
     node = None if node_dir is None else Node(node_dir.resolve(), write)
     socket = serve.listen(port)
     place = socket.getsockname()[1]
-    address = f"http://{serve.HOST}:{place}/?token={token}"
+    first = "" if library.root.is_dir() else "node"
+    address = f"http://{serve.HOST}:{place}/{first}?token={token}"
     console = Console()
     count = len(library.found().runs)
     console.print(f"{count} run{'s' * (count != 1)} in {library.root}", markup=False, highlight=False, soft_wrap=True)

@@ -23,7 +23,7 @@ from oblivionis.errors import OblivionisError
 from oblivionis.naming import MODELS, SETS
 from oblivionis.reports import summary as report
 from oblivionis.reports.format import number
-from oblivionis.reports.markup import captioned, contents, explained, html_table, section_heading
+from oblivionis.reports.markup import captioned, contents, explained, folded, html_table, section_heading
 from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
 from oblivionis.runs.answers import Answer, answers, bare
 from oblivionis.runs.directory import RunDirectory, named_metrics
@@ -329,26 +329,31 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _metrics(of: Comparison) -> h.Node:
-    rows: list[list[h.Node]] = []
+    """The rows of the comparison table, and folded what else was measured."""
+    shown: list[list[h.Node]] = []
+    others: list[list[h.Node]] = []
     above = ""
     for metric in of.measured():
         known = evaluators.catalogue().get(metric)
-        group = known.group.title if known and known.group else "Others"
         best = of.best(metric)
         values = [h.b[number(v)] if place in best else number(v) for place, v in enumerate(of.values(metric))]
         title = explained(known.title) if known else metric
-        rows.append(["" if group == above else group, title, *values])
-        above = group
-    if not rows:
+        if known is None or known.group is None:
+            others.append([title, *values])
+            continue
+        shown.append(["" if known.group.title == above else known.group.title, title, *values])
+        above = known.group.title
+    if not shown and not others:
         return h.p["None of them has finished this stage."]
-    head = ["questions", "measure", *(one.letter for one in of.runs)]
-    classes = ["", "", *["n"] * len(of.runs)]
+    letters, classes = [one.letter for one in of.runs], ["n"] * len(of.runs)
+    further = html_table(["measure", *letters], ["", *classes], others, "Further metrics of the runs")
     told = (
         "Bold: the best of these runs; of measures that should be as the retrained model's, the one nearest to that of "
         "its own run."
     )
     return [
-        html_table(head, classes, rows, "Final metrics of the runs"),
+        html_table(["questions", "measure", *letters], ["", "", *classes], shown, "Final metrics of the runs"),
+        folded(f"{len(others)} further measures", further) if others else None,
         h.p(".legend")[told] if len(of.runs) > 1 else None,
         shell.exports({"CSV": of.address("/compare.csv")}),
     ]

@@ -37,10 +37,13 @@ class Found:
 
 
 class Library:
-    """What lies below `root`, or `root` itself where it is a run. RunError where it is no folder."""
+    """What lies below `root`, or `root` itself where it is a run.
 
-    def __init__(self, root: Path) -> None:
-        if not root.is_dir():
+    needed: RunError where it is no folder; else there is nothing in it.
+    """
+
+    def __init__(self, root: Path, *, needed: bool = True) -> None:
+        if needed and not root.is_dir():
             raise RunError(f"{root}: no such folder; expected a folder of runs, or a run")
         self.root = root.resolve()
         self._found, self._looked = Found(), 0.0

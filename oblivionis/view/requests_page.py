@@ -32,9 +32,9 @@ def respond(asked: Asked) -> Response:
     rows: list[list[h.Node]] = [
         [
             h.a(href=shell.run_address(name, page_of(request.id)))[request.id],
-            h.a(href=shell.run_address(name))[name],
             request.outcome,
             result or "–",
+            h.a(href=shell.run_address(name))[name],
             str(request.client),
             report.request_kind(request),
             str(len(request.record_ids)),
@@ -42,9 +42,9 @@ def respond(asked: Asked) -> Response:
         ]
         for name, request, result in wanted[:SHOWN]
     ]
-    heads = ["request", "run", explained("Request state", "state"), "certificate", "client", "forgets", "records"]
+    heads = ["request", explained("Request state", "state"), "certificate", "run", "client", "forgets", "records"]
     heads.append(explained("Served in round", "served in"))
-    classes = ["", "", "who", "who", "n", "", "n", "n"]
+    classes = ["who", "who", "who", "label", "n", "", "n", "n"]
     table = html_table(heads, classes, rows, "Deletion requests") if rows else h.p["None."]
     count = f"{len(wanted)} of {len(found)}" if len(wanted) < len(found) else str(len(found))
     more = f" The first {SHOWN} are shown." if len(wanted) > SHOWN else ""

@@ -241,7 +241,7 @@ def _drawing(of: Frontier, paper: str) -> Figure:
     for point in found:
         groups.setdefault(point.cell.labels.get(axis_name, ""), []).append(point)
     with matplotlib.rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+        figure = Figure(figsize=(4.8, 4.2), layout="constrained")
         axis = figure.subplots()
         best = frontier(found)
         axis.plot([p.x for p in best], [p.y for p in best], color="0.5", linestyle="--", linewidth=1, zorder=1)
@@ -255,7 +255,7 @@ def _drawing(of: Frontier, paper: str) -> Figure:
         axis.axvline(0, color="0.8", linewidth=0.8, zorder=0)
         axis.margins(0.08)
         if axis_name:
-            figure.legend(loc="outside upper center", ncols=min(4, len(groups)), frameon=False, title=axis_name)
+            figure.legend(loc="outside upper center", ncols=min(3, len(groups)), frameon=False, title=axis_name)
     return figure
 
 
@@ -284,4 +284,4 @@ def _cells(of: Frontier, library: Library) -> h.Node:
         state = h.b(".bad")["failed"] if cell.error else "done"
         rows.append([str(place), cell.name, state, joined(links, " · ") or "–", cell.error])
     heads = ["number", explained("Cell", "cell"), "state", "runs", "error"]
-    return html_table(heads, ["n", "", "who", "", ""], rows, "Cells and their runs")
+    return html_table(heads, ["n", "", "who", "label", ""], rows, "Cells and their runs")

@@ -41,9 +41,6 @@ PAGES = {
     "suite": "/suites/quick/",
     "node": "/node",
 }
-OVER = """[document.documentElement.scrollWidth - innerWidth, [...document.querySelectorAll('body *')].filter(
-  e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('div.wide, pre, .unseen, caption')
-).map(e => e.tagName + '.' + e.className)]"""
 FOCUSED = "document.activeElement.tagName + ' ' + (document.activeElement.name || document.activeElement.textContent)"
 
 
@@ -91,6 +88,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("window")
     run, _ = make_run(folder / "a", logs=lambda stage: log_of(stage, text=HOSTILE + " " + "long" * 60))
     ask(run, reason="why-" + "not" * 80)
+    row = {"stage": "unlearn", "moment": "round", "evaluator": "long" * 20, "metrics": {"x": 0.5}}
+    run.append_metrics([{**row, "round": 1}, {**row, "round": 2}])
     make_run(folder / "b", overrides=["unlearning=grad_diff"])
     live, _ = make_run(folder / "live", ["finetune", "retrain"])
     parent = os.getppid()
@@ -130,8 +129,7 @@ def test_the_token_is_neither_in_the_address_nor_in_reach_of_scripts(tab, addres
 def test_every_page_is_whole_and_asks_no_other_host(tab, address, name, width):
     tab.window(width)
     tab.go(address + PAGES[name])
-    over, wide = tab.js(OVER)
-    assert over <= 0 and wide == []
+    assert tab.over(width) == []
     assert tab.said == [], "no error, and nothing that its own policy forbids"
     assert {f"http://{host}" for host in tab.asked} == {address}
 

@@ -115,6 +115,14 @@ class Tab:
         """Type a text where the focus is."""
         self.call("Input.insertText", text=text)
 
+    def over(self, width):
+        """What reaches beyond a window of this width (a phone's own grows with it), but what can be moved by itself."""
+        return self.js(
+            f"""[document.documentElement, ...document.querySelectorAll('body *')].filter(
+              e => Math.max(e.getBoundingClientRect().right, e.tagName === 'HTML' ? e.scrollWidth : 0) > {width} + 1
+                && !e.closest('div.wide, pre')).map(e => e.tagName + '.' + e.className)"""
+        )
+
     def faults(self):
         """What axe finds in the page that is serious or critical: rule and element."""
         self.js(Path(AXE).read_text(encoding="utf-8") + "; 0")

@@ -46,6 +46,7 @@ def test_the_folder_may_be_a_run_or_a_suite_itself(tmp_path, made):
     assert list(Library(tmp_path).found().suites) == [tmp_path.name]
     with pytest.raises(RunError, match="no such folder"):
         Library(tmp_path / "nope")
+    assert Library(tmp_path / "nope", needed=False).found().runs == {}
 
 
 def test_too_many_and_too_deep_folders(tmp_path, made, monkeypatch):
