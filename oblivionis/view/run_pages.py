@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import htpy as h
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from oblivionis.errors import RunError
 from oblivionis.files import read_bytes
 from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.certificate.page import JSON_FILE, PAGE_FILE
-from oblivionis.reports.html import person_pages, request_pages, run_page
+from oblivionis.reports.html import REPORT, person_pages, request_pages, run_page
 from oblivionis.reports.html.curves import MEASURES, STAGES, curves, curves_of
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.glance import RUNNING, Glance
@@ -42,19 +41,19 @@ def respond(request: Request) -> Response:
     name = request.path_params["name"]
     here = shell.run_address(name)
 
+    def grow(drawn: list[h.Node]) -> h.Node:
+        return shell.live("curves", here, drawn)
+
     def make() -> Response:
         config = config_of(run)
         going = glance.current is not None
-        around: Callable[[list[h.Node]], h.Node] = (
-            (lambda drawn: shell.live("curves", here, drawn)) if going else h.fragment.__getitem__
-        )
         progress = _progress(run, glance)
         watching = shell.address(here, [(WAS, glance.state)])
         parts = [
             h.h1[run_page.page_title(run, config)],
             shell.live("progress", watching, progress) if going else h.div[progress],
             _actions(run, name),
-            run_page.sections(run, config, around, look_up=False),
+            run_page.sections(run, config, grow if going else None, look_up=False),
         ]
         return shell.page(request, name, parts, run_page.configuration_part(run))
 
@@ -87,7 +86,7 @@ def person_page(request: Request) -> Response:
 
 def report(request: Request) -> Response:
     """The report that lies in the run."""
-    return _stored(request, "report.html")
+    return _stored(request, REPORT)
 
 
 def certificate(request: Request) -> Response:
@@ -196,11 +195,11 @@ def _actions(run: RunDirectory, name: str) -> h.Node:
         if len([r for r in run.metrics() if r.get("evaluator") == "tofu" and r["stage"] == stage]) > 1
     }
     links = {"metrics (CSV)": shell.run_address(name, "metrics.csv"), **pictures}
-    report_file = run.path / "report.html"
+    report_file = run.path / REPORT
     return [
         h.p(".doing")[
             h.a(href=shell.address("/compare", [("run", name)]))["Compare with others"],
-            [" · ", h.a(href=shell.run_address(name, "report.html"))["report.html, to send"]]
+            [" · ", h.a(href=shell.run_address(name, REPORT))["report.html, to send"]]
             if report_file.is_file()
             else None,
         ],

@@ -76,13 +76,12 @@ class View:
         given = request.query_params
         order = given.get("order", "").removeprefix("-")
         known = order in {column.key for column in COLUMNS}
-        page = given.get("page", "")
         return cls(
             given.get("text", "").strip(),
             {key: given[key] for key in FILTERS if given.get(key)},
             order if known else NEWEST,
             given.get("order", "").startswith("-") if known else True,
-            max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 6 else 1,
+            shell.page_number(request),
             tuple(dict.fromkeys(given.getlist("run"))),
         )
 

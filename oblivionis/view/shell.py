@@ -93,6 +93,12 @@ def address(path: str, values: Iterable[tuple[str, str]]) -> str:
     return f"{path}?{chosen}" if chosen else path
 
 
+def page_number(request: Request) -> int:
+    """Which page of a long table is asked for, from 1."""
+    given = request.query_params.get("page", "")
+    return max(1, int(given)) if given.isascii() and given.isdigit() and len(given) < 6 else 1
+
+
 def choice(label: str, name: str, options: Mapping[str, str], chosen: str) -> h.Element:
     """A list to choose one of, by value and text."""
     return h.label[

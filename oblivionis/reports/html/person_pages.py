@@ -21,13 +21,12 @@ from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS, subject_key
 from oblivionis.reports import summary as report
 from oblivionis.reports.format import number
+from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import folded, html_page, html_table, section_heading
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
 FOLDER = "people"
-REPORT = "report.html"
-"""What the pages that are written link back to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.certificate.page import MEANING as RESULTS
 from oblivionis.reports.format import number
 from oblivionis.reports.found import leakage_audit
+from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
 from oblivionis.reports.nodes import SHOWN, audit_rows
 from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
@@ -36,8 +37,6 @@ from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 
 FOLDER = "requests"
-REPORT = "report.html"
-"""What the pages that are written link back to."""
 
 
 class _Issued(TypedDict):

@@ -16,7 +16,7 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import verdicts
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.html import person_pages, request_pages
+from oblivionis.reports.html import REPORT, person_pages, request_pages
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html.curves import curves
 from oblivionis.reports.markup import (
@@ -43,7 +43,7 @@ def write_html(run: RunDirectory, config: Config) -> None:
     parts = [h.h1[title], h.p[run_overview.in_short(run, config)], *sections(run, config)]
     person_pages.write_pages(run)
     request_pages.write_pages(run, config)
-    write_atomic(run.path / "report.html", html_page(title, parts, configuration_part(run)))
+    write_atomic(run.path / REPORT, html_page(title, parts, configuration_part(run)))
 
 
 def page_title(run: RunDirectory, config: Config) -> str:
@@ -54,12 +54,16 @@ def page_title(run: RunDirectory, config: Config) -> str:
 def sections(
     run: RunDirectory,
     config: Config,
-    around_curves: Callable[[list[h.Node]], h.Node] = h.fragment.__getitem__,
+    around_curves: Callable[[list[h.Node]], h.Node] | None = None,
     *,
     look_up: bool = True,
 ) -> list[h.Node]:
-    """The parts of a page about a run, with links to them. look_up: as in `reports.summary.samples`."""
+    """The parts of a page about a run, with links to them.
+
+    around_curves: what the curves are put into; look_up: as in `reports.summary.samples`.
+    """
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
+    drawn = curves(run, config, metrics.get("retrain", {}))
     optional = {
         "rebound": rebound_section.section(run),
         "attacks": attack_report.section(run),
@@ -74,7 +78,7 @@ def sections(
         section_heading("done", "What was done", "Stage", "Round"),
         run_overview.done(run),
         section_heading("rounds", "Rounds"),
-        around_curves(curves(run, config, metrics.get("retrain", {}))),
+        drawn if around_curves is None else around_curves(drawn),
         section_heading("requests", "Deletion requests", "FedTU", "Request state", "Verification"),
         _requests(run, config),
         *optional.values(),

@@ -224,6 +224,20 @@ def test_a_chat_prompt_is_replaced_by_the_question_of_its_record(tmp_path):
     assert "Who is 0?" in report.samples(run, config, ["finetune"])[0]["question"], "the prompt, when the data are gone"
 
 
+def test_without_looking_up_questions_are_told_from_the_prompts(tmp_path, monkeypatch):
+    def logs(stage):
+        log = log_of(stage)
+        said = log["eval_log_forget"]["generated_text"]
+        for i, (_, answer, truth) in said.items():
+            said[i] = [f"system\nBe kind.\nuser\nWho is {i}?\nassistant\n", answer, truth]
+        return log
+
+    run, config = make_run(tmp_path, ["finetune"], logs=logs)
+    config.model.template.kind = "chat"
+    monkeypatch.setattr(report, "corpus_of", lambda config: pytest.fail("the data lie outside the run"))
+    assert report.samples(run, config, ["finetune"], look_up=False)[0]["question"] == "Who is 0?"
+
+
 def test_long_empty_and_unprintable_answers(tmp_path):
     long = "word " * 400
     texts = {"finetune": long, "retrain": "\x1b[31mred\x07\n\nline", "unlearn": ""}

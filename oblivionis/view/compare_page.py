@@ -1,12 +1,10 @@
-"""Any runs side by side: settings that differ, final metrics, curves, and answers with their differences marked."""
+"""The page that shows any runs side by side: settings, final metrics, curves, answers with their differences marked."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import htpy as h
@@ -18,197 +16,21 @@ from starlette.responses import Response
 
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
-from oblivionis.config.schema import Config
-from oblivionis.errors import OblivionisError
-from oblivionis.naming import MODELS, SETS
-from oblivionis.reports import summary as report
+from oblivionis.naming import MODELS
 from oblivionis.reports.format import number
 from oblivionis.reports.markup import captioned, contents, explained, folded, html_table, section_heading
 from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
-from oblivionis.runs.answers import Answer, answers, bare
-from oblivionis.runs.directory import RunDirectory, named_metrics
-from oblivionis.runs.glance import Glance
 from oblivionis.view import shell
-from oblivionis.view.differences import best_of, marked, setting_differences
-from oblivionis.view.library import Library, NotThere
-from oblivionis.view.run_pages import config_of
+from oblivionis.view.comparison import FIRST, GROUPS, TRUTH, Comparison, One, question_of_row
+from oblivionis.view.differences import marked, setting_differences
+from oblivionis.view.drawing import Make, T
+from oblivionis.view.library import NotThere
 
-MOST = 12
-"""So many runs can be told apart by letter, colour and marker."""
 SHOWN = 20
 """Questions on one page."""
-DRAWN = ("forget_prob", "forget_rouge", "retain_prob", "retain_rouge")
-GROUPS = {
-    **SETS,
-    "verbmem": "MUSE VerbMem",
-    "knowmem_forget": "MUSE KnowMem, forget",
-    "knowmem_retain": "MUSE KnowMem, retain",
-}
-"""The sets of questions that runs answer."""
-FIRST, TRUTH = "first", "truth"
 _UNSHOWN = {"name", "output"}
 _MARKERS = "osv^D<>pPX*h"
 _DASHES = ("-", "--", "-.")
-
-
-@dataclass(frozen=True)
-class One:
-    """A run that is compared: its letter and name."""
-
-    letter: str
-    name: str
-    run: RunDirectory
-    glance: Glance
-
-    @functools.cached_property
-    def config(self) -> Config:
-        return config_of(self.run)
-
-    @functools.cached_property
-    def metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Final metrics by stage."""
-        evaluation = self.config.evaluation
-        return report.stage_metrics(self.run, evaluation.truth_ratio, evaluation.membership.confidence)
-
-    @functools.cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, their metrics by names that no two evaluators share."""
-        return [
-            {**row, "metrics": named_metrics(row.get("evaluator", ""), row["metrics"])}
-            for row in self.run.metrics()
-            if row.get("evaluator") != "federation"
-        ]
-
-    @property
-    def label(self) -> str:
-        return f"{self.letter}: {self.name}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What is compared, and how. set: of questions; against: what answers are compared with; different: only questions
-    that are not answered alike by all."""
-
-    runs: tuple[One, ...]
-    stage: str
-    set: str
-    against: str
-    different: bool
-    page: int
-    metric: str
-
-    @classmethod
-    def of(cls, request: Request) -> Comparison:
-        """As the address says. NotThere for a run that is none."""
-        given = request.query_params
-        library: Library = request.app.state.library
-        names = list(dict.fromkeys(given.getlist("run")))
-        if len(names) > MOST:
-            raise OblivionisError(f"{len(names)} runs are too many to be told apart: choose {MOST} at most")
-        runs = tuple(
-            One(chr(ord("A") + place), name, run := library.run(name), library.state(run))
-            for place, name in enumerate(names)
-        )
-        finished = [stage for stage in MODELS if any(stage in one.glance.metrics for one in runs)]
-        going = [one.glance.current.stage for one in runs if one.glance.current is not None]
-        stages = list(dict.fromkeys([*(s for s in ("unlearn",) if s in finished), *finished, *going])) or ["unlearn"]
-        page = given.get("page", "")
-        return cls(
-            runs,
-            given["stage"] if given.get("stage") in stages else stages[0],
-            given["set"] if given.get("set") in GROUPS else "",
-            TRUTH if given.get("against") == TRUTH or len(runs) < 2 else FIRST,
-            given.get("different") == "1",
-            max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 6 else 1,
-            given.get("metric", ""),
-        )
-
-    @property
-    def stages(self) -> list[str]:
-        """The stages that a run has begun."""
-        begun = {row["stage"] for one in self.runs for row in one.rows} | {s for one in self.runs for s in one.metrics}
-        return [stage for stage in MODELS if stage in begun]
-
-    def address(self, path: str = "/compare", **changes: str) -> str:
-        """A page of the same comparison with other choices."""
-        own = {
-            "stage": self.stage,
-            "set": self.set,
-            "against": TRUTH if self.against == TRUTH and len(self.runs) > 1 else "",
-            "different": "1" if self.different else "",
-            "page": str(self.page) if self.page > 1 else "",
-            "metric": self.metric,
-        }
-        return shell.address(path, [*(("run", one.name) for one in self.runs), *(own | changes).items()])
-
-    def measured(self) -> list[str]:
-        """The metrics that some run has of the stage, in the order of the comparison table; then the others."""
-        found = {key for one in self.runs for key, v in one.metrics.get(self.stage, {}).items() if v is not None}
-        known = [key for key in evaluators.catalogue() if key in found]
-        return [*known, *sorted(found - set(known))]
-
-    def values(self, metric: str) -> list[float | None]:
-        """A final metric of the stage, run by run."""
-        return [one.metrics.get(self.stage, {}).get(metric) for one in self.runs]
-
-    def best(self, metric: str) -> frozenset[int]:
-        """Which of them are best."""
-        oracles = [one.metrics.get("retrain", {}).get(metric) for one in self.runs]
-        return best_of(evaluators.catalogue().get(metric), self.values(metric), oracles)
-
-    def drawn(self) -> list[str]:
-        """The metrics whose curves are shown: those of the address, or the four that say most, as far as measured."""
-        known = self.over_rounds()
-        return [self.metric] if self.metric in known else [m for m in DRAWN if m in known] or known[:4]
-
-    def over_rounds(self) -> list[str]:
-        """The metrics that were measured at more than one time of the stage."""
-        found: dict[str, int] = {}
-        for one in self.runs:
-            rows = [row for row in one.rows if row["stage"] == self.stage]
-            for key in {key for row in rows for key in row["metrics"]}:
-                times = len({(row["round"], row.get("moment")) for row in rows if row["metrics"].get(key) is not None})
-                found[key] = max(found.get(key, 0), times)
-        known = [key for key in evaluators.catalogue() if found.get(key, 0) > 1]
-        return [*known, *sorted(key for key, times in found.items() if times > 1 and key not in known)]
-
-    @functools.cached_property
-    def said(self) -> dict[str, dict[str, list[Answer | None]]]:
-        """The answers by question set and record id, run by run; sets that nobody was asked are left out."""
-        logs = [one.run.evaluation_log(self.stage) for one in self.runs]
-        found: dict[str, dict[str, list[Answer | None]]] = {}
-        for name in GROUPS:
-            of = [answers(log, name) for log in logs]
-            if ids := dict.fromkeys(i for some in of for i in some):
-                found[name] = {i: [some.get(i) for some in of] for i in ids}
-        return found
-
-    @property
-    def shown_set(self) -> str:
-        """The set whose answers are shown."""
-        return self.set if self.set in self.said else next(iter(self.said), "")
-
-    @functools.cached_property
-    def wording(self) -> dict[str, str]:
-        """The questions of the shown set by their prompts."""
-        prompts = list(dict.fromkeys(_asked(row).prompt for row in self.said.get(self.shown_set, {}).values()))
-        template = self.runs[0].config.model.template
-        shown = bare(prompts) if template.kind == "chat" else [report.question_of(p, template) for p in prompts]
-        return dict(zip(prompts, shown, strict=True))
-
-    def questions(self) -> list[tuple[str, list[Answer | None]]]:
-        """The questions that are wanted, with the answers run by run."""
-        rows = self.said.get(self.shown_set, {}).items()
-        return [(i, row) for i, row in rows if not self.different or len({_words(answer) for answer in row}) > 1]
-
-
-def _asked(row: Sequence[Answer | None]) -> Answer:
-    """An answer of a row: all are to the same question."""
-    return next(answer for answer in row if answer is not None)
-
-
-def _words(answer: Answer | None) -> tuple[str, ...]:
-    return () if answer is None else tuple(answer.text.split())
 
 
 def respond(request: Request) -> Response:
@@ -231,7 +53,7 @@ def respond(request: Request) -> Response:
             contents(["settings", "metrics", "curves", "answers"]),
             section_heading("settings", "Settings that differ"),
             _settings(of),
-            section_heading("metrics", f"Final metrics, {MODELS.get(of.stage, of.stage)} model"),
+            section_heading("metrics", f"Final metrics of the {MODELS[of.stage]} model"),
             _metrics(of),
             section_heading("curves", "Curves"),
             _curve_choice(of),
@@ -262,7 +84,7 @@ def answers_csv(request: Request) -> Response:
     rows = []
     for name, questions in of.said.items():
         for i, row in questions.items():
-            asked = _asked(row)
+            asked = question_of_row(row)
             rows.append([name, i, asked.prompt, asked.truth, *("" if a is None else a.text for a in row)])
     return shell.csv_file("answers.csv", ["set", "id", "question", "truth", *(one.name for one in of.runs)], rows)
 
@@ -272,11 +94,10 @@ def curves_png(request: Request) -> Response:
     of = Comparison.of(request)
     if not of.drawn():
         raise NotThere("these runs have no curves of that stage")
-    make = functools.partial(lambda: shell.png_file("curves.png", _drawing(of, of.drawn(), "white")))
-    return _kept(request, of, "png", make)
+    return _kept(request, of, "png", lambda: shell.png_file("curves.png", _drawing(of, of.drawn(), "white")))
 
 
-def _kept(request: Request, of: Comparison, what: str, make: Any) -> Any:
+def _kept(request: Request, of: Comparison, what: str, make: Make[T]) -> T:
     state = request.app.state
     now = tuple((one.run.path, one.glance.state, state.library.signature(one.run.path)) for one in of.runs)
     return state.kept.get(("compare", what, of.address()), now, make)
@@ -445,7 +266,7 @@ def _answers(of: Comparison) -> list[h.Node]:
     shown = questions[(page - 1) * SHOWN : page * SHOWN]
     rows: list[list[h.Node]] = []
     for i, row in shown:
-        asked = _asked(row)
+        asked = question_of_row(row)
         first = row[0].text if row[0] is not None else ""
         reference = asked.truth if of.against == TRUTH else first
         rows.append([i, "question", h.b[of.wording[asked.prompt]]])
