@@ -128,7 +128,7 @@ def _cells(folder: Path, suite: SuiteView) -> h.Element:
     if not rows:
         return h.p["None yet."]
     heads = [explained("Cell", "cell"), *suite.axes, "state", "reports", "error"]
-    return html_table(heads, ["", *[""] * len(suite.axes), "who", "", ""], rows)
+    return html_table(heads, ["", *[""] * len(suite.axes), "who", "", ""], rows, "Cells and their reports")
 
 
 def _links(folder: Path, suite_folder: Path, group: Any) -> list[h.Node]:
@@ -173,7 +173,7 @@ def _cost(cells: Any) -> h.Element:
         explained("Seconds", "seconds"),
         explained("Seconds saved", "seconds saved"),
     ]
-    return html_table(heads, ["who", *["n"] * 5], rows)
+    return html_table(heads, ["who", *["n"] * 5], rows, "What each stage cost")
 
 
 def _paper(suite: SuiteView) -> h.Node:
@@ -193,8 +193,9 @@ def _paper(suite: SuiteView) -> h.Node:
         less = f"{mean - published.value:+.3f}"
         rows.append([*axes, metric_name(metric), text, str(len(ours)), number(published.value), less])
     heads = [*suite.compared, "measure", "ours", "runs", "paper", "ours − paper"]
-    table = html_table(heads, [""] * (len(suite.compared) + 1) + ["n"] * 4, rows) if rows else h.p["No common cell."]
-    return [section_heading("paper", "Beside the paper's numbers", "Standard deviation (±)"), table]
+    title, classes = "Beside the paper's numbers", [""] * (len(suite.compared) + 1) + ["n"] * 4
+    table = html_table(heads, classes, rows, title) if rows else h.p["No common cell."]
+    return [section_heading("paper", title, "Standard deviation (±)"), table]
 
 
 def _given(published: Any, axis: str) -> bool:

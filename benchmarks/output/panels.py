@@ -23,7 +23,7 @@ def metric_figure(mine: Any, axes: Sequence[str], paper: Any, metric: str, name:
 
     mine: rows of the metric; paper: published numbers or None, as in `SuiteView`.
     """
-    return svg_figure(_draw(mine, axes, paper, metric), f"m-{metric}", f"{name} of every cell")
+    return svg_figure(_draw(mine, axes, paper, metric), f"m-{metric}", f"{name} of every cell", wide=True)
 
 
 def _draw(mine: Any, axes: Sequence[str], paper: Any, metric: str) -> Figure:

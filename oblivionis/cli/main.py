@@ -25,6 +25,7 @@ from oblivionis.cli.model import model_cli
 from oblivionis.cli.people import audit_person, request_from_audit
 from oblivionis.cli.request import request_cli
 from oblivionis.cli.stopping import leave, signals, stopping
+from oblivionis.cli.view import view
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
@@ -59,6 +60,7 @@ cli.add_typer(wikimem_cli, name="wikimem")
 cli.add_typer(deploy_cli, name="deploy")
 cli.command("attack")(attack)
 cli.command("export")(export)
+cli.command("view")(view)
 audit_cli.command("leakage")(audit_leakage)
 audit_cli.command("person")(audit_person)
 audit_cli.command("exchange")(audit_exchange)

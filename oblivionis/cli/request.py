@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from oblivionis.errors import OblivionisError
-
 if TYPE_CHECKING:
-    from oblivionis.data.records import Record
     from oblivionis.requests.node_ledger import NodeRequest
 
 _ID_WIDTH = len("20260301-0a1b2c3d")
@@ -43,28 +39,10 @@ def submit(
     The request is entered into the node's ledger; the server learns of it in the next round of a run with
     unlearning.requests.policy=nodes.
     """
-    from oblivionis.requests.node_ledger import NodeLedger
-    from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
+    from oblivionis.requests.submitting import submit as enter
 
-    given = [ids is not None, subject is not None, everything]
-    if sum(given) != 1:
-        raise OblivionisError("say what is to be forgotten: one of --ids, --subject and --all")
-    if not reason.strip():
-        raise OblivionisError("--reason TEXT is missing: why is it to be forgotten? (it stays on this machine)")
-    records = _records(node_dir)
-    if ids is not None:
-        wanted, scope = _named(ids, records, node_dir), SCOPE_RECORDS
-    elif subject is not None:
-        wanted, scope = _about(subject, records, node_dir), SCOPE_SUBJECT
-    else:
-        wanted, scope = [r.id for r in records], SCOPE_CLIENT
-    name = "" if subject is None else next(" ".join(r.subject.split()) for r in records if r.id == wanted[0])
-    made = NodeLedger(node_dir).submit(wanted, scope=scope, subject=name, reason=reason, identifier=identifier)
-    count = len(made.record_ids)
-    text = f"request {made.id}: {count} record{'s' * (count != 1)}, entered into {NodeLedger(node_dir).path}"
-    if left_out := len(set(wanted)) - count:
-        text += f"\n{left_out} more {'are' if left_out > 1 else 'is'} asked for already"
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    made = enter(node_dir, ids=ids, subject=subject, everything=everything, reason=reason, identifier=identifier)
+    Console().print("\n".join(made.lines()), markup=False, highlight=False, soft_wrap=True)
 
 
 @request_cli.command("list")
@@ -75,8 +53,9 @@ def list_requests(
     from dataclasses import asdict
 
     from oblivionis.requests.node_ledger import NodeLedger
+    from oblivionis.requests.submitting import need_folder
 
-    _need_folder(node_dir)
+    need_folder(node_dir)
     requests = NodeLedger(node_dir).requests()
     if as_json:
         for request in requests:
@@ -153,59 +132,6 @@ def repair(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run fold
     console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
 
 
-def _records(node_dir: Path) -> Sequence[Record]:
-    from oblivionis.requests.node_records import read_node
-
-    _need_folder(node_dir)
-    return read_node(node_dir).records
-
-
-def _need_folder(node_dir: Path) -> None:
-    if not node_dir.is_dir():
-        raise OblivionisError(f"--node-dir {node_dir}: no such folder; expected the node's own folder")
-
-
-def _named(ids: str, records: Sequence[Record], node_dir: Path) -> list[str]:
-    from oblivionis.config.problems import did_you_mean
-
-    wanted = [name.strip() for name in ids.split(",") if name.strip()]
-    if not wanted:
-        raise OblivionisError("--ids: expected ids of records, with commas between")
-    held = {r.id for r in records}
-    where = f"--ids: no record of {node_dir / 'data'} has the id"
-    unknown = {i: did_you_mean(i, held) for i in wanted if i not in held}
-    if unknown:
-        raise OblivionisError("\n".join(f"{where} {i!r}{hint and f'; {hint}'}" for i, hint in unknown.items()))
-    return wanted
-
-
-def _about(subject: str, records: Sequence[Record], node_dir: Path) -> list[str]:
-    from oblivionis.config.problems import did_you_mean
-    from oblivionis.naming import subject_key
-
-    key = subject_key(subject)
-    wanted = [r.id for r in records if subject_key(r.subject) == key]
-    if not wanted:
-        hint = did_you_mean(subject, {r.subject for r in records})
-        message = f"--subject: no record of {node_dir / 'data'} is about {subject!r}"
-        raise OblivionisError(f"{message}; {hint}" if hint else message)
-    return wanted
-
-
 def _row(request: NodeRequest) -> list[str]:
-    number = len(request.record_ids)
-    records = f"{number} record{'s'[: number != 1]}"
-    what = {"client": f"all, {records}: the client leaves", "subject": f"{records} about {request.subject}"}
-    state = [
-        request.state,
-        "" if request.served_round is None else f"round {request.served_round} of {request.run}",
-        "" if request.rouge is None else f"ROUGE-L {request.rouge:.3f}",
-        request.note,
-    ]
-    return [
-        request.id,
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(request.time)),
-        what.get(request.scope, records),
-        ", ".join(filter(None, state)),
-        request.reason,
-    ]
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(request.time))
+    return [request.id, made, request.forgets, request.told, request.reason]

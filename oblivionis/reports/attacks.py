@@ -280,7 +280,8 @@ def section(run: RunDirectory) -> list[h.Node]:
         if results["membership"]:
             head = _membership_head(results)
             parts.append(h.p["Membership inference: AUC of forget against holdout records."])
-            parts.append(html_table(head, ["who", *["n"] * (len(head) - 1)], _membership_rows(results)))
+            classes = ["who", *["n"] * (len(head) - 1)]
+            parts.append(html_table(head, classes, _membership_rows(results), "Membership inference"))
         parts += paragraphs(_words(results))
     return [section_heading("attacks", "Attacks"), *parts] if parts else []
 
@@ -301,10 +302,10 @@ def _html_rows(results: Mapping[str, Any]) -> h.Element:
             word = _word(row, results)
             cells.append(h.b(".mark")[word] if row.get("verdict") == "still known" else word)
             cells.append(f"{row['p_above']:.2g}" if "p_above" in row else "–")
-        label = h.div(style="min-width: 13rem")[_label(row)]
-        rows.append([label, str(row["questions"]), *cells])
+        rows.append([_label(row), str(row["questions"]), *cells])
     tail = (["verdict", "p above"], ["who", "n"]) if oracle else ([], [])
-    return html_table(["attack", "n", *heads, *tail[0]], ["", "n", *["n"] * len(heads), *tail[1]], rows)
+    classes = ["label", "n", *["n"] * len(heads), *tail[1]]
+    return html_table(["attack", "n", *heads, *tail[0]], classes, rows, f"Attacks on the {_model(results)} model")
 
 
 def _above(text: str, small: str) -> list[h.Node]:

@@ -15,18 +15,26 @@ import htpy as h
 from oblivionis.reports.glossary import GLOSSARY
 from oblivionis.reports.style import STYLE
 
+MAIN = "main"
+"""The id of what a page is about."""
 
-def html_page(title: str, parts: Iterable[h.Node], foot: h.Node = None) -> str:
-    """A page that needs no other file: `parts`, the glossary of the terms that they link to, then `foot`."""
+
+def html_page(
+    title: str, parts: Iterable[h.Node], foot: h.Node = None, *, head: h.Node = None, banner: h.Node = None
+) -> str:
+    """A page: `banner`, then `parts`, the glossary of the terms that they link to, and `foot`.
+
+    head: where its style sheet lies; None: within the page, which then needs no other file.
+    """
     body = str(h.fragment[list(parts)])  # a `Markup`: rendered once, then searched for terms
     page = h.html(lang="en")[
         h.head[
             h.meta(charset="utf-8"),
             h.title[title],
             h.meta(name="viewport", content="width=device-width, initial-scale=1"),
-            h.style[STYLE],
+            h.style[STYLE] if head is None else head,
         ],
-        h.body[body, _glossary(body), foot],
+        h.body[banner, h.main(id=MAIN)[body, _glossary(body), foot]],
     ]
     return f"{page}\n"
 
@@ -43,23 +51,36 @@ def section_heading(name: str, title: str, *terms: str) -> h.Renderable:
     return h.fragment[h.h2(id=name)[title], meant]
 
 
-def html_table(head: Sequence[h.Node], classes: Sequence[str], rows: Iterable[Sequence[h.Node]]) -> h.Element:
-    """A table whose columns have these classes; a row with something in its first cell starts a group of rows."""
+def html_table(
+    head: Sequence[h.Node], classes: Sequence[str], rows: Iterable[Sequence[h.Node]], caption: str
+) -> h.Element:
+    """A table whose columns have these classes; a row with something in its first cell starts a group of rows.
+
+    caption: what it is a table of, for who does not see it below its heading. Where it is wider than the window it
+    scrolls, also by keyboard.
+    """
     rows = list(rows)
     grouped = not all(row[0] for row in rows)
-    return h.div(".wide")[
+    return h.div(".wide", role="region", aria_label=caption, tabindex="0")[
         h.table[
+            h.caption[caption],
             h.thead[h.tr[[h.th(class_=c, scope="col")[cell] for c, cell in zip(classes, head, strict=True)]]],
             h.tbody[
                 [
                     h.tr(class_={"first": grouped and bool(row[0])})[
-                        [h.td(class_=c)[cell] for c, cell in zip(classes, row, strict=True)]
+                        _row_head(classes[0], row[0]),
+                        [h.td(class_=c)[cell] for c, cell in zip(classes[1:], row[1:], strict=True)],
                     ]
                     for row in rows
                 ]
             ],
         ]
     ]
+
+
+def _row_head(kind: str, cell: h.Node) -> h.Element:
+    """The first cell of a row, which says what the row is about."""
+    return h.th(class_=kind, scope="row")[cell] if cell else h.td(class_=kind)
 
 
 def facts_list(facts: Iterable[tuple[h.Node, h.Node]]) -> h.Element:

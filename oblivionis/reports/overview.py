@@ -130,10 +130,11 @@ def done(run: RunDirectory) -> h.Node:
             "clients that trained",
             "of them per round",
             explained("Failed replies", "failed replies"),
-            "",
+            "remark",
         ],
         ["who", *["n"] * 5, ""],
         [_stage(run, stage, [row for row in rows if row["stage"] == stage]) for stage in stages],
+        "Rounds, seconds and clients of each stage",
     )
     return [table, [_took_part(stage, [row for row in rows if row["stage"] == stage]) for stage in stages]]
 
@@ -179,8 +180,8 @@ def _took_part(stage: str, rows: Sequence[Mapping[str, Any]]) -> h.Node:
     ]
     failed, cut = explained("Failed replies", "failed"), explained("Cut replies", "cut")
     heads = ["round", explained("FedTU", "unlearned"), "trained", failed, cut, "seconds"]
-    table = html_table(heads, ["n", "", "", "", "", "n"], cells)
-    return folded(f"Who took part in {stage}, round by round", table)
+    title = f"Who took part in {stage}, round by round"
+    return folded(title, html_table(heads, ["n", "", "", "", "", "n"], cells, title))
 
 
 def _clients(clients: Sequence[int]) -> str:

@@ -27,7 +27,9 @@ from oblivionis.reports.kept import kept
 from oblivionis.reports.table import Marked, Table, Term
 from oblivionis.requests.judgement import MEANING, VERIFIED
 from oblivionis.requests.ledger import SERVED, Ledger, Request
+from oblivionis.runs.answers import answers, bare
 from oblivionis.runs.directory import RunDirectory, list_runs
+from oblivionis.runs.glance import LOCAL, method_words, rounds_done
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 if TYPE_CHECKING:
@@ -98,8 +100,7 @@ def _forget_ratios(run: RunDirectory, stage: str, convention: str) -> Any:
 def method(config: Config) -> str:
     """The unlearning method, with the weights of an entropy term on top of it."""
     entropy = config.unlearning.entropy
-    weights = f" + entropy({entropy.forget:g}, {entropy.retain:g})" if entropy.forget or entropy.retain else ""
-    return methods.label(config.unlearning.method) + weights
+    return method_words(methods.label(config.unlearning.method), entropy.forget, entropy.retain)
 
 
 def rows(
@@ -160,15 +161,19 @@ def _cell(value: float | None, mark: str) -> str:
     return Marked(f"{mark} {number(value)}", "alarm") if mark else number(value)
 
 
-def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[dict[str, Any]]:
+def samples(run: RunDirectory, config: Config, stages: Sequence[str], *, look_up: bool = True) -> list[dict[str, Any]]:
     """Answers side by side: what every model says to `evaluation.samples_shown` forget questions, evenly spread, and
     to one question of each other set.
 
-    Each has `set`, `question`, `truth` and `answers`, a mapping from the model's name to its answer.
+    Each has `set`, `question`, `truth` and `answers`, a mapping from the model's name to its answer. look_up: the
+    questions of chat prompts are read from the data, which lie outside the run; else they are what the prompts do not
+    have in common.
     """
     logs = {stage: log for stage in stages if (log := run.evaluation_log(stage)) is not None}
     count = config.evaluation.samples_shown
-    questions = _chat_questions(logs, config) if config.model.template.kind == "chat" else {}
+    questions: dict[str, str] = {}
+    if config.model.template.kind == "chat":
+        questions = _chat_questions(logs, config) if look_up else _logged_questions(logs)
     found = []
     for key, name in LOG_SETS.items():
         base = next((log for log in logs.values() if log.get(name, {}).get("generated_text")), None)
@@ -230,6 +235,16 @@ def _chat_questions(logs: Mapping[str, Any], config: Config) -> dict[str, str]:
     except (OblivionisError, OSError):
         return {}
     return {record.id: record.question for records in corpus.evaluation.values() for record in records}
+
+
+def _logged_questions(logs: Mapping[str, Any]) -> dict[str, str]:
+    """The same from the prompts themselves."""
+    found: dict[str, str] = {}
+    for log in logs.values():
+        for name in LOG_SETS:
+            asked = answers(log, name)
+            found |= dict(zip(asked, bare([answer.prompt for answer in asked.values()]), strict=True))
+    return found
 
 
 def samples_table(found: Sequence[Mapping[str, Any]]) -> Group:
@@ -387,11 +402,10 @@ def _progress(run: RunDirectory, config: Config, stage: str) -> str:
     """How far a stage of a run came; the stage `local` counts clients."""
     if run.stage_summary(stage) is not None:
         return f"{stage} ✓"
-    if stage == "local":
+    done = rounds_done(run, stage)
+    if stage == LOCAL:
         clients = config.federation.clients
-        done = len({r["round"] for r in run.metrics() if r["stage"] == stage})
         return f"{stage} {done}/{min(config.federation.local_clients or clients, clients)}"
-    done = max(run.checkpoint_rounds(stage), default=0)
     return f"{stage} {done}/{getattr(config.federation.rounds, stage)}"
 
 

@@ -32,10 +32,18 @@ FIGURE_STYLE: Any = {
 }
 
 
-def svg_figure(figure: Figure, name: str, label: str) -> h.Element:
+_STYLE = re.compile(r'style="([^"]*)"')
+_FONT = re.compile(r"(?:(?P<style>italic|oblique) )?(?:(?P<weight>\w+) )?(?P<size>[\d.]+px) .+")
+_JOINS = 'stroke-linejoin="round" stroke-linecap="butt"'
+"""What matplotlib's own style element says of every element."""
+
+
+def svg_figure(figure: Figure, name: str, label: str, *, wide: bool = False) -> h.Element:
     """A figure for a page. `label` says what can be seen; `name` must be unique in the page: it keeps the ids apart.
 
-    What matplotlib writes is `Markup`: it has escaped the texts of the figure itself.
+    What matplotlib writes is `Markup`: it has escaped the texts of the figure itself. It comes without styles, as
+    attributes, so that it can be shown where a policy forbids them, and in the page's own font.
+    wide: on a phone it is moved rather than made small.
     """
     buffer = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -43,7 +51,18 @@ def svg_figure(figure: Figure, name: str, label: str) -> h.Element:
         figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(PAPER, "var(--paper)")
+    svg = _STYLE.sub(_attributes, re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL))
     prefix = re.sub(r"[^\w-]", "-", name)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    head = Markup('<svg role="img" aria-label="{}"').format(label)
-    return h.div(".figure")[head + Markup(svg.removeprefix("<svg"))]
+    head = Markup(f'<svg role="img" {_JOINS} aria-label="{{}}"').format(label)
+    around = h.div(".wide.figure", tabindex="0") if wide else h.div(".figure")
+    return around[head + Markup(svg.removeprefix("<svg"))]
+
+
+def _attributes(style: re.Match[str]) -> str:
+    """The properties of a style attribute as attributes of their own; its font, but for family, in parts."""
+    given = dict(part.strip().split(": ", 1) for part in style[1].split(";") if part.strip())
+    font = _FONT.fullmatch(given.pop("font", ""))
+    given |= {f"font-{name}": value for name, value in font.groupdict().items() if value} if font else {}
+    given.pop("font-family", None)
+    return " ".join(f'{name}="{value}"' for name, value in given.items())

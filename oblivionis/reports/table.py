@@ -168,7 +168,7 @@ class Table:
             first = "" if row[0] == above else row[0]
             rows.append([_html(cell, linked=n < self.texts) for n, cell in enumerate((first, *row[1:]))])
             above = row[0]
-        return html_table([_html(column, linked=True) for column in self.columns], classes, rows)
+        return html_table([_html(column, linked=True) for column in self.columns], classes, rows, self.title)
 
     def page(self) -> str:
         """A page of its own, with the glossary of its words."""

@@ -20,7 +20,7 @@ from oblivionis.files import read_lines
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED
 from oblivionis.requests.ledger import OUTCOMES, RequestError
 from oblivionis.requests.wire import valid_id
-from strategies.protocol import SCOPE_RECORDS, SCOPE_SUBJECT
+from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 LEDGER_FILE = "requests.jsonl"
 OPEN, SERVED, REJECTED, COVERED = "open", "served", "rejected", "covered"
@@ -61,6 +61,25 @@ class NodeRequest:
     def settled(self) -> bool:
         """Whether nothing more is to be done: verified, rejected, or covered by earlier requests."""
         return self.state in _SETTLED
+
+    @property
+    def forgets(self) -> str:
+        """What it is about, in words."""
+        count = len(self.record_ids)
+        records = f"{count} record{'s' * (count != 1)}"
+        more = {SCOPE_CLIENT: f"all, {records}: the client leaves", SCOPE_SUBJECT: f"{records} about {self.subject}"}
+        return more.get(self.scope, records)
+
+    @property
+    def told(self) -> str:
+        """What has become of it, in words."""
+        parts = [
+            self.state,
+            "" if self.served_round is None else f"round {self.served_round} of {self.run}",
+            "" if self.rouge is None else f"ROUGE-L {self.rouge:.3f}",
+            self.note,
+        ]
+        return ", ".join(filter(None, parts))
 
 
 class _Event(TypedDict):

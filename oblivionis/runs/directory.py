@@ -63,10 +63,13 @@ class Checkpoint:
 
 
 class RunDirectory:
-    """One run on disk. Every file is written atomically or appended to line by line, so a kill never corrupts it."""
+    """One run on disk. Every file is written atomically or appended to line by line, so a kill never corrupts it.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    looking: it is only looked at; what could be kept for the next time is not.
+    """
+
+    def __init__(self, path: Path, *, looking: bool = False) -> None:
+        self.path, self.looking = path, looking
         self._listeners: list[Callable[[Sequence[Mapping[str, Any]]], None]] = []
 
     @classmethod
@@ -122,6 +125,11 @@ class RunDirectory:
         """The id of the other process of this machine that holds the run with `lock`; None where none does."""
         holder = _holder(self.path / "running.json")
         return holder["pid"] if holder.get("host") == socket.gethostname() and _alive(holder) else None
+
+    def held_elsewhere(self) -> str | None:
+        """The other machine whose process holds the run, as far as its file tells; None where none does."""
+        host = _holder(self.path / "running.json").get("host")
+        return host if isinstance(host, str) and host != socket.gethostname() else None
 
     @property
     def name(self) -> str:

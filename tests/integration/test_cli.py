@@ -69,7 +69,7 @@ COMMANDS = (
     "model build, "
     "audit leakage, audit person, request from-audit, request submit, request list, "
     "request verify, certificate create, certificate verify, certificate keygen, wikimem build, chat, runs list, "
-    "runs show"
+    "runs show, view"
 )
 
 

@@ -14,7 +14,7 @@ import oblivionis
 
 PROJECT = Path(__file__).resolve().parents[2]
 SUPPORT = PROJECT / "tests" / "support"
-READ = ("*.json", "*.yaml", "*.csv")
+READ = ("*.json", "*.yaml", "*.csv", "*.css", "*.js", "*.svg")
 
 # The real server and client apps, without Ray: `support.inprocess` lies beside the tests, the program in the wheel.
 SMOKE = """
@@ -80,7 +80,11 @@ def test_everything_that_is_read_is_in_the_wheel_and_nothing_else_at_the_top(whe
             expected.add(name)
     read = {name for name in expected if any(Path(name).match(pattern) for pattern in READ)}
     assert {"oblivionis/conf/smoke.yaml", "oblivionis/models/tiny.json", "benchmarks/suites/quick.yaml"} < read
-    assert {"evaluation/wikimem/properties.json", "benchmarks/papers/sources.yaml"} < read
+    assert {
+        "evaluation/wikimem/properties.json",
+        "benchmarks/papers/sources.yaml",
+        "oblivionis/view/static/window.js",
+    } < read
     assert expected <= names, sorted(expected - names)
 
 

@@ -23,8 +23,8 @@ NAME = '<script>run &lt; "its\' name" onclick=x'
 """Of the run: no slash can be in it."""
 VOID = {"meta", "br", "path", "use"}
 TAGS = (
-    "html head meta title style body h1 h2 h3 p a abbr b u br small span code pre nav section ul li div table thead "
-    "tbody tr th td dl dt dd details summary meter figure figcaption "
+    "html head meta title style body main h1 h2 h3 p a abbr b u br small span code pre nav section ul ol li div table "
+    "thead caption tbody tr th td dl dt dd details summary meter figure figcaption "
     "svg g defs clippath rect path use text tspan metadata rdf:rdf cc:work dc:date dc:format dc:type"
 )
 """The elements of the pages, and those of matplotlib's drawings."""

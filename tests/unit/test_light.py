@@ -118,6 +118,7 @@ LIGHT = [
     "request submit --node-dir node --ids r1 --reason art17",
     "request list --node-dir node",
     "request verify runs/made",
+    "view --help",
 ]
 
 
@@ -177,6 +178,8 @@ MISTAKES = {
     "certificate create runs/made nope": "nope",
     "certificate verify nope": "cannot be read",
     "runs show nope": "no run directory",
+    "view nope": "no such folder",
+    "view runs --write": "--node-dir DIR",
     "bench nope": "there is no 'nope'",
     "bench quick nosuch=1": "unknown key",
     "bench quick base.training.learning_rate=x": "is not a number",

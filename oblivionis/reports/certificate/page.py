@@ -93,7 +93,7 @@ def _records(judgement: Mapping[str, Any]) -> h.Node:
         for i, of in records.items()
     ]
     heads = ["record", "outcome", "words", "recall before", "in the final model", "in the retrained model"]
-    return html_table(heads, ["who", "who", *["n"] * 4], rows)
+    return html_table(heads, ["who", "who", *["n"] * 4], rows, "Record by record")
 
 
 def _checks(checks: Sequence[Mapping[str, Any]]) -> h.Element:
@@ -107,7 +107,8 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> h.Element:
         ]
         for check in checks
     ]
-    return html_table(["check", "result", "required", "figures", "why"], ["who", "who", "", "", ""], rows)
+    heads = ["check", "result", "required", "figures", "why"]
+    return html_table(heads, ["who", "who", "", "", ""], rows, "Checks and their results")
 
 
 def _asked(request: Mapping[str, Any]) -> h.Element:
@@ -130,7 +131,8 @@ def _events(events: Sequence[Mapping[str, Any]]) -> h.Element:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event["time"])) if "time" in event else "–"
         what = EVENTS.get(event["event"], str(event["event"]))
         rows.append([when, str(event.get("round", "–")), what, h.code[str(event.get("hash", "–"))]])
-    return html_table(["when (UTC)", "round", "what", "line of the ledger"], ["who", "n", "", ""], rows)
+    heads = ["when (UTC)", "round", "what", "line of the ledger"]
+    return html_table(heads, ["who", "n", "", ""], rows, "Lines of the ledger about the request")
 
 
 def _rounds(rounds: Sequence[Mapping[str, Any]], served: int) -> h.Node:
@@ -142,7 +144,8 @@ def _rounds(rounds: Sequence[Mapping[str, Any]], served: int) -> h.Node:
         rows.append([mark, *(clients.get(kind, "–") for kind in ("unlearn", "train", "failed"))])
     if not rows:
         return None
-    return html_table(["round", "clients that forgot", "that trained", "left out"], ["n", "", "", ""], rows)
+    heads = ["round", "clients that forgot", "that trained", "left out"]
+    return html_table(heads, ["n", "", "", ""], rows, "Who took part, round by round")
 
 
 def _models(models: Mapping[str, Any]) -> h.Element:
@@ -165,7 +168,10 @@ def _measured(evidence: Mapping[str, Any]) -> h.Node:
     moments = [m for m in MOMENTS if evidence[m]]
     names = list(dict.fromkeys(name for m in moments for name in evidence[m]))
     rows = [[name, *(_shown(evidence[m].get(name)) for m in moments)] for name in names]
-    return html_table(["measure", *(MOMENTS[m] for m in moments)], ["", *["n"] * len(moments)], rows) if rows else None
+    if not rows:
+        return None
+    heads = ["measure", *(MOMENTS[m] for m in moments)]
+    return html_table(heads, ["", *["n"] * len(moments)], rows, "What was measured, moment by moment")
 
 
 def _further(evidence: Mapping[str, Any]) -> list[h.Element]:
@@ -187,7 +193,7 @@ def _further(evidence: Mapping[str, Any]) -> list[h.Element]:
             for row in evidence["attacks"]
         ]
         head = ["attack", "questions", "ROUGE-L before", "after", "beside the retrained model"]
-        parts += [h.h3["Attacks"], html_table(head, ["", "n", "n", "n", ""], rows)]
+        parts += [h.h3["Attacks"], html_table(head, ["", "n", "n", "n", ""], rows, "Attacks")]
     return parts
 
 
@@ -203,7 +209,7 @@ def _replay(certificate: Mapping[str, Any]) -> list[h.Element]:
         ("Clients", str(run["clients"])),
         ("Software", f"oblivionis {run['oblivionis']}, {versions}"),
     ]
-    return [h.pre[replay["command"]], facts_list(facts)]
+    return [h.pre(tabindex="0")[replay["command"]], facts_list(facts)]
 
 
 def _signature(certificate: Mapping[str, Any]) -> h.Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import htpy as h
@@ -23,21 +24,53 @@ STAGES = {
 }
 
 
+MEASURES = {"rouge": "ROUGE-L recall", "prob": "Prob"}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """How a stage went: its rows of metrics in their order, the rounds that began with FedTU, and the final metrics of
+    the retrained model to draw beside them."""
+
+    stage: str
+    points: Sequence[Mapping[str, Any]]
+    marks: Sequence[int]
+    target: Mapping[str, float]
+
+    def drawing(self, measures: Sequence[str] = tuple(MEASURES), paper: str = PAPER) -> Figure:
+        """A plot for each of the `measures`, side by side; paper: the colour of what is hollow."""
+        return _drawing(self, measures, paper)
+
+
+def curves_of(run: RunDirectory, oracle: Mapping[str, float]) -> list[Curves]:
+    """The stages that were measured more than once. `oracle`: final metrics of the retrained model."""
+    rows = [r for r in run.metrics() if r["evaluator"] == "tofu"]
+    served = sorted({r.served_round for r in Ledger(run.ledger_path) if r.served_round is not None})
+    found = []
+    for stage in STAGES:
+        points = [r for r in rows if r["stage"] == stage]
+        if len(points) > 1:
+            marks, target = (served, oracle) if stage == "unlearn" else ([], {})
+            found.append(Curves(stage, points, marks, target))
+    return found
+
+
 def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> list[h.Node]:
-    """One figure per stage: forget and retain ROUGE and probability over its rounds.
+    """For each stage forget and retain ROUGE and probability over its rounds, side by side or one below the other.
 
     `oracle`: final metrics of the retrained model, drawn as lines beside the unlearned one.
     """
     found: list[h.Node] = []
-    rows = [r for r in run.metrics() if r["evaluator"] == "tofu"]
-    served = sorted({r.served_round for r in Ledger(run.ledger_path) if r.served_round is not None})
-    for stage, title in STAGES.items():
-        points = [r for r in rows if r["stage"] == stage]
-        if len(points) > 1:
-            marks, target = (served, oracle) if stage == "unlearn" else ([], {})
-            label = f"ROUGE-L recall and probability of forget and retain answers over the rounds of {stage}"
-            drawing = svg_figure(_drawing(points, marks, target), stage, label)
-            found += [h.h3[title], captioned(drawing, _caption(config, marks))]
+    for of in curves_of(run, oracle):
+        panels = [
+            svg_figure(
+                of.drawing([measure]),
+                f"{of.stage}-{measure}",
+                f"{label} of forget and retain answers over the rounds of {of.stage}",
+            )
+            for measure, label in MEASURES.items()
+        ]
+        found += [h.h3[STAGES[of.stage]], captioned(h.div(".panels")[panels], _caption(config, of.marks))]
     return found or [h.p["No stage was measured more than once (see ", h.code["evaluation.every"], ")."]]
 
 
@@ -51,27 +84,27 @@ def _caption(config: Config, marks: Sequence[int]) -> list[h.Node]:
     return caption
 
 
-def _drawing(points: Sequence[Mapping[str, Any]], marks: Sequence[int], target: Mapping[str, float]) -> Figure:
-    """ROUGE-L recall and probability over the rounds. A model right after FedTU stands half a round early."""
+def _drawing(of: Curves, measures: Sequence[str], paper: str) -> Figure:
+    """Measures over the rounds. A model right after FedTU stands half a round early."""
     with matplotlib.rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(9.6, 3.1), layout="constrained")
-        axes = figure.subplots(1, 2, sharex=True)
-        for axis, measure, label in ((axes[0], "rouge", "ROUGE-L recall"), (axes[1], "prob", "Prob")):
-            for i, served in enumerate(marks):
+        figure = Figure(figsize=(4.6 * len(measures), 3.0), layout="constrained")
+        axes = figure.subplots(1, len(measures), sharex=True, squeeze=False)[0]
+        for axis, measure in zip(axes, measures, strict=True):
+            for i, served in enumerate(of.marks):
                 axis.axvline(served, color="0.6", linestyle=":", linewidth=1, label="_" * (i > 0) + "FedTU")
             for group, color in (("forget", "tab:red"), ("retain", "tab:blue")):
-                _line(axis, points, f"{group}_{measure}", group, color)
-                if target.get(f"{group}_{measure}") is not None:
-                    axis.axhline(target[f"{group}_{measure}"], color=color, linestyle="--", linewidth=0.9)
-            axis.set(xlabel="round", ylabel=label, ylim=(-0.03, 1.03))
+                _line(axis, of.points, f"{group}_{measure}", group, color, paper)
+                if of.target.get(f"{group}_{measure}") is not None:
+                    axis.axhline(of.target[f"{group}_{measure}"], color=color, linestyle="--", linewidth=0.9)
+            axis.set(xlabel="round", ylabel=MEASURES[measure], ylim=(-0.03, 1.03))
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         handles, labels = axes[0].get_legend_handles_labels()
         if handles:
-            figure.legend(handles, labels, loc="outside right upper", frameon=False)
+            figure.legend(handles, labels, loc="outside upper center", ncols=len(handles), frameon=False)
     return figure
 
 
-def _line(axis: Any, points: Sequence[Mapping[str, Any]], key: str, label: str, color: str) -> None:
+def _line(axis: Any, points: Sequence[Mapping[str, Any]], key: str, label: str, color: str, paper: str) -> None:
     """The values of `key` over the rounds; those that are missing are left out."""
     known = [
         (p["round"] - 0.5 * (p["moment"] == "after_unlearn"), p["metrics"][key], p["moment"])
@@ -86,4 +119,4 @@ def _line(axis: Any, points: Sequence[Mapping[str, Any]], key: str, label: str, 
     if between and ends:
         axis.plot(*zip(between[-1], ends[-1], strict=True), color=color, linestyle=":")
     for x, y in ends[-1:]:
-        axis.plot(x, y, marker="o", markersize=5, color=color, markerfacecolor=PAPER, linestyle="none")
+        axis.plot(x, y, marker="o", markersize=5, color=color, markerfacecolor=paper, linestyle="none")

@@ -21,6 +21,7 @@ from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS, subject_key
 from oblivionis.reports import summary as report
 from oblivionis.reports.format import number
+from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import folded, html_page, html_table, section_heading
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
@@ -60,7 +61,7 @@ def section(run: RunDirectory) -> list[h.Node]:
     return [
         section_heading("people", "People"),
         h.p["Share of phrasings in which the facts about a person are memorised (WikiMem)."],
-        html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows),
+        html_table(heads, ["", "", "n", *["n"] * len(stages), ""], rows, "Audited people"),
     ]
 
 
@@ -71,12 +72,20 @@ def write_pages(run: RunDirectory) -> None:
     written = set()
     for one in known.values():
         name = f"{person_slug(one.name)}.html"
-        page = html_page(f"{one.name} in {run.name}", _page(run, one, audits, requests))
+        page = html_page(f"{one.name} in {run.name}", _page(run, one, audits, requests, REPORT))
         write_atomic(run.path / FOLDER / name, page)
         written.add(name)
     for path in (run.path / FOLDER).glob("*.html"):
         if path.name not in written:
             path.unlink()
+
+
+def page_parts(run: RunDirectory, page: str, home: str) -> tuple[str, list[h.Node]] | None:
+    """Title and parts of the page that lies at `page` in the run; None where nobody has it. home: where it links
+    back."""
+    audits, requests = audits_of(run), list(Ledger(run.ledger_path))
+    one = next((o for o in _known(audits).values() if f"{FOLDER}/{person_slug(o.name)}.html" == page), None)
+    return None if one is None else (f"{one.name} in {run.name}", _page(run, one, audits, requests, home))
 
 
 def requests_about(person: Person, requests: Sequence[Request]) -> list[Request]:
@@ -112,13 +121,13 @@ def _share(outcomes: Sequence[Outcome | None]) -> str:
 
 
 def _page(
-    run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request]
+    run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request], home: str
 ) -> list[h.Node]:
     stage, person = one.latest
     stages = _stages(audits)
     audit = audits[stage]
     return [
-        h.p[h.a(href="../report.html")["report"]],
+        h.p[h.a(href=f"../{home}")["report" if home else "run"]],
         h.h1[one.name],
         h.p["Run ", h.b[run.name], _who(person), "."],
         h.h2["What is memorised"],
@@ -155,7 +164,7 @@ def _facts(one: _Known, person: Person, stages: Sequence[str]) -> h.Element:
         outcomes = [one.outcomes.get(stage, {}).get(fact.inputs) for stage in stages]
         rows.append([fact.label, " / ".join(fact.values), *map(_meter, outcomes), fact.outcome.instead or ""])
     heads = ["fact", "true value", *(MODELS[stage] for stage in stages), "ranked first instead"]
-    return html_table(heads, [""] * len(heads), rows)
+    return html_table(heads, [""] * len(heads), rows, f"Facts about {one.name}, model by model")
 
 
 def _meter(outcome: Outcome | None) -> h.Node:
@@ -183,8 +192,9 @@ def _requests(requests: Sequence[Request], person: Person) -> h.Element:
         for r in requests
     ]
     heads = ["request", "client", "forgets", "records about this person", "asked in round", "served in", "state"]
-    classes = ["who", "n", "", "n", "n", "n", "who", "n", ""]
-    return html_table([*heads, "final ROUGE-L recall", "reason"], classes, rows)
+    classes = ["who", "n", "", "n", "n", "n", "who", "n", "text"]
+    heads += ["final ROUGE-L recall", "reason"]
+    return html_table(heads, classes, rows, f"Deletion requests about {person.name}")
 
 
 def _phrasings(fact: PersonFact) -> h.Element:
@@ -193,4 +203,5 @@ def _phrasings(fact: PersonFact) -> h.Element:
         for p in fact.phrasings
     ]
     title = f"{fact.label}: {' / '.join(fact.values)} ({in_words(fact.outcome)})"
-    return folded(title, html_table(["phrasing", "true value", "z*", "ranked first"], ["text", "who", "n", ""], rows))
+    heads = ["phrasing", "true value", "z*", "ranked first"]
+    return folded(title, html_table(heads, ["text", "who", "n", ""], rows, f"Phrasings of {fact.label}"))

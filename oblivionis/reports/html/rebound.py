@@ -37,7 +37,7 @@ def _figure(curves: Sequence[Curve]) -> h.Node:
     if not mean.size:
         return None
     with matplotlib.rc_context(FIGURE_STYLE):
-        figure = Figure(figsize=(6.4, 3.1), layout="constrained")
+        figure = Figure(figsize=(4.6, 3.0), layout="constrained")
         axis = figure.subplots()
         for curve in curves:
             shares = curve.shares
@@ -52,4 +52,4 @@ def _figure(curves: Sequence[Curve]) -> h.Node:
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
     label = "Share of what each request forgot that is back, by rounds since served"
-    return captioned(svg_figure(figure, "rebound", label), _CAPTION)
+    return captioned(h.div(".panels")[svg_figure(figure, "rebound", label)], _CAPTION)

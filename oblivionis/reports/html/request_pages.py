@@ -26,10 +26,11 @@ from oblivionis.reports.certificate.page import FOLDER as CERTIFICATES
 from oblivionis.reports.certificate.page import MEANING as RESULTS
 from oblivionis.reports.format import number
 from oblivionis.reports.found import leakage_audit
+from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
 from oblivionis.reports.nodes import SHOWN, audit_rows
-from oblivionis.requests.judgement import MEANING
-from oblivionis.requests.ledger import PENDING, SERVED, Ledger, Request
+from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
+from oblivionis.requests.ledger import PENDING, REJECTED, SERVED, Ledger, Request
 from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
@@ -38,7 +39,9 @@ from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 FOLDER = "requests"
 
 
-class _Certificate(TypedDict):
+class _Issued(TypedDict):
+    """What a page tells of a `certificate.json`."""
+
     result: str
     issued: str
     signature: str | None
@@ -60,6 +63,22 @@ class _Known:
     people: Mapping[str, PersonAudit]
 
 
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate in the run's own folder. folder: from there."""
+
+    folder: str
+    result: str
+    issued: str
+    signed: bool
+    superseded: bool
+
+    @property
+    def link(self) -> h.Element:
+        """To its page, from the page of a request."""
+        return h.a(href=f"../{self.folder}/{PAGE_FILE}")[self.result]
+
+
 def page_of(request_id: str) -> str:
     """Path of a request's page from the folder of the run."""
     return f"{FOLDER}/{person_slug(request_id)}.html"
@@ -72,11 +91,21 @@ def write_pages(run: RunDirectory, config: Config) -> None:
     known = _load(run, config)
     for request in requests:
         path = run.path / page_of(request.id)
-        write_atomic(path, html_page(f"{request.id} in {run.name}", _page(request, known)))
+        write_atomic(path, html_page(_title(request, run), _page(request, known, REPORT)))
         written.add(path.name)
     for path in (run.path / FOLDER).glob("*.html"):
         if path.name not in written:
             path.unlink()
+
+
+def page_parts(run: RunDirectory, config: Config, page: str, home: str) -> tuple[str, list[h.Node]] | None:
+    """Title and parts of the page that `page_of` calls so, None where no request has it. home: where it links back."""
+    request = next((r for r in Ledger(run.ledger_path) if page_of(r.id) == page), None)
+    return None if request is None else (_title(request, run), _page(request, _load(run, config), home))
+
+
+def _title(request: Request, run: RunDirectory) -> str:
+    return f"{request.id} in {run.name}"
 
 
 def _load(run: RunDirectory, config: Config) -> _Known:
@@ -95,11 +124,13 @@ def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
     return {row["id"]: row for row in (leakage_audit(run, stage) or {"questions": []})["questions"]}
 
 
-def _page(request: Request, known: _Known) -> list[h.Node]:
+def _page(request: Request, known: _Known, home: str) -> list[h.Node]:
+    certificate = certificate_of(request, known.run)
     return [
-        h.p[h.a(href="../report.html#requests")["report"]],
+        h.p[h.a(href=f"../{home}#requests")["report" if home else "run"]],
         h.h1[f"Deletion request {request.id}"],
         h.p["Run ", h.b[known.run.name], ". ", _in_short(request)],
+        _life(request, known, certificate),
         h.h2["What was asked"],
         _asked(request, known),
         h.h2["What was done"],
@@ -110,8 +141,36 @@ def _page(request: Request, known: _Known) -> list[h.Node]:
         _answers(request, known),
         h.h2["Audits"],
         _audits(request, known),
-        _certificate(request, known.run),
+        _certified(certificate),
     ]
+
+
+def _life(request: Request, known: _Known, certificate: Certificate | None) -> h.Element:
+    """From the demand to its certificate: what was reached, when, and what is still to come."""
+    events = known.events.get(request.id, ())
+    asked = next((e for e in events if e["event"] == "submitted"), {})
+    served = next((e for e in reversed(events) if e["event"] == "served"), {})
+    checked = next((e for e in reversed(events) if e["event"].startswith("verif")), {})
+    gone, judged = request.served_round is not None, request.outcome in MEANING
+    bad = (NOT_VERIFIED, OVER_UNLEARNED)
+    steps: list[tuple[str, str, h.Node]] = [("done", "Asked", f"{_when(asked)}, for round {request.round}")]
+    if gone:
+        steps.append(("done", "Served", f"{_when(served)}, in round {request.served_round}"))
+    else:
+        steps.append(("bad" if request.state == REJECTED else "open", "Served", request.state))
+    if judged:
+        kind = "bad" if request.outcome in bad else "done" if request.outcome == VERIFIED else "open"
+        steps.append((kind, "Checked", f"{_when(checked)}: {request.outcome}"))
+    else:
+        steps.append(("open", "Checked", "at the end of the stage" if gone else "once it is served"))
+    if certificate is None:
+        command = h.code[f"oblivionis certificate create RUN {request.group or request.id}"]
+        steps.append(("open", "Certified", ["not yet", [": ", command] if judged else ""]))
+    else:
+        kind = {"PASS": "done", "FAIL": "bad"}.get(certificate.result, "open")
+        words = f"{certificate.issued}{', superseded' if certificate.superseded else ''}: "
+        steps.append((kind, "Certified", [words, certificate.link]))
+    return h.ol(".life")[[h.li(class_=kind)[h.b[name], " ", h.span[told]] for kind, name, told in steps]]
 
 
 def _in_short(request: Request) -> str:
@@ -171,7 +230,8 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
             note = f"SHA-256 {event['before'][:12]}… → {event['after'][:12]}…"
         what = EVENTS.get(event["event"], event["event"])
         rows.append([_when(event), str(event.get("round", "–")), what, note])
-    return html_table(["when", explained("Round", "round"), "what", "note"], ["", "n", "", ""], rows)
+    heads = ["when", explained("Round", "round"), "what", "note"]
+    return html_table(heads, ["who", "n", "", "text"], rows, "What happened to the request, in order")
 
 
 def _unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
@@ -208,7 +268,8 @@ def _records(request: Request, known: _Known) -> h.Node:
         rows.append(["", explained("Prob"), *probabilities])
     models = [MODELS[stage] for stage in known.logs]
     note = h.p[explained("Retrained model"), ": it never saw them."] if "retrain" in known.logs else None
-    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows), note]
+    caption = "Answers about each of its records, model by model"
+    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows, caption), note]
 
 
 def _probability(values: Mapping[str, Any]) -> float | None:
@@ -230,7 +291,7 @@ def _answers(request: Request, known: _Known) -> h.Node:
         rows += [["", MODELS[stage], answer.strip() or "(empty)"] for stage, (_, answer, _) in texts.items()]
     if not rows:
         return None
-    table = html_table(["record", "who", "text"], ["who", "who", "text"], rows)
+    table = html_table(["record", "who", "text"], ["who", "who", "text"], rows, "Answers about its records")
     return folded("What the models answer about them", table)
 
 
@@ -243,24 +304,29 @@ def _audits(request: Request, known: _Known) -> h.Node:
     return parts or [h.p["No audit of this run asked about its records."]]
 
 
-def _certificate(request: Request, run: RunDirectory) -> h.Node:
-    """The latest erasure certificate in the run's own folder."""
+def certificate_of(request: Request, run: RunDirectory) -> Certificate | None:
+    """The latest erasure certificate of a request, None without one."""
     names = dict.fromkeys(name for name in (request.group, request.told, request.id) if name)
     made = [f"{CERTIFICATES}/{person_slug(name)}" for name in names]
     folder = next((f for f in made if (run.path / f / JSON_FILE).exists()), made[-1])
     file = run.path / folder / JSON_FILE
     try:
-        found = read_json(file, _Certificate)
+        found = read_json(file, _Issued)
     except FileNotFoundError:
         return None
-    result, issued, signed = found["result"], found["issued"], bool(found["signature"])
-    if (meaning := RESULTS.get(result)) is None:
+    if (result := found["result"]) not in RESULTS:
         raise FileError(f"{file}: result: expected one of {', '.join(RESULTS)}, found {json.dumps(result[:60])}")
-    link = h.a(href=f"../{folder}/{PAGE_FILE}")[result]
-    told = f". {meaning} Issued {issued}, {'signed' if signed else 'not signed'}."
-    if (run.path / folder / SUPERSEDED_FILE).exists():
+    superseded = (run.path / folder / SUPERSEDED_FILE).exists()
+    return Certificate(folder, result, found["issued"], bool(found["signature"]), superseded)
+
+
+def _certified(found: Certificate | None) -> h.Node:
+    if found is None:
+        return None
+    told = f". {RESULTS[found.result]} Issued {found.issued}, {'signed' if found.signed else 'not signed'}."
+    if found.superseded:
         told += " Superseded: more was measured since; make a new one."
-    return [h.h2["Erasure certificate"], h.p[link, told]]
+    return [h.h2["Erasure certificate"], h.p[found.link, told]]
 
 
 def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
@@ -269,7 +335,7 @@ def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
     if not rows:
         return []
     heads = ["moment", *SHOWN.values()]
-    table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows)
+    table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows, "Measured by the client itself")
     return [h.p[f"Measured by client {request.client} on its own records, which the server does not have:"], table]
 
 
@@ -294,7 +360,8 @@ def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
         explained("Bound on mean leakage (M_μ)", "M_μ"),
         explained("Questions that may leak (M_bin)", "M_bin"),
     ]
-    table = html_table(["record", "model", "samples", "greedy", *heads], ["who", "who", *["n"] * 6], rows)
+    heads = ["record", "model", "samples", "greedy", *heads]
+    table = html_table(heads, ["who", "who", *["n"] * 6], rows, "Leakage of sampled answers")
     return [h.p["Leakage of sampled answers (", h.code["oblivionis audit leakage"], "):"], table]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import htpy as h
@@ -16,7 +16,7 @@ from oblivionis.reports import overview as run_overview
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.html import person_pages, request_pages
+from oblivionis.reports.html import REPORT, person_pages, request_pages
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html.curves import curves
 from oblivionis.reports.markup import (
@@ -39,18 +39,39 @@ def write_html(run: RunDirectory, config: Config) -> None:
     It links to a page for each deletion request, under `requests/`, and for each audited person, under `people/`. No
     page needs the network. Every text from the data or a model is escaped.
     """
+    title = page_title(run, config)
+    parts = [h.h1[title], h.p[run_overview.in_short(run, config)], *sections(run, config)]
+    person_pages.write_pages(run)
+    request_pages.write_pages(run, config)
+    write_atomic(run.path / REPORT, html_page(title, parts, configuration_part(run)))
+
+
+def page_title(run: RunDirectory, config: Config) -> str:
+    """What a page about a run is called."""
+    return f"{run.name}: {config.strategy.name}, {report.method(config)}"
+
+
+def sections(
+    run: RunDirectory,
+    config: Config,
+    around_curves: Callable[[list[h.Node]], h.Node] | None = None,
+    *,
+    look_up: bool = True,
+) -> list[h.Node]:
+    """The parts of a page about a run, with links to them.
+
+    around_curves: what the curves are put into; look_up: as in `reports.summary.samples`.
+    """
     metrics = report.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
-    title = f"{run.name}: {config.strategy.name}, {report.method(config)}"
+    drawn = curves(run, config, metrics.get("retrain", {}))
     optional = {
         "rebound": rebound_section.section(run),
         "attacks": attack_report.section(run),
         "people": person_pages.section(run),
     }
     result = outcome.outcome(run, config, metrics, verdicts.find_verdicts(run, config.evaluation.truth_ratio))
-    parts = [
-        h.h1[title],
+    return [
         h.p(class_=f"outcome {result.grade}")[result.sentence] if result else None,
-        h.p[run_overview.in_short(run, config)],
         _contents(optional),
         _warnings(run, config),
         section_heading("asked", "What was asked"),
@@ -59,20 +80,19 @@ def write_html(run: RunDirectory, config: Config) -> None:
         section_heading("done", "What was done", "Stage", "Round"),
         run_overview.done(run),
         section_heading("rounds", "Rounds"),
-        curves(run, config, metrics.get("retrain", {})),
+        drawn if around_curves is None else around_curves(drawn),
         section_heading("requests", "Deletion requests", "FedTU", "Request state", "Verification"),
         _requests(run, config),
         *optional.values(),
         section_heading("answers", "Answers"),
-        _answers(report.samples(run, config, list(metrics))),
+        _answers(report.samples(run, config, list(metrics), look_up=look_up)),
     ]
-    foot = [
-        section_heading("configuration", "Configuration"),
-        folded("Every key of it", h.pre[run.read_config()]),
-    ]
-    person_pages.write_pages(run)
-    request_pages.write_pages(run, config)
-    write_atomic(run.path / "report.html", html_page(title, parts, foot))
+
+
+def configuration_part(run: RunDirectory) -> list[h.Node]:
+    """The whole configuration, folded."""
+    folding = folded("Every key of it", h.pre(tabindex="0")[run.read_config()])
+    return [section_heading("configuration", "Configuration"), folding]
 
 
 def _contents(optional: Mapping[str, Sequence[h.Node]]) -> h.Element:
@@ -95,7 +115,8 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     legends = [report.LEGEND if "retrain" in metrics else report.NO_ORACLE] if metrics else []
     doubt = forget_quality.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
-    table = report.comparison(metrics, marks=verdicts.marks(found), doubted=doubted).html_table()
+    marks = verdicts.marks(found)
+    table = report.comparison(metrics, "The final models side by side", marks, doubted=doubted).html_table()
     return [
         section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
         table if metrics else h.p["No stage is finished."],
@@ -126,11 +147,11 @@ def _requests(run: RunDirectory, config: Config) -> h.Node:
     line = report.requests_line(run, config.unlearning.requests.verify_max_rouge)
     terms = {"Asked in round": "asked in round", "Served in round": "served in", "Failed attempts": "failed attempts"}
     heads = [explained(term, text) for term, text in {**terms, "Request state": "state"}.items()]
-    classes = ["who", "n", "", *["n"] * 4, "who", ""]
+    classes = ["who", "n", "", *["n"] * 4, "who", "text"]
     return [
         h.p[line, "."],
         *(h.p[found, "."] for found in report.unverified_lines(run)),
-        html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows),
+        html_table(["request", "client", "forgets", "records", *heads, "reason"], classes, rows, "Deletion requests"),
     ]
 
 
@@ -150,4 +171,6 @@ def _answers(found: Sequence[Mapping[str, Any]]) -> h.Element:
         rows.append([sample["set"], "question", h.b[sample["question"]]])
         rows.append(["", "truth", sample["truth"]])
         rows += [["", who, said.strip() or "(empty)"] for who, said in sample["answers"].items()]
-    return html_table(["questions", "who", "text"], ["", "who", "text"], rows) if rows else h.p["None."]
+    if not rows:
+        return h.p["None."]
+    return html_table(["questions", "who", "text"], ["", "who", "text"], rows, "What the models answer")

@@ -89,4 +89,4 @@ def test_a_table_as_html():
     rows = [["a", "b", "1"], ["a", "c", "2"], None, ["a", "<", "3"]]
     source = str(Table("A <b>", ["x", "y", "Model utility"], rows).html())
     assert "A &lt;b&gt;" in source and "&lt;</td>" in source and 'href="#g-model-utility"' in source
-    assert source.count("<td>a</td>") == 2, "a first cell that repeats the one above is blank"
+    assert source.count('<th scope="row">a</th>') == 2, "a first cell that repeats the one above is blank"

@@ -48,7 +48,7 @@ def test_a_page_explains_the_terms_that_it_links_to():
     source = html_page("A <title>", [h.p[explained("Prob")], h.p['not a link: href="#g-stage" ']], h.p["foot"])
     assert source.startswith("<!doctype html>") and source.endswith("</html>\n") and 'lang="en"' in source
     page = Parsed(source)
-    assert page.links == ["#g-prob"] and [a["id"] for _, a in page.tags if "id" in a] == ["glossary", "g-prob"]
+    assert page.links == ["#g-prob"] and [a["id"] for _, a in page.tags if "id" in a] == ["main", "glossary", "g-prob"]
     assert "A <title>" in page.shown and page.shown.endswith("foot\n")
     assert "What the words mean" not in html_page("x", [h.p["nothing"]])
 
@@ -66,17 +66,22 @@ def test_a_term_has_its_meaning_at_hand_and_others_are_texts():
     [([["a", "1"], ["b", "2"]], [False, False]), ([["a", "1"], ["", "2"], [h.b["c"], "3"]], [True, False, True])],
 )
 def test_rows_are_grouped_where_a_first_cell_is_blank(rows, first):
-    page = Parsed(str(html_table(["x", "y"], ["", "n"], rows)))
+    source = str(html_table(["x", "y"], ["", "n"], rows, "What <it> is"))
+    page = Parsed(source)
     body = [attributes for tag, attributes in page.tags if tag == "tr"][1:]
     assert [attributes.get("class") == "first" for attributes in body] == first
     heads = [attributes for tag, attributes in page.tags if tag == "th"]
-    assert heads == [{"scope": "col"}, {"class": "n", "scope": "col"}]
-    assert [a.get("class") for tag, a in page.tags if tag == "td"] == [None, "n"] * len(rows)
+    assert heads[:2] == [{"scope": "col"}, {"class": "n", "scope": "col"}]
+    assert heads[2:] == [{"scope": "row"}] * sum(bool(row[0]) for row in rows), "a blank cell heads no row"
+    assert [a.get("class") for tag, a in page.tags if tag == "td"].count("n") == len(rows)
+    assert "<caption>What &lt;it&gt; is</caption>" in source
+    (around,) = (attributes for tag, attributes in page.tags if tag == "div")
+    assert around == {"class": "wide", "role": "region", "aria-label": "What <it> is", "tabindex": "0"}
 
 
 def test_a_row_has_as_many_cells_as_the_table_has_columns():
     with pytest.raises(ValueError, match="zip"):
-        html_table(["x", "y"], ["", ""], [["a"]])
+        html_table(["x", "y"], ["", ""], [["a"]], "one cell too few")
 
 
 def test_facts_without_a_text_are_left_out():

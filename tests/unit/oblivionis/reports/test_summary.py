@@ -225,6 +225,20 @@ def test_a_chat_prompt_is_replaced_by_the_question_of_its_record(tmp_path):
     assert "Who is 0?" in report.samples(run, config, ["finetune"])[0]["question"], "the prompt, when the data are gone"
 
 
+def test_without_looking_up_questions_are_told_from_the_prompts(tmp_path, monkeypatch):
+    def logs(stage):
+        log = log_of(stage)
+        said = log["eval_log_forget"]["generated_text"]
+        for i, (_, answer, truth) in said.items():
+            said[i] = [f"system\nBe kind.\nuser\nWho is {i}?\nassistant\n", answer, truth]
+        return log
+
+    run, config = make_run(tmp_path, ["finetune"], logs=logs)
+    config.model.template.kind = "chat"
+    monkeypatch.setattr(report, "corpus_of", lambda config: pytest.fail("the data lie outside the run"))
+    assert report.samples(run, config, ["finetune"], look_up=False)[0]["question"] == "Who is 0?"
+
+
 def test_long_empty_and_unprintable_answers(tmp_path):
     long = "word " * 400
     texts = {"finetune": long, "retrain": "\x1b[31mred\x07\n\nline", "unlearn": ""}
@@ -323,10 +337,10 @@ def test_the_page_needs_no_network(whole):
 
 def test_curves_mark_the_rounds_with_fedtu(whole):
     _, page = whole
-    assert page.source.count("<svg") == 3, "one figure per stage"
-    figures = page.source.split("<svg")[1:]
-    assert ["FedTU" in f.split("</svg>")[0] for f in figures] == [False, False, True]
-    assert all("ROUGE-L recall" in f and "forget" in f and "retain" in f for f in figures)
+    figures = [part.split("</svg>")[0] for part in page.source.split("<svg")[1:]]
+    assert ["FedTU" in f for f in figures] == [False] * 4 + [True] * 2, "two plots per stage, each with its own legend"
+    assert ["ROUGE-L recall" in f for f in figures] == [True, False] * 3
+    assert all("forget" in f and "retain" in f for f in figures)
 
 
 def test_curves_do_without_what_was_not_measured(tmp_path):
@@ -337,7 +351,7 @@ def test_curves_do_without_what_was_not_measured(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         page = Page(run, config)
-    assert page.source.count("<svg") == 3
+    assert page.source.count("<svg") == 6
     (run.path / "metrics.jsonl").unlink()
     assert "evaluation.every" in Page(run, config).text
 

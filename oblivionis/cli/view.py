@@ -1,0 +1,65 @@
+"""The command `view`: a window on runs, in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from oblivionis.errors import OblivionisError
+
+RUNS = Path("runs")
+
+
+def view(
+    runs: Annotated[
+        Path, typer.Argument(metavar="[RUNS]", help="A folder of runs and suites, or one run.", show_default=True)
+    ] = RUNS,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Where to listen on 127.0.0.1 (default: 8420, or any that is free)."),
+    ] = None,
+    node_dir: Annotated[
+        Path | None,
+        typer.Option("--node-dir", metavar="DIR", help="A node's own folder: follow the requests made there."),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Let deletion requests be made in the node's folder.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Show all runs in the browser, live: compare them, follow deletion requests, see a suite's frontier.
+
+    The address that is printed works on this machine only, for whoever has its token. Nothing is written, but with
+    `--write` requests of the node. Ctrl-C stops it.
+    """
+    if write and node_dir is None:
+        raise OblivionisError("--write needs --node-dir DIR: the node's folder, where requests are to be made")
+    import secrets
+    import threading
+
+    from oblivionis.requests.submitting import need_folder
+    from oblivionis.view import serve
+    from oblivionis.view.app import window
+    from oblivionis.view.library import Library
+    from oblivionis.view.node_page import Node
+
+    if node_dir is not None:
+        need_folder(node_dir)
+    library = Library(runs, needed=node_dir is None or runs != RUNS)  # a node need not have runs
+    token = secrets.token_urlsafe(32)
+    node = None if node_dir is None else Node(node_dir.resolve(), write)
+    socket = serve.listen(port)
+    place = socket.getsockname()[1]
+    first = "" if library.root.is_dir() else "node"
+    address = f"http://{serve.HOST}:{place}/{first}?token={token}"
+    console = Console()
+    count = len(library.found().runs)
+    console.print(f"{count} run{'s' * (count != 1)} in {library.root}", markup=False, highlight=False, soft_wrap=True)
+    console.print(address, markup=False, highlight=False, soft_wrap=True)
+    threading.Thread(target=library.glances, daemon=True).start()  # whoever looks first need not wait for all of it
+    if open_:
+        import webbrowser
+
+        webbrowser.open(address)
+    serve.server(window(library, token, place, node)).run(sockets=[socket])

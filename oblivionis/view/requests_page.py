@@ -1,0 +1,134 @@
+"""The deletion requests of all runs, and where each stands between demand and certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import htpy as h
+from starlette.requests import Request as Asked
+from starlette.responses import Response
+
+from oblivionis.errors import OblivionisError
+from oblivionis.reports import summary as report
+from oblivionis.reports.html.request_pages import certificate_of, page_of
+from oblivionis.reports.markup import explained, html_table
+from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.runs.directory import RunDirectory
+from oblivionis.view import shell
+from oblivionis.view.library import Library
+
+SHOWN = 500
+NONE = "none"
+"""Chosen among certificates: requests without one."""
+
+
+def respond(asked: Asked) -> Response:
+    """The page."""
+    found, faults = _found(asked)
+    given = asked.query_params
+    text, state, certified = given.get("text", "").strip(), given.get("state", ""), given.get("certificate", "")
+    wanted = _wanted(found, text, state, certified)
+    rows: list[list[h.Node]] = [
+        [
+            h.a(href=shell.run_address(name, page_of(request.id)))[request.id],
+            request.outcome,
+            result or "–",
+            h.a(href=shell.run_address(name))[name],
+            str(request.client),
+            report.request_kind(request),
+            str(len(request.record_ids)),
+            "–" if request.served_round is None else str(request.served_round),
+        ]
+        for name, request, result in wanted[:SHOWN]
+    ]
+    heads = ["request", explained("Request state", "state"), "certificate", "run", "client", "forgets", "records"]
+    heads.append(explained("Served in round", "served in"))
+    classes = ["who", "who", "who", "label", "n", "", "n", "n"]
+    table = html_table(heads, classes, rows, "Deletion requests") if rows else h.p["None."]
+    count = f"{len(wanted)} of {len(found)}" if len(wanted) < len(found) else str(len(found))
+    more = f" The first {SHOWN} are shown." if len(wanted) > SHOWN else ""
+    parts = [
+        h.h1["Deletion requests"],
+        h.p[f"{count} in all runs.", more],
+        _filters(found, text, state, certified),
+        table,
+        shell.exports({"CSV": shell.address("/requests.csv", [*given.items()])}),
+        [h.p(".bad")[fault] for fault in faults],
+    ]
+    return shell.page(asked, "Requests", parts)
+
+
+def export(asked: Asked) -> Response:
+    """The requests that are wanted."""
+    given = asked.query_params
+    wanted = _wanted(
+        _found(asked)[0], given.get("text", "").strip(), given.get("state", ""), given.get("certificate", "")
+    )
+    rows = [
+        (r.id, name, r.client, r.scope, len(r.record_ids), r.round, r.served_round, r.outcome, result, r.reason)
+        for name, r, result in wanted
+    ]
+    head = ("request", "run", "client", "scope", "records", "asked_in", "served_in", "state", "certificate", "reason")
+    return shell.csv_file("requests.csv", head, rows)
+
+
+def _found(asked: Asked) -> tuple[list[tuple[str, Request, str]], list[str]]:
+    """Run, request and the result of its certificate (empty without one), and ledgers that cannot be read."""
+    library: Library = asked.app.state.library
+    found: list[tuple[str, Request, str]] = []
+    faults: list[str] = []
+    for name, path in library.found().runs.items():
+        try:
+            if (path / "requests.jsonl").exists():
+                library.check(path)
+                found += [(name, *row) for row in _of_run(asked, path)]
+        except OblivionisError as error:
+            faults.append(f"{name}: {error}")
+    return found, faults
+
+
+def _of_run(asked: Asked, path: Path) -> list[tuple[Request, str]]:
+    run = RunDirectory(path, looking=True)
+    places = (run.ledger_path, *path.glob("certificates/*/certificate.json"))
+    now = tuple((p, p.stat().st_mtime_ns) for p in places)
+
+    def read() -> list[tuple[Request, str]]:
+        return [(r, found.result if (found := certificate_of(r, run)) else "") for r in Ledger(run.ledger_path)]
+
+    known: dict[Path, tuple[object, list[tuple[Request, str]]]] = asked.app.state.ledgers
+    if path not in known or known[path][0] != now:
+        known[path] = now, read()
+    return known[path][1]
+
+
+def _wanted(
+    found: list[tuple[str, Request, str]], text: str, state: str, certified: str
+) -> list[tuple[str, Request, str]]:
+    text = text.casefold()
+    return [
+        (name, request, result)
+        for name, request, result in found
+        if (not text or text in f"{name}\n{request.id}\n{request.subject}\n{request.reason}".casefold())
+        and (not state or request.outcome == state)
+        and (not certified or (result or NONE) == certified)
+    ]
+
+
+def _filters(found: list[tuple[str, Request, str]], text: str, state: str, certified: str) -> h.Element:
+    states = _options(sorted({request.outcome for _, request, _ in found}), state)
+    results = _options(sorted({result or NONE for _, _, result in found}), certified)
+    return h.form(action="/requests", method="get")[
+        h.fieldset(".filters")[
+            h.legend["Show"],
+            h.label[h.span["run, request, person or reason contains"], h.input(type="search", name="text", value=text)],
+            shell.choice("state", "state", states, state),
+            shell.choice("certificate", "certificate", results, certified),
+            h.button(type="submit")["Filter"],
+            h.a(href="/requests")["Show all"],
+        ]
+    ]
+
+
+def _options(known: list[str], chosen: str) -> Mapping[str, str]:
+    return {"": "all", **{value: value for value in known}, **({chosen: chosen} if chosen else {})}

@@ -1,0 +1,268 @@
+"""All runs with their state and headline numbers; which of them are shown, and which are chosen to be compared."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import htpy as h
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oblivionis.reports.format import number
+from oblivionis.reports.markup import explained, joined
+from oblivionis.runs.glance import RUNNING, STATES, Glance
+from oblivionis.view import shell
+
+Rows = Sequence[tuple[str, Glance]]
+Value = str | float | None
+
+SHOWN = 200
+"""Runs on one page."""
+SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its key, its heading, its value for a run, whether a phone shows it."""
+
+    key: str
+    head: str
+    value: Callable[[str, Glance], Value]
+    near: bool = False
+    number: bool = False
+
+
+def _metric(stage: str, metric: str) -> Callable[[str, Glance], Value]:
+    return lambda name, run: run.value(stage, metric)
+
+
+COLUMNS = (
+    Column("run", "run", lambda name, run: name, near=True),
+    Column("state", "state", lambda name, run: run.state, near=True),
+    Column("model", "model", lambda name, run: run.model),
+    Column("data", "data", lambda name, run: run.data),
+    Column("aggregator", "aggregator", lambda name, run: run.strategy),
+    Column("method", "method", lambda name, run: run.method),
+    Column("forget_prob", "forget Prob", _metric("unlearn", "forget_prob"), near=True, number=True),
+    Column("oracle_prob", "of the retrained", _metric("retrain", "forget_prob"), number=True),
+    Column("retain_prob", "retain Prob", _metric("unlearn", "retain_prob"), number=True),
+    Column("forget_quality", "forget quality", _metric("unlearn", "forget_quality"), number=True),
+    Column("model_utility", "utility", _metric("unlearn", "model_utility"), near=True, number=True),
+    Column("changed", "changed", lambda name, run: run.changed),
+)
+TERMS = ("Prob", "Retrained model", "Forget quality (KS p)", "Model utility")
+FILTERS = ("state", "model", "data", "aggregator", "method")
+NEWEST = "changed"
+
+
+@dataclass(frozen=True)
+class View:
+    """What of the runs is shown: a text that names must contain, a value for some columns, the order, and which page;
+    `chosen`: names of runs to compare."""
+
+    text: str
+    wanted: Mapping[str, str]
+    order: str
+    down: bool
+    page: int
+    chosen: tuple[str, ...]
+
+    @classmethod
+    def of(cls, request: Request) -> View:
+        """As the address says; what makes no sense in it counts as not said."""
+        given = request.query_params
+        order = given.get("order", "").removeprefix("-")
+        known = order in {column.key for column in COLUMNS}
+        return cls(
+            given.get("text", "").strip(),
+            {key: given[key] for key in FILTERS if given.get(key)},
+            order if known else NEWEST,
+            given.get("order", "").startswith("-") if known else True,
+            shell.page_number(request),
+            tuple(dict.fromkeys(given.getlist("run"))),
+        )
+
+    def select(self, runs: Mapping[str, Glance]) -> Rows:
+        """The runs that are wanted, in order; those without a value come last."""
+        columns = {column.key: column for column in COLUMNS}
+        found = [
+            (name, run)
+            for name, run in runs.items()
+            if self.text.casefold() in name.casefold()
+            and all(columns[key].value(name, run) == value for key, value in self.wanted.items())
+        ]
+        value = columns[self.order].value
+        known = [row for row in found if _known(value(*row))]
+        known.sort(key=lambda row: _sortable(value(*row)), reverse=self.down)
+        return [*known, *(row for row in found if not _known(value(*row)))]
+
+    def address(self, **changes: str) -> str:
+        """The page with other choices."""
+        order = f"-{self.order}" if self.down else self.order
+        own = {"text": self.text, **self.wanted, "order": order, "page": str(self.page) if self.page > 1 else ""}
+        return shell.address("/", [*(own | changes).items(), *(("run", name) for name in self.chosen)])
+
+
+def respond(request: Request) -> Response:
+    """The page, or its table alone."""
+    library = request.app.state.library
+    view, runs = View.of(request), library.glances()
+    rows = view.select(runs)
+    table = _table(view, rows)
+    if shell.asks_for(request, "runs"):
+        return shell.piece(request, table)
+    parts = [
+        h.h1["Runs"],
+        h.p[_count(runs, rows), " in ", h.code[str(library.root)], "."],
+        h.p(".bad")["There are too many folders here to see all of it."] if library.found().cut else None,
+        h.form(id="choice", action="/", method="get")[
+            _filters(view, runs),
+            _elsewhere(view, rows),
+            shell.live("runs", view.address(), table, seconds=SECONDS),
+            h.div(".actions")[
+                h.button(type="submit", formaction="/compare")["Compare the chosen runs"],
+                h.span(id="chosen", role="status"),
+            ],
+        ],
+        h.p(".terms")[
+            "Numbers are of the unlearned model. What is meant by: ",
+            joined([explained(term) for term in TERMS], ", "),
+            ".",
+        ],
+        shell.exports({"CSV": shell.address("/runs.csv", [("text", view.text), *view.wanted.items()])}),
+    ]
+    return shell.page(request, "Runs", parts)
+
+
+def export(request: Request) -> Response:
+    """The table with all its columns, of the runs that are wanted."""
+    rows = View.of(request).select(request.app.state.library.glances())
+    values = [[*(_raw(column, name, run) for column in COLUMNS), run.seed, _stages(run)] for name, run in rows]
+    return shell.csv_file("runs.csv", [*(column.key for column in COLUMNS), "seed", "stages"], values)
+
+
+def _raw(column: Column, name: str, run: Glance) -> Value:
+    value = column.value(name, run)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.changed)) if column.key == NEWEST else value
+
+
+def _stages(run: Glance) -> str:
+    return ", ".join(stage.in_words() for stage in run.stages)
+
+
+def _count(runs: Mapping[str, Glance], rows: Rows) -> str:
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}" if len(rows) == len(runs) else f"{len(rows)} of {len(runs)} runs"
+
+
+def _filters(view: View, runs: Mapping[str, Glance]) -> h.Element:
+    columns = {column.key: column for column in COLUMNS}
+    lists = []
+    for key in FILTERS:
+        known = {str(columns[key].value(name, run)) for name, run in runs.items()} - {""}
+        values = [s for s in STATES if s in known] if key == "state" else sorted(known)
+        wanted = view.wanted.get(key, "")
+        options = {"": "all", **{value: value for value in values}, **({wanted: wanted} if wanted else {})}
+        lists.append(shell.choice(columns[key].head, key, options, wanted))
+    order = f"-{view.order}" if view.down else view.order
+    return h.fieldset(".filters")[
+        h.legend["Show"],
+        h.label[h.span["name contains"], h.input(type="search", name="text", value=view.text)],
+        lists,
+        h.input(type="hidden", name="order", value=order) if order != f"-{NEWEST}" else None,
+        h.button(type="submit")["Filter"],
+        h.a(href="/")["Show all"],
+    ]
+
+
+def _elsewhere(view: View, rows: Rows) -> h.Node:
+    """Runs that are chosen but not among those shown: they stay chosen."""
+    here = {name for name, _ in _of_page(view, rows)}
+    others = [name for name in view.chosen if name not in here]
+    if not others:
+        return None
+    boxes = [h.label[h.input(type="checkbox", name="run", value=name, checked=True), " ", name] for name in others]
+    return h.fieldset(".chosen")[h.legend["Also chosen"], boxes]
+
+
+def _of_page(view: View, rows: Rows) -> Rows:
+    return rows[(view.page - 1) * SHOWN : view.page * SHOWN]
+
+
+def _table(view: View, rows: Rows) -> h.Node:
+    if not rows:
+        return h.p["No runs."]
+    shown = _of_page(view, rows)
+    return [
+        h.div(".wide", role="region", aria_label="Runs", tabindex="0")[
+            h.table(".runs")[
+                h.caption["Runs"],
+                h.thead[h.tr[h.th(scope="col")[h.span(".unseen")["compare"]], [_head(view, c) for c in COLUMNS]]],
+                h.tbody[[_row(view, name, run) for name, run in shown]],
+            ]
+        ],
+        _pages(view, len(rows)),
+    ]
+
+
+def _head(view: View, column: Column) -> h.Element:
+    chosen = column.key == view.order
+    down = not view.down if chosen else column.number or column.key == NEWEST
+    mark = (" ▼" if view.down else " ▲") if chosen else ""
+    link = h.a(href=view.address(order=f"-{column.key}" if down else column.key, page=""))[column.head, mark]
+    sort = ("descending" if view.down else "ascending") if chosen else None
+    return h.th(class_=_classes(column), scope="col", aria_sort=sort)[link]
+
+
+def _classes(column: Column) -> list[str]:
+    return [*(["n"] if column.number else []), *([] if column.near else ["far"])]
+
+
+def _row(view: View, name: str, run: Glance) -> h.Element:
+    box = h.input(type="checkbox", name="run", value=name, checked=name in view.chosen, aria_label=f"compare {name}")
+    settings = " · ".join(filter(None, (run.model, run.data, run.strategy, run.method)))
+    link = [h.a(href=shell.run_address(name))[name], h.small(".nearby")[settings]]
+    cells: dict[str, h.Node] = {"state": _state(run), NEWEST: _time(run.changed)}
+    return h.tr[
+        h.td[box],
+        h.th(scope="row")[link],
+        [h.td(class_=_classes(c))[cells.get(c.key, _shown(c.value(name, run)))] for c in COLUMNS[1:]],
+    ]
+
+
+def _state(run: Glance) -> h.Node:
+    word = h.span(class_=["state", run.state])[run.state]
+    if run.current is None or not run.current.total:
+        return [word, h.small[" ", run.note] if run.note else None]
+    stage = run.current
+    bar = h.progress(max=stage.total, value=min(stage.done, stage.total), aria_label=f"rounds of {stage.stage}")
+    return [word, " ", h.small[stage.in_words()], bar if run.state == RUNNING else None]
+
+
+def _pages(view: View, count: int) -> h.Node:
+    pages = math.ceil(count / SHOWN)
+    if pages < 2:
+        return None
+    links = [
+        h.a(href=view.address(page=str(n)), aria_current="page" if n == view.page else None)[str(n)]
+        for n in range(1, pages + 1)
+    ]
+    return h.nav(aria_label="Pages of the table")["Page ", links]
+
+
+def _shown(value: Value) -> str:
+    return value if isinstance(value, str) else number(value)
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else "–"
+
+
+def _known(value: Value) -> bool:
+    return value is not None and value == value
+
+
+def _sortable(value: Value) -> tuple[float, str]:
+    return (0.0, value.casefold()) if isinstance(value, str) else (value or 0.0, "")
