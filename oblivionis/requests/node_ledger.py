@@ -119,6 +119,7 @@ class NodeLedger:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
         self.path = node_dir / LEDGER_FILE
+        self._made_here = False
 
     def requests(self) -> list[NodeRequest]:
         """All requests in the order in which they were made. RequestError for a file that is no such ledger."""
@@ -269,6 +270,8 @@ class NodeLedger:
         return found[-1] if found else None
 
     def _entries(self) -> list[dict[str, Any]]:
+        if self._made_here and not self.path.stat().st_size:
+            return []
         try:
             return read_lines(self.path, _Line, finite=True)
         except FileError as error:
@@ -276,6 +279,7 @@ class NodeLedger:
 
     def _keep_private(self) -> None:
         """Reasons and names of people are in the file: it is its owner's alone."""
+        self._made_here |= not self.path.exists()
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600))
         if self.path.stat().st_mode & 0o077:
             self.path.chmod(0o600)

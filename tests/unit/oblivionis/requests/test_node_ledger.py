@@ -35,6 +35,13 @@ def outcome(event, line, id="x", **fields):
     return {"event": event, "id": id, "line": LINE[line], "round": 1, **fields}
 
 
+def test_a_ledger_that_begins_is_no_ledger_that_was_emptied(node):
+    first = submit(node, "--ids", "r1", "--reason", "by letter")
+    assert first.code == 0 and "empty" not in first.out + first.err
+    (node / "requests.jsonl").write_text("")
+    assert "is empty: a crash, or somebody emptied it" in submit(node, "--ids", "r2", "--reason", "by phone").err
+
+
 def test_submit_by_ids_by_subject_and_all(node):
     assert submit(node, "--ids", "r1, r3", "--reason", "by letter", "--id", "art17").code == 0
     result = submit(node, "--subject", "mara voss", "--reason", "by phone")
