@@ -61,7 +61,8 @@ class _Mean:
 class Forecast:
     """Is told what was done and how long it took, and says what the rest will take. All in seconds.
 
-    A stage's rounds are taken to be like those it had, before its first one like those of the stages before.
+    A stage's rounds are taken to be like those it had, before its first one like those of the stages before. The first
+    round of all, in which clients' processes start, counts only until there is another one.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -71,6 +72,7 @@ class Forecast:
         self._ends = set(plan.rounds) if plan.full is not None else set[str]()
         self._of_stage: dict[str, _Mean] = defaultdict(_Mean)
         self._of_all, self._light, self._full = _Mean(), _Mean(), _Mean()
+        self.timed = 0
         self._inside = 0.0
 
     def skip(self, stage: str, rounds: int) -> None:
@@ -90,6 +92,10 @@ class Forecast:
     def round(self, stage: str, seconds: float) -> None:
         """A round is over, `seconds` with the evaluations in it."""
         own, self._inside = max(0.0, seconds - self._inside), 0.0
+        self.timed += 1
+        if self.timed == 2:
+            self._of_stage.clear()
+            self._of_all = _Mean()
         self._of_stage[stage].add(own)
         self._of_all.add(own, self._plan.weights.get(stage, 1.0))
         self._rounds[stage] = max(0, self._rounds.get(stage, 0) - 1)

@@ -13,6 +13,8 @@ from rich.text import Text
 from oblivionis.runs.forecast import Forecast, Plan, duration
 from oblivionis.runs.ticker import Ticker
 
+LONG = 120.0
+"""Seconds of a first round beside which the start of the clients' processes does not count."""
 MOMENTS = {"start": " (before)", "after_unlearn": " (right after FedTU)", "round": "", "end": " (end, full profile)"}
 
 
@@ -183,11 +185,13 @@ class LogEvents(_Following):
         else:
             answers = f"{self._ok} of {self._ok + self._bad} clients answered"
             self._event("[%s] round %d/%d done: %s, %.1f s", self.stage, server_round, self._total, answers, seconds)
-        self._foretell()
+        self._foretell(seconds)
 
-    def _foretell(self) -> None:
-        """Once, after the first round."""
+    def _foretell(self, seconds: float) -> None:
+        """Once, after the first round if that was long, else after the second: starting takes half a minute."""
         if self._foretold or self.forecast is None or not (text := self.forecast.sentence()):
+            return
+        if self.forecast.timed < 2 and seconds < LONG:
             return
         self._foretold = True
         self._log("%s", text)
@@ -336,7 +340,7 @@ class LiveEvents(_Following):
         self._progress.update(self._task, completed=server_round)
         self._progress.advance(self._all)
         self._show()
-        if not self._advised and self.forecast and (advice := self.forecast.advice()):
+        if not self._advised and self.forecast and self.forecast.timed > 1 and (advice := self.forecast.advice()):
             self._advised = True
             self.warning(advice)
 

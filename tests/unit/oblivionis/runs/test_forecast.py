@@ -46,6 +46,14 @@ def test_rounds_and_evaluations_are_told_apart():
     assert found.rounds_left() == pytest.approx(2 * 30.0), "a stage's own rounds count once it has some"
 
 
+def test_the_first_round_in_which_processes_start_counts_until_there_is_another():
+    found = forecast()
+    found.round("finetune", 40.0)
+    assert found.rounds_left() == pytest.approx(6 * 40.0)
+    found.round("finetune", 2.0)
+    assert found.rounds_left() == pytest.approx(5 * 2.0) and found.timed == 2
+
+
 def test_full_evaluations_alone_tell_of_the_smaller_ones():
     found = forecast()
     found.evaluation("base", 50.0, full=True, inside=False)

@@ -107,17 +107,19 @@ def test_a_quiet_run_tells_of_warnings_alone():
     assert out.getvalue() == "warning: client 3 left out: OutOfMemoryError: [bold]no room\n"
 
 
-def test_the_whole_is_foretold_once_after_the_first_round():
+def test_the_whole_is_foretold_once_the_processes_are_there():
     out = io.StringIO()
     events = LineEvents(Console(file=out, width=300), verbose=True)
-    events.planned(Plan({"finetune": 3}, {"finetune": 2}, 40.0))
+    events.planned(Plan({"finetune": 3}, {"finetune": 1}, 40.0))
     events.stage_started("finetune", 0, 3)
     events.evaluated(0, "start", METRICS, 30.0)
-    events.round_finished(1, 60.0)
+    events.round_finished(1, 90.0)
+    assert "left" not in out.getvalue()
     events.round_finished(2, 60.0)
-    said = out.getvalue().splitlines()[3:5]
-    assert said[0] == "about 22 min left, 20 min of them evaluations"
-    assert said[1].startswith("warning: evaluations will take 20 min, longer than training (2 min): shorter with")
+    events.round_finished(3, 60.0)
+    said = out.getvalue().splitlines()[4:6]
+    assert said[0] == "about 21 min left, 20 min of them evaluations"
+    assert said[1].startswith("warning: evaluations will take 20 min, longer than training (60 s): shorter with")
     assert "evaluation.full.questions_per_set" in said[1] and out.getvalue().count("about") == 1
 
 
