@@ -987,7 +987,7 @@ class Config:
         default_factory=list,
         metadata=about(
             "Where metrics also go as they come, beside `metrics.jsonl`: [report.md](report.md#tracking).",
-            choices=("tensorboard", "wandb", "trackio"),
+            choices=("tensorboard", "mlflow", "wandb", "trackio"),
         ),
     )
     strict: bool = field(
