@@ -119,11 +119,8 @@ def rows(metrics: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, lis
 
 def _shown(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Metric]:
     """The metrics of the comparison that a model has, by their keys, in the order of the rows."""
-    return {
-        key: metric
-        for key, metric in evaluators.catalogue().items()
-        if metric.group is not None and any(m.get(key) is not None for m in metrics.values())
-    }
+    measured = {key: None for model in metrics.values() for key, value in model.items() if value is not None}
+    return {key: metric for key, metric in evaluators.among(measured).items() if metric.group is not None}
 
 
 def legends(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:

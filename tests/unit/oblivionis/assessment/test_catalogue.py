@@ -68,7 +68,8 @@ def test_the_comparison_has_its_rows_in_their_order():
 
 
 def test_evaluators_run_in_their_order():
-    assert evaluators.names() == ("tofu", "ruler", "leakage", "wikimem", "membership", "muse", "fluency", "rebound")
+    expected = ("tofu", "ruler", "leakage", "wikimem", "membership", "muse", "fluency", "rebound", "lm_eval")
+    assert evaluators.names() == expected
 
 
 def test_what_evaluators_measure_is_what_they_declare():
@@ -132,6 +133,7 @@ def test_clients_tell_what_they_measure_alone_and_nothing_else():
         key.startswith(("membership_", "muse_", "rebound_", "real_authors_", "model_", "seconds")) for key in told
     )
     assert not {"forget_quality", "forget_ks", "ruler_gap", "ruler_shift"} & told
+    assert evaluators.run_by_clients() == ("tofu", "ruler", "leakage", "wikimem", "fluency")
 
 
 def test_details_are_kept_unless_the_evaluator_says_otherwise():
