@@ -49,6 +49,14 @@ EXPLAINED = {
     "retrain": "Retrained model",
 }
 """What the glossary calls the model that a stage ends with."""
+TEXT_SETS = {
+    ("muse", "verbmem"): "Forget",
+    ("muse", "knowmem_forget"): "Forget",
+    ("muse", "knowmem_retain"): "Retain",
+    ("rwku", "forget_questions"): "Forget",
+    ("rwku", "neighbor_questions"): "Neighbours",
+}
+"""By evaluator and set, those whose answers are shown of data that are texts, and what they are about."""
 SHOWN_CLIENTS = 40
 SHOWN_CHARACTERS = 240
 SHOWN_RECORDS = 20
@@ -184,10 +192,10 @@ def samples(run: RunDirectory, config: Config, stages: Sequence[str]) -> list[di
 
 
 def _text_samples(logs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The same of MUSE: continuations of forget texts, and an answer to a question about each group of texts."""
+    """The same of MUSE and RWKU: continuations of forget texts, and an answer to a question of each other set."""
     found = []
-    for name, group in membership_report.SETS.items():
-        told = {stage: log["muse"][name] for stage, log in logs.items() if name in log.get("muse", {})}
+    for (of, name), group in TEXT_SETS.items():
+        told = {stage: log[of][name] for stage, log in logs.items() if name in log.get(of, {})}
         if not told:
             continue
         items = next(iter(told.values()))
@@ -389,6 +397,8 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
     table.add_row("subjects", f"{facts['subjects']:,}")
     for name, questions in facts["evaluation"].items():
         table.add_row(f"questions {name.replace('_', ' ')}", f"{questions:,}")
+    for name, asked in corpus.choices.items():
+        table.add_row(f"multiple choice {name}", f"{len(asked):,}")
     console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
     shares = RichTable()
     columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}

@@ -46,6 +46,9 @@ ROWS = [
     ),
     ("Forget, MUSE", ["VerbMem (NVM)", "KnowMem (NKM)", "PrivLeak"]),
     ("Retain, MUSE", ["KnowMem (UP)"]),
+    ("Forget, RWKU", ["Blanks filled (FB)", "Questions answered (QA)", "Attacks answered (AA)"]),
+    ("Neighbours, RWKU", ["Blanks filled (FB)", "Questions answered (QA)"]),
+    *((f"{name}, multiple choice", ["Accuracy"]) for name in ("Forget", "Utility", "Own file")),
     (
         "Forget, membership",
         ["AUC, loss", "AUC, zlib", "AUC, Min-20 %", "AUC, Min-40 %", "AUC, Min-K++ 20 %", "AUC, reference"],
@@ -68,8 +71,8 @@ def test_the_comparison_has_its_rows_in_their_order():
 
 
 def test_evaluators_run_in_their_order():
-    expected = ("tofu", "ruler", "leakage", "wikimem", "membership", "muse", "fluency", "rebound", "lm_eval")
-    assert evaluators.names() == expected
+    first = ("tofu", "ruler", "leakage", "wikimem", "membership", "muse", "rwku", "choices", "fluency", "rebound")
+    assert evaluators.names() == (*first, "lm_eval")
 
 
 def test_what_evaluators_measure_is_what_they_declare():
