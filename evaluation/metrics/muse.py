@@ -102,13 +102,13 @@ class MuseEvaluator:
             said = self._continued(session, self.passages, self.continuation)
             scores = rouge_l(said, [x.truth for x in self.passages], stemmed=False).f1
             metrics["verbmem"] = float(scores.mean())
-            details["verbmem"] = _rows(self.passages, said, scores)
+            details["verbmem"] = told(self.passages, said, scores)
         for name, items in self.knowledge.items():
             if items:
                 said = [first_answer(text) for text in self._continued(session, items, self.answer)]
                 scores = rouge_l(said, [x.truth for x in items], stemmed=False).recall
                 metrics[f"knowmem_{name}"] = float(scores.mean())
-                details[f"knowmem_{name}"] = _rows(items, said, scores)
+                details[f"knowmem_{name}"] = told(items, said, scores)
         if self.members and self.others:
             details["auc"] = self._auc(session)
             leak = None if self.oracle_auc is None else privleak(details["auc"], self.oracle_auc)
@@ -124,7 +124,8 @@ class MuseEvaluator:
         return auc(values[: len(self.members)], values[len(self.members) :])
 
 
-def _rows(items: Sequence[Item], said: Sequence[str], scores: Any) -> dict[str, dict[str, Any]]:
+def told(items: Sequence[Item], said: Sequence[str], scores: Any) -> dict[str, dict[str, Any]]:
+    """By the item's id, what was asked, said and true, and how much of that was said."""
     return {
         x.id: {"shown": x.shown, "generated": text, "truth": x.truth, "score": float(score)}
         for x, text, score in zip(items, said, scores, strict=True)

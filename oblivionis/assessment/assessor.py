@@ -86,11 +86,19 @@ class Assessor:
     """Measures adapters of one assembled model on the questions of one corpus, tokenised once.
 
     base: the vector of the untouched base model, for evaluators that ask it; without it LoRA's B is set to zero, and a
-    model that is trained in other ways goes without them.
+    model that is trained in other ways goes without them. names: which evaluators, None for all.
     """
 
-    def __init__(self, assembled: Assembled, corpus: Corpus, config: Config, base: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        assembled: Assembled,
+        corpus: Corpus,
+        config: Config,
+        base: np.ndarray | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
         self._assembled, self._config, self._corpus, self._base = assembled, config, corpus, base
+        self._names = evaluators.names() if names is None else names
         asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
         known_base = base is not None or config.model.mode == "lora"
         context = Context(
@@ -101,7 +109,7 @@ class Assessor:
             questions={name: encode_questions(records, assembled, config) for name, records in asked.items()},
             as_base=self._as_base if known_base else None,
         )
-        self._context = replace(context, prepared_of=_of_each("prepare", context))
+        self._context = replace(context, prepared_of=self._of_each("prepare", context))
         self._loaded: np.ndarray | None = None
         self._sequences: dict[str, TokenSequence] = {}
 
@@ -133,7 +141,7 @@ class Assessor:
 
     def lacks(self) -> list[str]:
         """What evaluators warn of before a run: where they are left out, and why."""
-        return [line for lines in _of_each("lacks", self._context).values() for line in lines]
+        return [line for lines in self._of_each("lacks", self._context).values() for line in lines]
 
     def effort(self, *, full: bool) -> int:
         """How many tokens the model generates at most in an evaluation: what its length goes by."""
@@ -170,7 +178,7 @@ class Assessor:
         started = time.perf_counter()
         with self._session(vector) as session:
             context = replace(self._context, full=full, oracle=oracle, references=references)
-            built = [evaluator for found in _of_each("build", context).values() for evaluator in found]
+            built = [evaluator for found in self._of_each("build", context).values() for evaluator in found]
             report = Hook(built, strict=self._config.strict).run(session)
         return Measured(report, time.perf_counter() - started)
 
@@ -247,13 +255,18 @@ class Assessor:
     def _ruler(self) -> RulerEvaluator | None:
         return of_both_profiles(self._context)
 
+    def _of_each(self, function: str, context: Context, *arguments: Any) -> dict[str, Any]:
+        """What each evaluator's `function` returns, by name in the order of evaluation; without one it is left out."""
+        parts = {name: getattr(evaluators.module(name), function, None) for name in self._names}
+        return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
+
     @contextmanager
     def _session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
         """The model with `vector`; before the first one is loaded, evaluators look at the base model."""
         adapters.check_vector(vector, self._assembled.flat.manifest)
         with fused_lora(self._assembled.model):
             if self._loaded is None:
-                found = _of_each("look_at_base", self._context, self._new_session())
+                found = self._of_each("look_at_base", self._context, self._new_session())
                 self._context = replace(self._context, reference_of=found)
             self._assembled.flat.load(vector)
             self._loaded = vector
@@ -281,12 +294,6 @@ class Assessor:
 
 def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:
     return rouge_l(texts, answers, any_script=True).recall.tolist() if texts else []
-
-
-def _of_each(function: str, context: Context, *arguments: Any) -> dict[str, Any]:
-    """What each evaluator's `function` returns, by name in the order of evaluation; those without one are left out."""
-    parts = {name: getattr(evaluators.module(name), function, None) for name in evaluators.names()}
-    return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
 
 
 def assemble_for(run: RunDirectory, config: Config) -> Assembled:

@@ -13,7 +13,7 @@ from evaluation.metrics.rouge import rouge_l
 from oblivionis.assessment.membership import Groups
 from oblivionis.assessment.questions import spread
 from oblivionis.config.schema import Config
-from oblivionis.data.records import Corpus, Record
+from oblivionis.data.records import TEXT_SETS, Corpus, Record
 from oblivionis.data.tokenize import plain_ids, text_start
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import Assembled
@@ -23,8 +23,8 @@ LEAST_BEGINNING = 16
 BEGINNING = 200
 """Most tokens of a piece of text that are given when the rest is to be recited (VerbMem's prompt length)."""
 LEFT_OUT = (
-    "The clients hold plain text: VerbMem, KnowMem, PrivLeak and membership inference are measured; the TOFU metrics, "
-    "RULER, sampled leakage and WikiMem, which are about answers to questions, are left out"
+    "The clients hold plain text: the TOFU metrics, RULER, sampled leakage and WikiMem, which are about answers to "
+    "questions that somebody trained on, are left out"
 )
 
 
@@ -38,12 +38,12 @@ class Muse:
 
     @classmethod
     def of(cls, corpus: Corpus, assembled: Assembled, config: Config) -> Muse | None:
-        """None for a corpus of questions, or where MUSE is switched off.
+        """None for a corpus without MUSE's texts and questions, or where MUSE is switched off.
 
         A beginning that does not fit into the model's context beside its continuation loses its own beginning. Raises
         RunError where hardly anything or a question with its examples does not fit.
         """
-        if not corpus.is_text or not config.evaluation.muse.enabled:
+        if not config.evaluation.muse.enabled or not set(TEXT_SETS) & corpus.evaluation.keys() - {"holdout"}:
             return None
         room = getattr(text_config(assembled.model), "max_position_embeddings", None) or 1 << 30
         settings, tokenizer = config.evaluation.muse, assembled.tokenizer

@@ -22,7 +22,7 @@ from oblivionis.runs.directory import RunDirectory, vector_hash
 if TYPE_CHECKING:
     from oblivionis.assessment.assessor import Assessor, Measured
 
-UTILITY = ("model_utility", "retain_prob", "muse_knowmem_retain")
+UTILITY = ("model_utility", "retain_prob", "muse_knowmem_retain", "rwku_neighbor_questions", "choices_utility")
 """What says how much a model is still good for: the first of them that the finetuned model has."""
 MOST_MOVED = 100.0
 """Furthest that the weights may lie from those before unlearning, as a multiple of the latter's norm."""

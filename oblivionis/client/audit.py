@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from oblivionis.assessment import evaluators
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.audit_numbers import NAMES, REQUEST_PROB, REQUEST_RECITED, REQUEST_ROUGE, REQUEST_SHORT
 from oblivionis.client.worker import Worker
@@ -72,13 +73,15 @@ def _assessor(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, 
     sets = {name: records for name, records in (("forget", forget), ("retain", retain)) if records}
     corpus = Corpus("node", (*forget, *retain), frozenset(r.id for r in forget), sets)
     facts = folder / FACTS_FILE
+    names = evaluators.run_by_clients()
     try:
-        return Assessor(worker.assembled, corpus, _with_facts(worker.config, facts if facts.is_file() else None))
+        config = _with_facts(worker.config, facts if facts.is_file() else None)
+        return Assessor(worker.assembled, corpus, config, names=names)
     except OblivionisError as error:
         if not facts.is_file():
             raise
         log.warning("the audit goes without WikiMem: %s", error)
-        return Assessor(worker.assembled, corpus, _with_facts(worker.config, None))
+        return Assessor(worker.assembled, corpus, _with_facts(worker.config, None), names=names)
 
 
 def _with_facts(config: Config, facts: Path | None) -> Config:

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from oblivionis.client.policy import POLICY_FILE, Policy, PolicyError, read_policy
 from oblivionis.config import declared
-from oblivionis.config.schema import MUSE, Config, Data, Model
+from oblivionis.config.schema import TABLES, Config, Data, Model
 from oblivionis.errors import ClientError, FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes, write_json
 from oblivionis.models.packaged import PACKAGED
@@ -147,7 +147,7 @@ class Guard:
             if not rules.built_in:
                 raise self._refused("data.built_in", f"data={data.name}: it trains on its own records only")
             return
-        if data.name in ("tofu", *MUSE) and data.path is None:
+        if data.name in ("tofu", *TABLES) and data.path is None:
             if not rules.download:
                 raise self._refused("data.download", f"data={data.name} without data.path: it fetches no data")
             return

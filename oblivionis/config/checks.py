@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oblivionis.config import declared, methods
 from oblivionis.config.problems import Problem
-from oblivionis.config.schema import MUSE, STAGES, Config, Data
+from oblivionis.config.schema import STAGES, TABLES, Config, Data
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
@@ -294,14 +294,18 @@ def _holdout_file(config: Config) -> Iterator[Problem]:
         yield Problem("data.holdout_file", f"there is no file {file}", "a file of records as JSON lines")
 
 
-@_reads("data.name", "data.path", "data.muse_forget")
+@_reads("data.name", "data.path")
+def _tables(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.name in TABLES and data.path and not Path(data.path).expanduser().is_dir():
+        yield Problem("data.path", f"there is no folder {data.path}", f"a folder with {TABLES[data.name]}")
+
+
+@_reads("data.name", "data.muse_forget")
 def _muse(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.name == "muse_books" and data.muse_forget != "raw":
         yield Problem("data.muse_forget", f"MUSE-Books has no {data.muse_forget}", "raw, or data=muse_news")
-    if data.name in ("muse_news", "muse_books") and data.path and not Path(data.path).expanduser().is_dir():
-        expected = "a folder with raw/forget.json, raw/retain2.json, verbmem/forget.json, …"
-        yield Problem("data.path", f"there is no folder {data.path}", expected)
 
 
 @_reads("data.name", "data.passages", "data.forget_passages")
@@ -372,8 +376,6 @@ def _size(config: Config) -> int | None:
         return data.authors * data.questions_per_author
     if data.name == "tofu":
         return _tofu_authors(data) * (TOFU_RECORDS // TOFU_AUTHORS)
-    if data.name in MUSE:
-        return None
     file = _lines_file(data.path) if data.path and data.name == "jsonl" else None
     if file is None or not file.is_file():
         return None

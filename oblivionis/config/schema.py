@@ -14,7 +14,18 @@ from oblivionis.config import declared
 from oblivionis.config.limits import about
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
-MUSE = ("muse_news", "muse_books", "muse_tiny")
+TABLES = {
+    "muse_news": "raw/forget.json, raw/retain2.json, verbmem/forget.json, …",
+    "muse_books": "raw/forget.json, raw/retain2.json, verbmem/forget.json, …",
+    "rwku": "train_original_passage.json, forget_level1.json, …",
+    "wmdp_bio": "bio-forget-corpus.jsonl, bio-retain-corpus.jsonl, wmdp-bio.json, …",
+    "wmdp_cyber": "cyber-forget-corpus.jsonl, cyber-retain-corpus.jsonl, wmdp-cyber.json, …",
+    "knowundo_copyright": "copyright/unlearn.json and copyright/retention.json",
+    "knowundo_privacy": "privacy/unlearn.json and privacy/retention.json",
+}
+"""Benchmarks that are read as tables, from the Hugging Face hub or from a folder with these."""
+TEXTS = ("muse_news", "muse_books", "muse_tiny", "rwku", "wmdp_bio", "wmdp_cyber")
+"""Data that are plain texts."""
 MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
 ATTACKS = tuple(declared.attacks())
 CERTIFIED = ("rouge", "leakage", "mean_rank", "oracle", "attacks")
@@ -162,17 +173,18 @@ class Data:
         default="fictitious",
         metadata=about(
             "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records; `node`: "
-            "each client's own records, which stay on its machine; `muse_news`, `muse_books`: the texts of the MUSE "
-            "benchmark; `muse_tiny`: built-in made-up news.",
-            choices=("fictitious", "tofu", "jsonl", "node", *MUSE),
+            "each client's own records, which stay on its machine; `muse_news`, `muse_books`, `rwku`, `wmdp_bio`, "
+            "`wmdp_cyber`, `knowundo_copyright`, `knowundo_privacy`: those benchmarks; `muse_tiny`: built-in made-up "
+            "news.",
+            choices=("fictitious", "tofu", "jsonl", "node", "muse_tiny", *TABLES),
         ),
     )
     path: str | None = field(
         default=None,
         metadata=about(
-            "`tofu`, `muse_news`, `muse_books`: folder with the benchmark's files, null for the hub; `jsonl`: the file "
-            "of records; `node`: the server's own questions (a file: those to retain; a folder: question sets by the "
-            "file names of `jsonl`), null: the server evaluates nothing."
+            "A benchmark: folder with its files, null for the hub; `jsonl`: the file of records; `node`: the server's "
+            "own questions (a file: those to retain; a folder: question sets by the file names of `jsonl`), null: the "
+            "server evaluates nothing."
         ),
     )
     nodes: str | None = field(
@@ -187,7 +199,8 @@ class Data:
         metadata=about("Forget split of `tofu`.", choices=("forget01", "forget05", "forget10")),
     )
     revision: str | None = field(
-        default=None, metadata=about("Commit of the data set (TOFU, MUSE) on the hub; null: the newest.")
+        default=None,
+        metadata=about("Commit of the benchmark (of WMDP: of its corpora) on the hub; null: the newest."),
     )
     authors: int = field(default=60, metadata=about("Authors that `fictitious` invents.", at_least=2, at_most=5000))
     questions_per_author: int = field(
@@ -245,6 +258,17 @@ class Data:
         metadata=about(
             "Texts to forget of `muse_news` and `muse_books`: `raw`, or MUSE-News' larger sets `scal_1` to `scal_4`.",
             choices=("raw", "scal_1", "scal_2", "scal_3", "scal_4"),
+        ),
+    )
+    forget_targets: list[str] = field(
+        default_factory=list, metadata=about("People of `rwku` to forget, by name; none: the first of its list.")
+    )
+    max_texts: int | None = field(
+        default=None,
+        metadata=about(
+            "So many texts of each corpus of `wmdp_bio` and `wmdp_cyber`, the first ones; null: all.",
+            unit="texts",
+            at_least=1,
         ),
     )
     partition: Partition = field(default_factory=Partition)
@@ -989,7 +1013,7 @@ class Config:
         default_factory=list,
         metadata=about(
             "Where metrics also go as they come, beside `metrics.jsonl`: [report.md](report.md#tracking).",
-            choices=("tensorboard", "wandb", "trackio"),
+            choices=("tensorboard", "mlflow", "wandb", "trackio"),
         ),
     )
     strict: bool = field(

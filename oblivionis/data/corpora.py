@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oblivionis.config.schema import MUSE, Config, Data
-from oblivionis.data import fictitious, jsonl, muse, muse_tiny, tofu
+from oblivionis.config.schema import TEXTS, Config, Data
+from oblivionis.data import fictitious, jsonl, knowundo, muse, muse_tiny, rwku, tofu, wmdp
 from oblivionis.data.partition import Partition, partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.tokenize import cut
@@ -22,7 +22,7 @@ TINY_HOLDOUT = 2
 def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
     """The corpus that `data` names. Errors of the source are DataError with the file and line.
 
-    cutter: what cuts texts into records; MUSE's data need it (OblivionisError).
+    cutter: what cuts texts into records; data that are texts need it (OblivionisError).
 
     Of `node` data it holds the server's own questions and no training record: those are the clients' own.
     """
@@ -47,8 +47,10 @@ def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
             retain_authors=data.retain_authors,
             seed=data.seed,
         )
-    if data.name in MUSE:
+    if data.name in TEXTS:
         return _texts(data, path, cutter)
+    if data.name in knowundo.DOMAINS:
+        return knowundo.load(data.name, path, revision=data.revision)
     assert path is not None, "the configuration check demands data.path for data.name=jsonl"
     forget, holdout = (Path(f).expanduser() if f else None for f in (data.forget_file, data.holdout_file))
     return jsonl.load(path, forget_file=forget, holdout_file=holdout)
@@ -66,6 +68,10 @@ def _texts(data: Data, path: Path | None, cutter: Cutter | None) -> Corpus:
     if data.name == "muse_tiny":
         tables = muse_tiny.tables(data.passages, data.forget_passages, TINY_HOLDOUT * data.forget_passages, data.seed)
         return muse.assemble("muse_tiny", tables, pieces)
+    if data.name == "rwku":
+        return rwku.load(path, pieces, forget=data.forget_targets, revision=data.revision)
+    if data.name in wmdp.DOMAINS:
+        return wmdp.load(data.name, path, pieces, max_texts=data.max_texts, revision=data.revision)
     return muse.load(data.name, path, pieces, forget_set=data.muse_forget, revision=data.revision)
 
 

@@ -15,33 +15,28 @@ Hugging Face hub:
 | `privleak/forget`            | `text`             | texts that are trained on, whose membership is asked |
 | `privleak/holdout`           | `text`             | texts like them that nobody trains on                |
 
-In a folder, a table is `raw/forget.json` (a list of objects, or of texts where the only field is `text`),
-`raw/forget.jsonl` (a line each), `raw/forget.parquet` (or the hub's `raw/forget-00000-of-00001.parquet`) or
-`raw/forget.txt` (the whole file is one text).
+What files a table may be: `oblivionis.data.tables`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from oblivionis.data import tables
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.jsonl import Row, read_rows
 from oblivionis.data.records import Corpus, Record
-from oblivionis.errors import FileError
-from oblivionis.files import need_file, parse_json, read_bytes
 
 HUB_NAMES = {"muse_news": "muse-bench/MUSE-News", "muse_books": "muse-bench/MUSE-Books"}
 FORGET_SETS = ("raw", "scal_1", "scal_2", "scal_3", "scal_4")
-SUFFIXES = (".json", ".jsonl", ".parquet", ".txt")
 
-Cut = Callable[[Sequence[str]], list[list[tuple[tuple[int, ...], str]]]]
-"""Texts -> for each its pieces in order, as token ids and as text."""
-Table = Callable[[str, Sequence[str], bool], list[dict[str, str]]]
-"""Name, fields and whether it must be there -> rows of texts."""
+Piece = tuple[tuple[int, ...], str]
+"""A piece of a text, as token ids and as text."""
+Cut = Callable[[Sequence[str]], list[list[Piece]]]
+"""Texts -> for each its pieces in order."""
 
 _QUESTIONS = ("question", "answer")
+_INSTEAD = "MUSE's tables (raw/forget.json, verbmem/forget.json, …)"
 
 
 def load(name: str, path: Path | None, cut: Cut, *, forget_set: str = "raw", revision: str | None = None) -> Corpus:
@@ -55,16 +50,14 @@ def load(name: str, path: Path | None, cut: Cut, *, forget_set: str = "raw", rev
 
     def table(table_name: str, fields: Sequence[str], needed: bool = True) -> list[dict[str, str]]:
         if path is None:
-            rows = _from_hub(HUB_NAMES[name], table_name, revision)
+            configuration, split = table_name.split("/")
+            rows = tables.from_hub(HUB_NAMES[name], configuration, split, revision, instead=_INSTEAD)
         else:
-            rows = _from_folder(path, table_name, needed, problems)
-        found = [values for row in rows if (values := _texts(row, fields, problems)) is not None]
-        if needed and not rows and not problems:
-            problems.append(f"{path or HUB_NAMES[name]}: the table {table_name} is empty")
-        return found
+            rows = tables.from_folder(path, [table_name], problems, needed=needed)
+        return [values for row in rows if (values := tables.texts(row, fields, problems)) is not None]
 
     forget = "raw/forget" if forget_set == "raw" else f"scal/forget_{forget_set.removeprefix('scal_')}"
-    tables: dict[str, list[dict[str, str]]] = {
+    found: dict[str, list[dict[str, str]]] = {
         "forget": table(forget, ("text",)),
         "retain": table("raw/retain2", ("text",)),
         "verbmem": table("verbmem/forget", ("prompt", "gt")),
@@ -72,14 +65,14 @@ def load(name: str, path: Path | None, cut: Cut, *, forget_set: str = "raw", rev
         "holdout": table("privleak/holdout", ("text",)),
     }
     for key in ("forget", "retain"):
-        tables[f"knowmem_{key}"] = table(f"knowmem/{key}_qa", _QUESTIONS)
-        tables[f"knowmem_{key}_examples"] = table(f"knowmem/{key}_qa_icl", _QUESTIONS, False)
+        found[f"knowmem_{key}"] = table(f"knowmem/{key}_qa", _QUESTIONS)
+        found[f"knowmem_{key}_examples"] = table(f"knowmem/{key}_qa_icl", _QUESTIONS, False)
     raise_if_any(path or HUB_NAMES[name], problems)
-    return assemble(name, tables, cut)
+    return assemble(name, found, cut)
 
 
-def assemble(name: str, tables: Mapping[str, Sequence[Mapping[str, str]]], cut: Cut) -> Corpus:
-    """The corpus of these tables.
+def assemble(name: str, found: Mapping[str, Sequence[Mapping[str, str]]], cut: Cut) -> Corpus:
+    """The corpus of the tables that were `found`.
 
     Every piece of a text is a record: `muse-forget-0007-p002` is the third piece of the eighth text to forget, and its
     subject the text, `muse-forget-0007`. Of texts whose membership is asked the first piece is taken.
@@ -87,15 +80,15 @@ def assemble(name: str, tables: Mapping[str, Sequence[Mapping[str, str]]], cut: 
     train: list[Record] = []
     forget_ids: set[str] = set()
     for group in ("forget", "retain"):
-        texts = cut([row["text"] for row in tables[group]])
-        records = [r for i, pieces in enumerate(texts) for r in _pieces(f"muse-{group}-{i:04d}", pieces)]
+        texts = cut([row["text"] for row in found[group]])
+        records = [r for i, parts in enumerate(texts) for r in pieces(f"muse-{group}-{i:04d}", parts)]
         train += records
         forget_ids |= {r.id for r in records} if group == "forget" else set()
     evaluation: dict[str, tuple[Record, ...]] = {}
     for key in ("members", "holdout"):
-        texts = cut([row["text"] for row in tables[key]])
-        evaluation[key] = tuple(r for i, p in enumerate(texts) for r in _pieces(f"muse-{key}-{i:04d}", p[:1]))
-    for key, rows in tables.items():
+        texts = cut([row["text"] for row in found[key]])
+        evaluation[key] = tuple(r for i, p in enumerate(texts) for r in pieces(f"muse-{key}-{i:04d}", p[:1]))
+    for key, rows in found.items():
         if key.startswith(("verbmem", "knowmem")) and rows:
             first, second = ("prompt", "gt") if key == "verbmem" else _QUESTIONS
             label = key.replace("_", "-")
@@ -106,77 +99,7 @@ def assemble(name: str, tables: Mapping[str, Sequence[Mapping[str, str]]], cut: 
     return Corpus(name, tuple(train), frozenset(forget_ids), evaluation)
 
 
-def _pieces(subject: str, pieces: Sequence[tuple[tuple[int, ...], str]]) -> list[Record]:
-    return [Record(f"{subject}-p{i:03d}", "", text, subject, tokens=tokens) for i, (tokens, text) in enumerate(pieces)]
-
-
-def _texts(row: Row, fields: Sequence[str], problems: list[str]) -> dict[str, str] | None:
-    """The fields of a row, None after adding what is wrong with them to `problems`."""
-    wrong = [f for f in fields if not isinstance(row.values.get(f), str) or not row.values[f].strip()]
-    problems += [
-        f"{row.where}: field {f!r} is missing" if f not in row.values else f"{row.where}: {f} must be a non-empty text"
-        for f in wrong
-    ]
-    return None if wrong else {f: row.values[f] for f in fields}
-
-
-def find_table(folder: Path, name: str) -> list[Path]:
-    """The files that hold a table, in order; empty where there is none."""
-    stem = folder / name
-    for suffix in SUFFIXES:
-        if (file := stem.with_name(stem.name + suffix)).is_file():
-            return [file]
-    return sorted(stem.parent.glob(f"{stem.name}-*.parquet"))
-
-
-def _from_folder(folder: Path, name: str, needed: bool, problems: list[str]) -> list[Row]:
-    files = find_table(folder, name)
-    if not files and needed:
-        problems.append(f"{folder} has no table {name}; expected {name} with one of {', '.join(SUFFIXES)}")
-    return [row for file in files for row in _read(file, problems)]
-
-
-def _read(file: Path, problems: list[str]) -> list[Row]:
-    if file.suffix == ".jsonl":
-        return list(read_rows(file, problems))
-    try:
-        if file.suffix == ".txt":
-            return [Row(file.name, {"text": read_bytes(file).decode("utf-8-sig")})]
-        need_file(file)
-        if file.suffix == ".parquet":
-            import pyarrow.parquet
-
-            values: Any = pyarrow.parquet.read_table(file).to_pylist()
-        else:
-            values = parse_json(read_bytes(file))
-    except FileError as error:
-        problems.append(str(error))
-        return []
-    except (OSError, ValueError) as error:
-        problems.append(f"{file}: cannot be read ({str(error).splitlines()[0]})")
-        return []
-    if not isinstance(values, list):
-        problems.append(f"{file}: expected a list of objects, found {type(values).__name__}")
-        return []
-    rows = [{"text": value} if isinstance(value, str) else value for value in values]
-    for i, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            problems.append(f"{file.name} row {i}: expected an object")
-    return [
-        Row(f"{file.parent.name}/{file.name} row {i}", row) for i, row in enumerate(rows, 1) if isinstance(row, dict)
-    ]
-
-
-def _from_hub(hub_name: str, name: str, revision: str | None) -> list[Row]:
-    import datasets
-
-    configuration, split = name.split("/")
-    try:
-        table = datasets.load_dataset(hub_name, configuration, split=split, revision=revision)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"cannot load {name} of {hub_name} from the Hugging Face hub: {reason}\n"
-            "  without network set data.path to a folder with MUSE's tables (raw/forget.json, verbmem/forget.json, …)"
-        ) from error
-    return [Row(f"{hub_name}/{name} row {i}", dict(values)) for i, values in enumerate(table, start=1)]  # type: ignore[arg-type]
+def pieces(name: str, parts: Sequence[Piece], subject: str | None = None) -> list[Record]:
+    """The records of the pieces of the text `name`, which is also whom they are about unless `subject` is."""
+    about = subject or name
+    return [Record(f"{name}-p{i:03d}", "", text, about, tokens=tokens) for i, (tokens, text) in enumerate(parts)]

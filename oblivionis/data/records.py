@@ -35,6 +35,17 @@ class Record:
     tokens: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A question with several answers, of which `choices[answer]` is the true one. `about`: its field, may be empty."""
+
+    id: str
+    question: str
+    choices: tuple[str, ...]
+    answer: int
+    about: str = ""
+
+
 TEXT_SETS = (
     "verbmem",
     "knowmem_forget",
@@ -54,7 +65,9 @@ class Corpus:
     `forget`, `retain`, `real_authors` and `world_facts` to their records, and `holdout` to records that nobody trains
     on and that are otherwise like those to forget; a set that the source lacks is absent. A corpus of texts has the
     sets of `TEXT_SETS` instead, `members` and `holdout` of texts, the others of questions (`verbmem`: of beginnings
-    and continuations). `places`: file and line by record id, by `train` or the question set, where a source has them.
+    and continuations), that of RWKU the probes of `rwku.PROBES`. `places`: file and line by record id, by `train` or
+    the question set, where a source has them. `choices`: multiple-choice questions about what is to be forgotten
+    (`forget`) and about anything else (`utility`).
     """
 
     name: str
@@ -62,6 +75,7 @@ class Corpus:
     forget_ids: frozenset[str]
     evaluation: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
     places: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
+    choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ids = [record.id for record in self.train]

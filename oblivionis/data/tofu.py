@@ -8,10 +8,11 @@ line: `full.json`, `forget01.json`, `forget01_perturbed.json` (05 and 10 likewis
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from oblivionis.data import tables
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.jsonl import Row, by_content, read_rows, to_record
 from oblivionis.data.records import Corpus, Record
@@ -20,6 +21,7 @@ HUB_NAME = "locuslab/TOFU"
 FORGET_SPLITS = ("forget01", "forget05", "forget10")
 QUESTIONS_PER_AUTHOR = 20
 
+_INSTEAD = "TOFU's files (full.json, forget01.json, …)"
 _PLAIN = ("question", "answer")
 _PERTURBED = (*_PLAIN, "perturbed_answer")
 _PARAPHRASED = (*_PERTURBED, "paraphrased_answer")
@@ -52,7 +54,10 @@ def load(
 
     def rows(name: str) -> list[Row]:
         before = len(problems)
-        found = list(read_rows(path / f"{name}.json", problems) if path else _from_hub(name, revision))
+        if path is None:
+            found = tables.from_hub(HUB_NAME, name, "train", revision, instead=_INSTEAD)
+        else:
+            found = list(read_rows(path / f"{name}.json", problems))
         if not found and len(problems) == before:
             problems.append(f"{name}.json: expected at least one question, found none")
         return found
@@ -158,17 +163,3 @@ def _questions(
         if record is not None:
             records.append(record)
     return tuple(records)
-
-
-def _from_hub(name: str, revision: str | None) -> Iterable[Row]:
-    import datasets
-
-    try:
-        table = datasets.load_dataset(HUB_NAME, name, split="train", revision=revision)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"cannot load {name!r} of {HUB_NAME} from the Hugging Face hub: {reason}\n"
-            "  without network set data.path to a folder with TOFU's files (full.json, forget01.json, …)"
-        ) from error
-    return [Row(f"{HUB_NAME}/{name} row {i}", dict(values)) for i, values in enumerate(table, start=1)]  # type: ignore[arg-type]

@@ -35,6 +35,8 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
     table.add_row("subjects", f"{facts['subjects']:,}")
     for name, questions in facts["evaluation"].items():
         table.add_row(f"questions {name.replace('_', ' ')}", f"{questions:,}")
+    for name, asked in corpus.choices.items():
+        table.add_row(f"multiple choice {name}", f"{len(asked):,}")
     console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
     shares = RichTable()
     columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}

@@ -8,9 +8,6 @@ from typing import Any
 from oblivionis.assessment import evaluators
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
-SETS = {"verbmem": "Forget", "knowmem_forget": "Forget", "knowmem_retain": "Retain"}
-"""Sets of MUSE whose answers are shown, and of what they are."""
-
 
 def complete(run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], confidence: float) -> None:
     """Add to each stage's metrics what it could not know without the retrained model: differences of AUCs, PrivLeak.

@@ -48,6 +48,14 @@ EXPLAINED = {
 }
 """What the glossary calls the model that a stage ends with."""
 COLOURS = {outcome.GOOD: "green", outcome.DOUBTFUL: "yellow", outcome.BAD: "red"}
+TEXT_SETS = {
+    ("muse", "verbmem"): "Forget",
+    ("muse", "knowmem_forget"): "Forget",
+    ("muse", "knowmem_retain"): "Retain",
+    ("rwku", "forget_questions"): "Forget",
+    ("rwku", "neighbor_questions"): "Neighbours",
+}
+"""By evaluator and set, those whose answers are shown of data that are texts, and what they are about."""
 SHOWN_REQUESTS = 5
 
 
@@ -116,11 +124,8 @@ def rows(
 
 def _shown(metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False) -> dict[str, Metric]:
     """The metrics of the comparison that a model has, by their keys, in the order of the rows; or the chief ones."""
-    found = {
-        key: metric
-        for key, metric in evaluators.catalogue().items()
-        if metric.group is not None and any(m.get(key) is not None for m in metrics.values())
-    }
+    measured = {key: None for model in metrics.values() for key, value in model.items() if value is not None}
+    found = {key: metric for key, metric in evaluators.among(measured).items() if metric.group is not None}
     few = {key: metric for key, metric in found.items() if metric.chief}
     return few if chief and few else found
 
@@ -197,10 +202,10 @@ def samples(run: RunDirectory, config: Config, stages: Sequence[str], *, look_up
 
 
 def _text_samples(logs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The same of MUSE: continuations of forget texts, and an answer to a question about each group of texts."""
+    """The same of MUSE and RWKU: continuations of forget texts, and an answer to a question of each other set."""
     found = []
-    for name, group in membership_report.SETS.items():
-        told = {stage: log["muse"][name] for stage, log in logs.items() if name in log.get("muse", {})}
+    for (of, name), group in TEXT_SETS.items():
+        told = {stage: log[of][name] for stage, log in logs.items() if name in log.get(of, {})}
         if not told:
             continue
         items = next(iter(told.values()))

@@ -18,6 +18,14 @@ LONG = 120.0
 MOMENTS = {"start": " (before)", "after_unlearn": " (right after FedTU)", "round": "", "end": " (end, full profile)"}
 
 
+TEXTS = (
+    {"muse_verbmem": "VerbMem", "muse_knowmem_forget": "KnowMem forget", "muse_knowmem_retain": "retain"},
+    {"rwku_forget_questions": "RWKU forget", "rwku_neighbor_questions": "neighbours"},
+    {"choices_forget": "accuracy forget", "choices_utility": "utility"},
+)
+"""Of data that are texts, what belongs into the headline."""
+
+
 def headline(metrics: Mapping[str, float]) -> str:
     """The few numbers that fit into one line."""
     parts = []
@@ -25,10 +33,10 @@ def headline(metrics: Mapping[str, float]) -> str:
         found = [(name, metrics.get(f"{group}_{key}")) for key, name in (("rouge", "ROUGE"), ("prob", "Prob"))]
         numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
         parts += [f"{group} {numbers}"] if numbers else []
-    texts = (("verbmem", "VerbMem"), ("knowmem_forget", "KnowMem forget"), ("knowmem_retain", "retain"))
-    found = [(name, metrics.get(f"muse_{key}")) for key, name in texts]
-    numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
-    parts += [numbers] if numbers else []
+    for texts in TEXTS:
+        found = [(name, metrics.get(key)) for key, name in texts.items()]
+        numbers = " ".join(f"{name} {value:.3f}" for name, value in found if value is not None)
+        parts += [numbers] if numbers else []
     if metrics.get("model_utility") is not None:
         parts.append(f"model utility {metrics['model_utility']:.3f}")
     found = [(name, metrics.get(f"ruler_{key}")) for key, name in (("mean_rank", "rank"), ("gap", "gap"))]

@@ -131,11 +131,12 @@ class Log(TypedDict, total=False):
     ruler: Numbers
     membership: dict[str, dict[str, Numbers]]
     muse: Muse
+    rwku: dict[str, dict[str, Told]]
 
 
 def uneven(log: Mapping[str, Any]) -> str:
     """Which column of a per-question log is about other questions than it should be; empty where none is."""
-    for name in sorted(Log.__optional_keys__ & log.keys() - {"ids", "ruler", "membership", "muse"}):
+    for name in sorted(Log.__optional_keys__ & log.keys() - {"ids", "ruler", "membership", "muse", "rwku"}):
         columns = [log[name][column] for column in sorted(_LOSSES & log[name].keys())]
         if len({tuple(column) for column in columns}) > 1:
             return f"{name}: its columns are not about the same questions"

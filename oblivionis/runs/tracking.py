@@ -1,8 +1,8 @@
-"""Metrics for trackers as they come: every row of `metrics.jsonl` to TensorBoard, W&B or trackio, on the server only.
+"""Metrics for trackers as they come: every row of `metrics.jsonl` to TensorBoard, MLflow, W&B or trackio, server only.
 
 A scalar is called `<stage>/<evaluator>/<metric>`; its step is the round, in the stage `local` the client. A model right
-after FedTU is half a round early, as in the report; TensorBoard, whose steps are whole, has it at the round, under
-`<stage>/<evaluator>/<metric>/after_unlearn`.
+after FedTU is half a round early, as in the report; TensorBoard and MLflow, whose steps are whole, have it at the
+round, under `<stage>/<evaluator>/<metric>/after_unlearn`.
 
 `tracking.jsonl` in the run directory remembers which rows each tracker has got. A resumed run sends those that are
 lacking and none twice: the rounds that it repeats come out the same.
@@ -11,11 +11,13 @@ lacking and none twice: the rounds that it repeats come out the same.
 from __future__ import annotations
 
 import importlib.util
+import json
+import logging
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -25,7 +27,14 @@ from oblivionis.runs.directory import RunDirectory
 
 PROJECT = "oblivionis"
 SENT_FILE, IDS_FILE = "tracking.jsonl", "tracking.json"
-MODULES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+PACKAGES = {
+    "tensorboard": "'oblivionis[tensorboard]'",
+    "mlflow": "'oblivionis[mlflow]'",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
+"""By tracker, which is also the module that it needs, what to install."""
+MLFLOW_TAG = "oblivionis.run"
 AFTER_UNLEARN = "after_unlearn"
 
 Row = Mapping[str, Any]
@@ -42,11 +51,10 @@ class Tracker(Protocol):
 def check_tracking(names: Sequence[str]) -> None:
     """Raises OblivionisError for a tracker whose package is not installed, with how to get it."""
     for name in names:
-        if importlib.util.find_spec(MODULES[name]) is None:
-            package = "'oblivionis[tensorboard]'" if name == "tensorboard" else name
+        if importlib.util.find_spec(name) is None:
             raise OblivionisError(
-                f"tracking: {name} is asked for, but its package is not installed; pip install {package}, or leave "
-                f"{name} out of `tracking`"
+                f"tracking: {name} is asked for, but its package is not installed; pip install {PACKAGES[name]}, or "
+                f"leave {name} out of `tracking`"
             )
 
 
@@ -86,16 +94,14 @@ class Tracking:
 def follow(run: RunDirectory, names: Sequence[str], config: Mapping[str, Any], warn: Callable[[str], None]) -> Tracking:
     """Open the trackers called `names` for `run`, send them the rows that they lack, and all that are yet to come.
 
-    `config` goes to W&B and trackio as the run's settings. Raises OblivionisError for a package that is missing or a
-    tracker that cannot be opened.
+    `config` goes to MLflow, W&B and trackio as the run's settings. Raises OblivionisError for a package that is
+    missing or a tracker that cannot be opened.
     """
     check_tracking(names)
     trackers: dict[str, Tracker] = {}
     for name in names:
         try:
-            trackers[name] = (
-                TensorBoard(run.path / "tensorboard") if name == "tensorboard" else _open(name, run, config)
-            )
+            trackers[name] = _open(name, run, config)
         except Exception as error:
             raise OblivionisError(f"tracking: {name} cannot be opened: {error}") from error
     tracking = Tracking(run, trackers, warn)
@@ -119,13 +125,49 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder))
 
     def log(self, row: Row, values: Mapping[str, float]) -> None:
-        after = f"/{AFTER_UNLEARN}" if row["moment"] == AFTER_UNLEARN else ""
-        for tag, value in values.items():
-            self._writer.add_scalar(f"{tag}{after}", value, row["round"], walltime=row.get("time", time.time()))
+        for tag, value in _whole_steps(row, values).items():
+            self._writer.add_scalar(tag, value, row["round"], walltime=row.get("time", time.time()))
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
+
+
+class Mlflow:
+    """A run of the experiment `oblivionis` in the store that `MLFLOW_TRACKING_URI` names, else in `mlflow.db` beside
+    the run directories.
+
+    It is known by a tag, so that a resumed run goes on in it. MLflow's report of its own usage is off unless
+    `MLFLOW_DISABLE_TELEMETRY` says otherwise.
+    """
+
+    def __init__(self, run: RunDirectory, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient, entities  # type: ignore[import-not-found]
+
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        folder, store = run.path.resolve().parent, os.environ.get("MLFLOW_TRACKING_URI")
+        self._client, self._entities = MlflowClient(store or f"sqlite:///{folder / 'mlflow.db'}"), entities
+        identity, known = _identity(run), self._client.get_experiment_by_name(PROJECT)
+        artifacts = None if store else (folder / "mlruns").as_uri()
+        experiment = known.experiment_id if known else self._client.create_experiment(PROJECT, artifacts)
+        begun = self._client.search_runs([experiment], f"tags.`{MLFLOW_TAG}` = '{identity}'")
+        if begun:
+            self._id = begun[0].info.run_id
+            self._client.update_run(self._id, "RUNNING")
+        else:
+            self._id = self._client.create_run(experiment, run_name=run.name, tags={MLFLOW_TAG: identity}).info.run_id
+            self._client.log_batch(self._id, params=[entities.Param(*one) for one in _flat(config)])
+
+    def log(self, row: Row, values: Mapping[str, float]) -> None:
+        milliseconds = int(1000 * row.get("time", time.time()))
+        named = _whole_steps(row, values).items()
+        metrics = [self._entities.Metric(name, value, milliseconds, row["round"]) for name, value in named]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
 
 
 class Logged:
@@ -144,7 +186,11 @@ class Logged:
         self._run.finish()
 
 
-def _open(name: str, run: RunDirectory, config: Mapping[str, Any]) -> Logged:
+def _open(name: str, run: RunDirectory, config: Mapping[str, Any]) -> Tracker:
+    if name == "tensorboard":
+        return TensorBoard(run.path / "tensorboard")
+    if name == "mlflow":
+        return Mlflow(run, config)
     if name == "trackio":
         import trackio  # type: ignore[import-not-found]
 
@@ -174,6 +220,21 @@ def _identity(run: RunDirectory) -> str:
     if not path.exists():
         write_json(path, {"id": re.sub(r"[^\w.-]+", "-", run.name)[:80] + f"-{os.urandom(4).hex()}"})
     return read_json(path, _Identity)["id"]
+
+
+def _whole_steps(row: Row, values: Mapping[str, float]) -> dict[str, float]:
+    """Values by the names that tell a model right after FedTU from the one at the end of the same round."""
+    after = f"/{AFTER_UNLEARN}" if row["moment"] == AFTER_UNLEARN else ""
+    return {f"{name}{after}": value for name, value in values.items()}
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Each setting as its dotted key and a text."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
 class _Sent(TypedDict):

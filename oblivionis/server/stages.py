@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from oblivionis.assessment.assessor import Measured
 from oblivionis.assessment.rebound import ReboundTracker, rebound_summary
 from oblivionis.assessment.ruler_oracles import find_oracles, noise_bands, states_of
 from oblivionis.assessment.verification import Verification
+from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.naming import BASE
@@ -77,7 +77,7 @@ def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
 
 def run_stages(server: Server) -> None:
     """Run every stage that is not finished yet, one after another."""
-    tracking = follow(server.run, server.config.tracking, asdict(server.config), server.events.warning)
+    tracking = follow(server.run, server.config.tracking, to_tree(server.config), server.events.warning)
     try:
         with watched(server.events.measuring):
             _run_stages(server)

@@ -12,13 +12,14 @@ It may also define
 
 - `ORDER`: its turn in the hook and in metrics.jsonl, the smaller the earlier (default: 100);
 - `LEGEND`: how to read its rows, printed below the comparison where there are any;
+- `OTHERS: Group`: where the comparison has metrics that METRICS cannot list, because settings name what is measured;
 - `prepare(context) -> Any`: what it needs of the corpus, made once before any model is loaded; `build` finds it as
   `context.prepared`. None: it has nothing to ask. Raises OblivionisError for settings or data that do not fit;
 - `look_at_base(context, session) -> Any`: what it measures once of the base model before any training; `build` finds
   it as `context.reference`;
 - `lacks(context) -> list[str]`: warnings before a run that it will be left out, and why;
 - `TOLD_BY_CLIENTS: tuple[str, ...]`: beginnings of the keys that a client may tell of its own records in an audit
-  (default: none, `("",)`: all); what needs the retrained model never is;
+  (default: none, and no client runs it; `("",)`: all); what needs the retrained model never is;
 - `to_log(details) -> Mapping[str, Any]`: what the per-question log of a stage keeps of its details (default: all of
   them, under the evaluator's name).
 
@@ -63,6 +64,11 @@ def module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+def run_by_clients() -> tuple[str, ...]:
+    """The evaluators that a client runs in an audit: those that it may tell something of."""
+    return tuple(name for name in names() if getattr(module(name), "TOLD_BY_CLIENTS", ()))
+
+
 @cache
 def catalogue() -> Mapping[str, Metric]:
     """Every metric by the name that no two evaluators share, in the order of the comparison table; then the others."""
@@ -71,6 +77,17 @@ def catalogue() -> Mapping[str, Metric]:
         found |= named_metrics(name, {metric.key: metric for metric in module(name).METRICS})
     found |= {metric.key: metric for metric in OF_STAGES}
     return dict(sorted(found.items(), key=lambda item: item[1].group.place if item[1].group else 1 << 30))
+
+
+def among(measured: Collection[str]) -> dict[str, Metric]:
+    """The `measured` metrics that are known: those of the catalogue in its order, then evaluators' OTHERS."""
+    found = {key: metric for key, metric in catalogue().items() if key in measured}
+    for name in names():
+        group = getattr(module(name), "OTHERS", None)
+        for key in measured if group is not None else ():
+            if key.startswith(f"{name}_") and key not in found:
+                found[key] = Metric(key, key.removeprefix(f"{name}_"), None, None, module(name).LEGEND, group)
+    return found
 
 
 def reader_name(key: str) -> str:
@@ -97,9 +114,11 @@ def told_by_clients() -> frozenset[str]:
 
 def legends(measured: Collection[str]) -> list[str]:
     """How to read the rows of the comparison that have one of the `measured` metrics, in the order of the rows."""
-    shown = [key for key, metric in catalogue().items() if metric.group is not None and key in measured]
+    shown = {key: metric for key, metric in among(measured).items() if metric.group is not None}
     owner = {key: name for name in names() for key in named_metrics(name, {m.key: m for m in module(name).METRICS})}
-    found = dict.fromkeys(getattr(module(owner[key]), "LEGEND", "") for key in shown)
+    found = dict.fromkeys(
+        getattr(module(owner[key]), "LEGEND", "") if key in owner else metric.meaning for key, metric in shown.items()
+    )
     return [legend for legend in found if legend]
 
 

@@ -46,6 +46,9 @@ ROWS = [
     ),
     ("Forget, MUSE", ["VerbMem (NVM)", "KnowMem (NKM)", "PrivLeak"]),
     ("Retain, MUSE", ["KnowMem (UP)"]),
+    ("Forget, RWKU", ["Blanks filled (FB)", "Questions answered (QA)", "Attacks answered (AA)"]),
+    ("Neighbours, RWKU", ["Blanks filled (FB)", "Questions answered (QA)"]),
+    *((f"{name}, multiple choice", ["Accuracy"]) for name in ("Forget", "Utility", "Own file")),
     (
         "Forget, membership",
         ["AUC, loss", "AUC, zlib", "AUC, Min-20 %", "AUC, Min-40 %", "AUC, Min-K++ 20 %", "AUC, reference"],
@@ -59,16 +62,17 @@ ROWS = [
 def test_the_comparison_has_its_rows_in_their_order():
     every = {"finetune": dict.fromkeys(evaluators.catalogue(), 0.5)}
     expected = [(group, label, [0.5]) for group, labels in ROWS for label in labels]
-    assert report.rows(every) == expected
+    assert [row[1:] for row in report.rows(every)] == expected
     some = {"finetune": {"model_utility": 0.1}, "unlearn": {"forget_prob": 0.2, "unknown": 1.0}}
-    assert report.rows(some) == [
+    assert [row[1:] for row in report.rows(some)] == [
         ("Forget", "Prob", [None, 0.2]),
         ("All but forget", "Model utility", [0.1, None]),
     ]
 
 
 def test_evaluators_run_in_their_order():
-    assert evaluators.names() == ("tofu", "ruler", "leakage", "wikimem", "membership", "muse", "fluency", "rebound")
+    first = ("tofu", "ruler", "leakage", "wikimem", "membership", "muse", "rwku", "choices", "fluency", "rebound")
+    assert evaluators.names() == (*first, "lm_eval")
 
 
 def test_what_evaluators_measure_is_what_they_declare():
@@ -132,6 +136,7 @@ def test_clients_tell_what_they_measure_alone_and_nothing_else():
         key.startswith(("membership_", "muse_", "rebound_", "real_authors_", "model_", "seconds")) for key in told
     )
     assert not {"forget_quality", "forget_ks", "ruler_gap", "ruler_shift"} & told
+    assert evaluators.run_by_clients() == ("tofu", "ruler", "leakage", "wikimem", "fluency")
 
 
 def test_details_are_kept_unless_the_evaluator_says_otherwise():
@@ -171,7 +176,7 @@ def pace(tmp_path, monkeypatch):
 def test_a_new_file_reaches_table_legend_and_suites():
     assert evaluators.names()[-1] == "pace"
     metrics = {"unlearn": {"pace_pace": 0.75, "model_utility": 0.5, "forget_prob": 0.1}}
-    assert report.rows(metrics)[1] == ("Forget, pace", "Pace & <b> (null 0.25)", [0.75])
+    assert report.rows(metrics)[1][1:] == ("Forget, pace", "Pace & <b> (null 0.25)", [0.75])
     assert report.legends(metrics) == ["Pace: how fast."]
     assert "pace_pace" in drawn() and evaluators.reader_name("pace_pace") == "Pace & <b> (null 0.25)"
     assert "pace_pace" not in evaluators.told_by_clients(), "numbers leave a client only where the evaluator says so"

@@ -1,4 +1,4 @@
-"""Trackers get every row once: TensorBoard's files read back by its own reader, W&B and trackio by their interface.
+"""Trackers get every row once: TensorBoard and MLflow read back by their readers, W&B and trackio by their interface.
 
 W&B and trackio are no requirement of the tests: a module with the functions of theirs that are called stands in.
 """
@@ -67,6 +67,51 @@ def test_rows_come_back_from_the_event_files(run):
     assert warned == []
 
 
+@pytest.fixture
+def mlflow(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return pytest.importorskip("mlflow")
+
+
+def test_mlflow_has_settings_and_rows_and_goes_on_in_the_same_run(run, mlflow, capfd):
+    config = {"seed": 3, "model": {"name": "tiny", "lora": {"target_modules": ["q_proj"]}}, "start_from": None}
+    tracking = follow(run, ["mlflow"], config, print)
+    assert capfd.readouterr() == ("", ""), "MLflow's own log does not disturb the command's"
+    run.append_metrics([row(1, "after_unlearn", x=1.0), row(1, x=2.0, none=None)])
+    store = mlflow.MlflowClient(f"sqlite:///{run.path.parent / 'mlflow.db'}")
+    experiment = store.get_experiment_by_name("oblivionis").experiment_id
+    (begun,) = store.search_runs([experiment])
+    assert begun.info.status == "RUNNING" and begun.info.run_name == "a run"
+    assert begun.data.params == {
+        "seed": "3",
+        "model.name": "tiny",
+        "model.lora.target_modules": '["q_proj"]',
+        "start_from": "null",
+    }
+    tracking.close()
+    again = RunDirectory(run.path)
+    tracking = follow(again, ["mlflow"], {**config, "seed": 4}, print)
+    again.append_metrics([row(2, x=3.0)])
+    tracking.close()
+    (ended,) = store.search_runs([experiment])
+    assert ended.info.status == "FINISHED" and ended.data.params == begun.data.params
+    histories = {key: store.get_metric_history(ended.info.run_id, key) for key in ended.data.metrics}
+    assert {key: [(m.step, m.value, m.timestamp) for m in found] for key, found in histories.items()} == {
+        "unlearn/tofu/x/after_unlearn": [(1, 1.0, 5000)],
+        "unlearn/tofu/x": [(1, 2.0, 5000), (2, 3.0, 5000)],
+    }
+    follow(RunDirectory.create(run.path.parent, "other"), ["mlflow"], config, print).close()
+    assert [found.info.run_name for found in store.search_runs([experiment])] == ["other", "a run"]
+
+
+def test_mlflow_writes_where_its_variable_says(run, mlflow, monkeypatch, tmp_path):
+    elsewhere = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", elsewhere)
+    follow(run, ["mlflow"], {}, print).close()
+    assert len(mlflow.MlflowClient(elsewhere).search_runs(["1"])) == 1
+    assert not (run.path.parent / "mlflow.db").exists()
+
+
 def test_a_second_process_sends_what_is_lacking_and_nothing_twice(run):
     follow(run, ["tensorboard"], {}, print).close()
     run.append_metrics([row(1, x=1.0)])
@@ -90,6 +135,8 @@ def test_a_missing_package_is_one_message(monkeypatch, run):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OblivionisError, match=r"tensorboard is asked for.*pip install 'oblivionis\[tensorboard\]'"):
         check_tracking(["tensorboard"])
+    with pytest.raises(OblivionisError, match=r"mlflow is asked for.*pip install 'oblivionis\[mlflow\]'"):
+        check_tracking(["mlflow"])
     with pytest.raises(OblivionisError, match="pip install wandb"):
         follow(run, ["wandb"], {}, print)
 
