@@ -12,10 +12,14 @@ import torch
 from support import tiny_llama
 from torch import Tensor
 
+from clients.training import TrainSettings
 from evaluation.engine.sequences import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 RATE, DECAY, SIZE, EPOCHS, SEED = 2e-3, 0.01, 4, 2, 9
+SETTINGS = TrainSettings(
+    epochs=EPOCHS, batch_size=SIZE, learning_rate=RATE, weight_decay=DECAY, warmup_epochs=0, max_grad_norm=None
+)
 
 Batch = Callable[[Any, Any, list[TokenSequence], list[TokenSequence]], Tensor]
 """The loss of a batch: of the model, the model as received, forget records, retain records."""

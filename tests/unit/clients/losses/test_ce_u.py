@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_llama
-from support.slow_unlearning import DECAY, EPOCHS, FORGET, RATE, RETAIN, SEED, SIZE, nll, rows, trajectory
+from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, rows, trajectory
 from torch import Tensor
 
 from clients.flat import FlatParameters
 from clients.losses.ce_u import ce_u
-from clients.training import TrainSettings
 from clients.unlearning import unlearn
 from evaluation.engine.sequences import TokenSequence
 
@@ -68,11 +67,8 @@ def test_trajectory_equals_the_slow_loop() -> None:
     expected_history, expected = trajectory(loss)
     model = tiny_llama.lora(num_hidden_layers=3)
     flat, history = FlatParameters(model), []
-    settings = TrainSettings(
-        epochs=EPOCHS, batch_size=SIZE, learning_rate=RATE, weight_decay=DECAY, warmup_epochs=0, max_grad_norm=None
-    )
     unlearn(
-        model, flat, FORGET, RETAIN, "ce_u", {"gamma": 1.4, "alpha": 0.6}, settings,
+        model, flat, FORGET, RETAIN, "ce_u", {"gamma": 1.4, "alpha": 0.6}, SETTINGS,
         seed=SEED, on_step=lambda _, value: history.append(value),
     )  # fmt: skip
     np.testing.assert_allclose(history, expected_history, rtol=0, atol=2e-4)
