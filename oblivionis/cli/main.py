@@ -28,7 +28,7 @@ from oblivionis.cli.request import request_cli
 from oblivionis.cli.stopping import leave, signals, stopping
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
-from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_mend
 
 if TYPE_CHECKING:
     from oblivionis.config.schema import Config
@@ -186,10 +186,15 @@ def simulate(
             _simulate(config, run, console)
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
-        except BaseException:
-            Console(stderr=True).print(
-                f"the run failed; see {run.path / 'flower.log'}\n{hint}", highlight=False, soft_wrap=True
-            )
+        except BaseException as error:
+            told = f"the run failed; see {run.path / 'flower.log'}\n{hint}"
+            if to_mend(error):
+                told = f"the run broke off; if what follows can be mended, {hint}"
+                if resume is None and not run.begun:
+                    # Another attempt must not find the name taken by settings that do not work.
+                    run.remove()
+                    raise
+            Console(stderr=True).print(told, highlight=False, soft_wrap=True)
             raise
 
 
