@@ -132,18 +132,25 @@ class NodeMap:
         messages = [Message(content, dst_node_id=n, message_type=protocol.QUERY) for n in nodes]
         claims: dict[int, dict[int, RecordDict]] = {}
         reasons: list[str] = []
+        beyond: list[int] = []
         received = answers(messages, grid.send_and_receive(messages, timeout=self._timeout_s))
         for message, answer in received:
             node = message.metadata.dst_node_id
             reason, partition = _partition_in(answer, self._timeout_s)
             if partition is not None and self._partitions is not None and partition >= self._partitions:
-                reason, partition = f"it claims partition {partition} of {self._partitions}", None
+                reasons.append(f"it claims partition {partition} of {self._partitions}")
+                self._silent.add(node)
+                beyond.append(partition)
+                continue
             if partition is None or answer is None:
                 log(WARNING, "node %d is left out: %s", node, reason)
                 reasons.append(reason)
                 self._silent.add(node)
                 continue
             claims.setdefault(partition, {})[node] = answer.content
+        if beyond:
+            which = f"{min(beyond)} to {max(beyond)}" if len(beyond) > 1 else str(beyond[0])
+            log(WARNING, "%d nodes are left out: they claim partitions %s of %s", len(beyond), which, self._partitions)
         keys = {info.node_id: info.public_key for info in grid.get_nodes()} if claims and self._identities else {}
         for partition, claimants in sorted(claims.items()):
             refused = self._refused(partition, list(claimants), keys, connected)

@@ -28,7 +28,7 @@ from oblivionis.cli.stopping import leave, signals, stopping
 from oblivionis.cli.view import view
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
-from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted
+from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_mend
 from oblivionis.version import __version__
 
 if TYPE_CHECKING:
@@ -194,10 +194,15 @@ def simulate(
             _simulate(config, run, console, told, full=full)
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
-        except BaseException:
-            Console(stderr=True).print(
-                f"the run failed; see {run.path / 'flower.log'}\n{hint}", highlight=False, soft_wrap=True
-            )
+        except BaseException as error:
+            said = f"the run failed; see {run.path / 'flower.log'}\n{hint}"
+            if to_mend(error):
+                said = f"the run broke off; if what follows can be mended, {hint}"
+                if resume is None and not run.begun:
+                    # Another attempt must not find the name taken by settings that do not work.
+                    run.remove()
+                    raise
+            Console(stderr=True).print(said, highlight=False, soft_wrap=True)
             raise
 
 

@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import socket
 import tempfile
 import time
@@ -83,9 +84,7 @@ class RunDirectory:
                 return cls(candidate.resolve())
             except FileExistsError:
                 if name is not None:
-                    raise RunError(
-                        f"{candidate} exists already; choose another name, or continue it with --resume {candidate}"
-                    ) from None
+                    raise RunError(f"{candidate} exists already{_instead(candidate)}") from None
         raise RunError(f"no free run name under {output}")
 
     @classmethod
@@ -94,6 +93,16 @@ class RunDirectory:
         if not (path / "config.yaml").is_file():
             raise RunError(f"{path} is no run directory: it holds no config.yaml")
         return cls(path.resolve())
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything yet that a resumed run would go on from."""
+        kept = ("metrics.jsonl", "requests.jsonl", "checkpoints", "stages")
+        return any((self.path / name).exists() for name in kept)
+
+    def remove(self) -> None:
+        """Leave nothing of the run."""
+        shutil.rmtree(self.path)
 
     @contextmanager
     def lock(self):
@@ -309,6 +318,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(info.get("stage"), str) or type(info.get("round")) is not int or "adapter" not in arrays:
         raise RunError(f"{path} is no readable checkpoint: it does not say of which stage and round, or has no model")
     return Checkpoint(info.pop("stage"), info.pop("round"), arrays["adapter"], state, info)
+
+
+def _instead(taken: Path) -> str:
+    """What to do where a run cannot be called `taken`, which is there already."""
+    if not (taken / "config.yaml").is_file():
+        return " and is no run; choose another name"
+    if (taken / "report.html").is_file():
+        return " and is finished; choose another name"
+    return f"; choose another name, or continue that run, by its own settings, with --resume {taken}"
 
 
 def list_runs(output: Path) -> list[RunDirectory]:

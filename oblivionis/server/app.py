@@ -16,7 +16,7 @@ from rich.console import Console
 
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
-from oblivionis.errors import RunError
+from oblivionis.errors import OblivionisError, RunError, to_mend
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs.directory import RunDirectory, check_output
@@ -44,22 +44,30 @@ def main(grid: Grid, context: Context) -> None:
 
     A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Other relative
     paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better
-    give absolute ones. Errors are raised: Flower then marks the run as failed.
+    give absolute ones. Errors are raised, after the log has what a user should read of them: Flower then prints a
+    traceback and marks the run as failed.
     """
+    try:
+        _main(grid, context)
+    except configuration.ConfigError as error:
+        log.error("%s", configuration.render_problems(error))
+        raise
+    except OblivionisError as error:
+        log.error("%s", error)
+        raise
+
+
+def _main(grid: Grid, context: Context) -> None:
     run_config = context.run_config
     experiment, overrides = str(run_config.get("config") or "default"), str(run_config.get("overrides") or "")
     resume, home = str(run_config.get("resume") or ""), Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd()))
     run = None
-    try:
-        if resume:
-            run = _earlier(home / resume, overrides)
-            config = configuration.from_yaml(run.read_config(), run.config_place)
-        else:
-            config = configuration.compose(experiment, overrides)
-            check_output(home / config.output, config.name)
-    except configuration.ConfigError as error:
-        log.error("%s", configuration.render_problems(error))
-        raise
+    if resume:
+        run = _earlier(home / resume, overrides)
+        config = configuration.from_yaml(run.read_config(), run.config_place)
+    else:
+        config = configuration.compose(experiment, overrides)
+        check_output(home / config.output, config.name)
     if config.federation.churn and not isinstance(grid, InMemoryGrid):
         raise RunError(
             f"federation.churn={config.federation.churn} makes simulated clients vanish; these are real machines: set "
@@ -75,8 +83,12 @@ def main(grid: Grid, context: Context) -> None:
     with run.lock():
         try:
             serve(config, grid, run, events, threading.Event())
-        except Exception:
-            log.error("the run failed; continue with: %s", _continuation(grid, run))
+        except Exception as error:
+            if to_mend(error) and not resume and not run.begun:
+                run.remove()
+            else:
+                mend = "the run broke off; if what follows can be mended, " if to_mend(error) else "the run failed; "
+                log.error("%scontinue with: %s", mend, _continuation(grid, run))
             raise
         html_report.write_html(run, config)
     buffer = io.StringIO()
@@ -122,7 +134,8 @@ def registrations() -> list[Path]:
 def _check_nodes(grid: Grid, clients: int) -> None:
     """RunError when another number of SuperNodes is connected than the configuration has clients.
 
-    In a simulation all register within moments; in a deployment too few may still become enough.
+    In a simulation all register within moments, and those beyond the clients have nothing to do; in a deployment too
+    few may still become enough.
     """
     simulated = isinstance(grid, InMemoryGrid)
     connected, since = -1, time.monotonic()
@@ -133,7 +146,9 @@ def _check_nodes(grid: Grid, clients: int) -> None:
         settled = time.monotonic() - since
         if count != connected:
             connected, since = count, time.monotonic()
-        elif count == clients and settled > _SETTLED_SECONDS / 10:
+        elif (count == clients or (simulated and count > clients)) and settled > _SETTLED_SECONDS / 10:
+            if count > clients:
+                log.warning("%d of %d SuperNodes are left out: federation.clients=%d", count - clients, count, clients)
             return
         elif settled > _SETTLED_SECONDS:
             break

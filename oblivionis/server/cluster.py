@@ -7,11 +7,12 @@ import logging
 import platform
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from oblivionis.errors import RunError
+from oblivionis.server import ray_runtime
 from oblivionis.version import __version__
 
 _REACH_S, _ANSWER_S = 10.0, 120.0
@@ -23,23 +24,19 @@ def cluster(address: str, run: Path) -> Iterator[None]:
 
     Raises RunError when there is no cluster, or when one of its machines cannot simulate clients of this run.
     """
-    import ray
-
-    try:
-        _reach(address)
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RunError(
-            f"federation.ray_address: no Ray cluster answers at {address!r} ({reason}); start one with "
-            "`ray start --head` here and `ray start --address=HOST:PORT` on the other machines"
-        ) from None
-    try:
+    with ExitStack() as joined:
+        try:
+            _reach(address)
+            joined.enter_context(ray_runtime.running(address=address, logging_level=logging.ERROR, log_to_driver=False))
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise RunError(
+                f"federation.ray_address: no Ray cluster answers at {address!r} ({reason}); start one with "
+                "`ray start --head` here and `ray start --address=HOST:PORT` on the other machines"
+            ) from None
         if problems := _problems(run):
             raise RunError("federation.ray_address: " + "; ".join(problems))
         yield
-    finally:
-        ray.shutdown()
 
 
 def _reach(address: str) -> None:

@@ -10,7 +10,8 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import psutil
 
@@ -19,6 +20,7 @@ from oblivionis.errors import RunFailed, RunInterrupted
 from oblivionis.models.machine import Machine, client_processes
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
+from oblivionis.server import ray_runtime
 from oblivionis.server.cluster import cluster
 
 _ENVIRONMENT = {
@@ -88,8 +90,7 @@ def simulate(config: Config, run: RunDirectory, events: Events) -> None:
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     stop = Stop()
-    # Starting Ray replaces the handler of SIGTERM, hence the second `_ctrl_c`.
-    with _flower_log(run), _ctrl_c(stop, events), _ray(config, run), _ctrl_c(stop, events):
+    with _flower_log(run), _ctrl_c(stop, events), _ray(config, run):
         if stop.is_set():
             raise RunInterrupted(_STOPPED)
         _run_flower(config, run, events, stop)
@@ -160,30 +161,27 @@ def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
 
     Our own gets as many client processes as cores and GPUs allow, and no more than clients take part in a round.
     """
-    import ray
-
     if config.federation.ray_address is not None:
         with cluster(config.federation.ray_address, run.path):
             yield
         return
     machine = Machine.here()
     processes = max(1, client_processes(config, machine))
-    try:
+    settings: dict[str, Any] = {
+        "address": "local",
+        "num_cpus": processes * config.federation.client_cpus,
+        "num_gpus": machine.gpus if config.federation.client_gpus > 0 else None,
+        "include_dashboard": False,
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+    }
+    with ExitStack() as ray:
         try:
-            ray.init(
-                address="local",
-                num_cpus=processes * config.federation.client_cpus,
-                num_gpus=machine.gpus if config.federation.client_gpus > 0 else None,
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
+            ray.enter_context(ray_runtime.running(**settings))
         except Exception as error:  # Ray raises plain ones
             reason = str(error).strip().partition(". ")[0] or type(error).__name__
             raise RunFailed(f"Ray did not start ({reason}): is the machine, its memory or its /tmp full?") from error
         yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

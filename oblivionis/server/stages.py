@@ -19,7 +19,7 @@ from oblivionis.assessment.ruler_oracles import find_oracles, noise_bands, state
 from oblivionis.assessment.verification import Verification
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
-from oblivionis.errors import RunError
+from oblivionis.errors import RunError, RunFailed
 from oblivionis.naming import BASE
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.request_figures import write_request_figures
@@ -372,7 +372,7 @@ class _Recorder(Listener):
         self._clients.setdefault(self._kind if ok else "failed", []).append(node)
         self._stage.events.reply(node, ok, reason)
         if not ok and self._stage.config.strict:
-            raise RunError(f"strict: client {node} failed in round {self._round}: {reason}")
+            raise RunFailed(f"strict: client {node} failed in round {self._round}: {reason}")
 
     def cut(self, node: int, what: str, told: float, used: float) -> None:
         self._cuts.append({"client": node, "what": what, "told": told, "used": used})

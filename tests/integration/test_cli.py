@@ -11,7 +11,7 @@ from oblivionis.assessment.assessor import Assessor, evaluate_checkpoint
 from oblivionis.cli import main as cli
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus
-from oblivionis.errors import RunInterrupted
+from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import assemble
 from oblivionis.models.source import resolve
 from oblivionis.reports.format import number
@@ -159,7 +159,8 @@ def test_a_run_name_that_is_taken(finished, monkeypatch):
     run, _ = finished
     before = sorted(p.name for p in run.parent.iterdir())
     result = call("simulate", "smoke", f"output={run.parent}", "name=tried")
-    assert result.code == 2 and "exists already" in result.err and "--resume" in result.err
+    assert result.code == 2 and "exists already and is finished; choose another name" in result.err
+    assert "--resume" not in result.err, "there is nothing to continue"
     assert sorted(p.name for p in run.parent.iterdir()) == before
 
 
@@ -182,6 +183,33 @@ def test_a_run_that_fails_says_how_to_go_on(error, code, message, tmp_path, monk
     assert "--resume" in result.err and "broken" in result.err
     assert ("Traceback" in result.err) == (code == 1)
     assert not (tmp_path / "broken" / "running.json").exists(), "the lock is released"
+
+
+def test_a_mistake_that_a_run_meets_leaves_its_name_free(tmp_path, monkeypatch):
+    """No folder with settings that do not work, and no advice to continue them."""
+    monkeypatch.setattr(simulation, "simulate", in_process)
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"question": "Who?"}\n' * 2)
+    result = call("simulate", "smoke", "data=jsonl", f"data.path={file}", f"output={tmp_path}", "name=tried")
+    assert result.code == 2 and "mine.jsonl:1: field 'answer' is missing" in result.err
+    assert "--resume" not in result.err and "failed" not in result.err
+    assert not (tmp_path / "tried").exists()
+
+
+def test_a_mistake_in_a_run_that_has_begun_is_to_be_mended_first(tmp_path, monkeypatch):
+    def begin(config, run, events):
+        run.append_metrics([{"stage": "finetune", "round": 0, "moment": "start", "evaluator": "tofu", "metrics": {}}])
+        raise RunError("the data have gone")
+
+    monkeypatch.setattr(simulation, "simulate", begin)
+    result = call("simulate", "smoke", f"output={tmp_path}", "name=tried")
+    assert result.code == 2 and (tmp_path / "tried" / "metrics.jsonl").exists()
+    first, second = result.err.strip().splitlines()
+    assert first == (
+        "the run broke off; if what follows can be mended, continue with: oblivionis simulate --resume "
+        f"{tmp_path / 'tried'}"
+    )
+    assert second == "error: the data have gone"
 
 
 # -- config --------------------------------------------------------------------------------------------------------

@@ -103,8 +103,14 @@ def test_append_after_a_torn_line(tmp_path):
 
 
 def test_a_name_is_used_once(run, tmp_path):
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RunError, match=r"or continue that run, by its own settings, with --resume .*first$"):
         RunDirectory.create(tmp_path / "runs", "first")
+    (run.path / "report.html").touch()
+    with pytest.raises(RunError, match=r"first exists already and is finished; choose another name$"):
+        RunDirectory.create(tmp_path / "runs", "first")
+    (tmp_path / "runs" / "photos").mkdir()
+    with pytest.raises(RunError, match=r"photos exists already and is no run; choose another name$"):
+        RunDirectory.create(tmp_path / "runs", "photos")
     unnamed = [RunDirectory.create(tmp_path / "runs", None) for _ in range(3)]
     assert len({r.path for r in unnamed}) == 3
 
