@@ -1,4 +1,4 @@
-"""The commands `deploy init` and `deploy renew`."""
+"""The commands `deploy init`, `deploy renew` and `deploy hub`."""
 
 from __future__ import annotations
 
@@ -59,3 +59,18 @@ def deploy_renew(
 
     names = deploy.renew(folder, host or (), days)
     print(f"wrote {folder / 'server' / 'server.crt'} for {', '.join(names)}; start nginx and the SuperLink again")
+
+
+@deploy_cli.command("hub")
+def deploy_hub(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder of the app, such as `oblivionis`.")],
+    publisher: Annotated[str, typer.Option(metavar="NAME", help="Your account on Flower's hub.")] = "oblivionis",
+) -> None:
+    """Lay out this program as the app that Flower's hub takes, with a README of its own, ready to be published.
+
+    `flwr app publish DIR` then sends it, and `flwr new @NAME/oblivionis` gets it.
+    """
+    from oblivionis.deploy import hub
+
+    hub.write(folder, publisher)
+    print(f"wrote {folder}; try it with: flwr run {folder} --stream; publish it with: flwr app publish {folder}")

@@ -26,6 +26,8 @@ from oblivionis.models.errors import ModelError
 
 SHIPPED = Path(__file__).with_name("tiny.json")
 FORMAT = 1
+PART = 400_000
+"""Characters of a part, where the file is shipped in parts: places such as Flower's hub take no file beyond 1 MB."""
 STEPS = 1600
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -114,6 +116,25 @@ def build(out: Path, *, seed: int = 0, steps: int = STEPS, progress: Progress | 
     return out
 
 
+def write_parts(shipped: Path) -> None:
+    """Write the embedded model in parts `<name>-00.json` …, which `folder` reads as well as `shipped` in one piece."""
+    text = _text(SHIPPED)
+    shipped.parent.mkdir(parents=True, exist_ok=True)
+    for number, start in enumerate(range(0, len(text), PART)):
+        part = json.dumps(text[start : start + PART], ensure_ascii=False)
+        shipped.with_name(f"{shipped.stem}-{number:02d}.json").write_text(part + "\n", encoding="utf-8")
+
+
+def _text(shipped: Path) -> str:
+    """The shipped file, in one piece or put together. Raises FileNotFoundError where there is neither."""
+    if shipped.exists():
+        return shipped.read_text(encoding="utf-8")
+    parts = sorted(shipped.parent.glob(f"{shipped.stem}-[0-9][0-9].json"))
+    if not parts:
+        raise FileNotFoundError(shipped)
+    return "".join(str(json.loads(part.read_text(encoding="utf-8"))) for part in parts)
+
+
 def _digest(files: dict[str, dict[str, str]]) -> str:
     listing = "".join(f"{name} {files[name]['sha256']}\n" for name in sorted(files))
     return hashlib.sha256(f"{FORMAT}\n{listing}".encode()).hexdigest()
@@ -121,7 +142,7 @@ def _digest(files: dict[str, dict[str, str]]) -> str:
 
 def _read(shipped: Path) -> dict[str, Any]:
     try:
-        package = json.loads(shipped.read_text(encoding="utf-8"))
+        package = json.loads(_text(shipped))
     except FileNotFoundError as error:
         raise EmbeddedModelError(
             f"{shipped} is missing; reinstall, or make it: oblivionis model build --help"
@@ -153,7 +174,10 @@ def _unpack(files: dict[str, dict[str, str]], target: Path) -> None:
     try:
         for name, entry in files.items():
             content = entry["content"]
-            data = base64.b64decode(content) if entry["encoding"] == "base64" else content.encode()
+            try:
+                data = base64.b64decode(content) if entry["encoding"] == "base64" else content.encode()
+            except ValueError:  # not even base64
+                data = b""
             if hashlib.sha256(data).hexdigest() != entry["sha256"]:
                 raise EmbeddedModelError(f"{name} in the shipped model is damaged; reinstall the package")
             (fresh / name).write_bytes(data)

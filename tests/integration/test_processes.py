@@ -9,6 +9,8 @@ import pytest
 from support.processes import MARK, PROJECT, WITHOUT_RAY, environment, free_ports, marked, until
 from support.simulations import RUN, RUN_S, SMALL, START_S, STOP_S, Command, completed, numbers, reach
 
+from oblivionis.deploy import hub
+
 pytestmark = pytest.mark.slow
 
 
@@ -150,10 +152,10 @@ class FlowerCommands:
             **{MARK: cwd},
         )
 
-    def run(self, nodes, run_config):
+    def run(self, nodes, run_config, app=PROJECT):
         """Output of `flwr run --stream` and the run's status afterwards."""
         nodes = f"num-supernodes={nodes}"
-        output = self._flwr("run", PROJECT, "--stream", "--federation-config", nodes, "--run-config", run_config)
+        output = self._flwr("run", app, "--stream", "--federation-config", nodes, "--run-config", run_config)
         runs = json.loads(self._flwr("list", "--format", "json"))["runs"]
         return output, max(runs, key=lambda run: run["pending-at"])["status"]
 
@@ -186,16 +188,18 @@ def flower(tmp_path_factory):
 
 
 def test_flwr_run(flower):
-    """Two SuperNodes more than clients have nothing to do."""
+    """The app as Flower's hub takes it; two SuperNodes more than clients have nothing to do."""
+    app = flower.cwd / "oblivionis"
+    hub.write(app, "someone")
     overrides = " ".join(s.replace(" ", "") for s in ["stages=[finetune]", *SMALL, "name=by-flower"])
-    output, status = flower.run(5, f'config="smoke" overrides="{overrides}"')
+    output, status = flower.run(5, f'overrides="{overrides}"', app)
     assert status == "finished:completed", output
     assert "2 of 5 SuperNodes are left out: federation.clients=3" in output
     run = flower.cwd / "runs" / "by-flower"
     assert completed(run, "finetune", 3)
     assert json.loads((run / "stages" / "finetune.json").read_text())["metrics"]["retain_prob"] > 0
     assert "ROUGE-L recall" in output
-    bundle = next((flower.cwd / "flower-home" / "apps").iterdir())
+    (bundle,) = (flower.cwd / "flower-home" / "apps").glob("someone.oblivionis.*")
     assert sum(p.stat().st_size for p in bundle.rglob("*") if p.is_file()) < 9e6
 
 
