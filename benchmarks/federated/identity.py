@@ -32,7 +32,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
 SHOWING = (
     *("oblivionis/api", "oblivionis/reports", "oblivionis/cli", "oblivionis/deploy", "oblivionis/audits"),
-    *("oblivionis/data/wikidata", "oblivionis/__init__.py"),
+    *("oblivionis/view", "oblivionis/data/wikidata", "oblivionis/__init__.py"),
     *("oblivionis/config/reference.py", "oblivionis/server/preflight.py"),
     *("oblivionis/runs/progress.py", "oblivionis/runs/tracking.py"),
 )

@@ -22,7 +22,7 @@ COUNTS = {
 SHOWS = {
     *("oblivionis/api", "oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),
     *("oblivionis/cli", "oblivionis/deploy", "oblivionis/audits", "oblivionis/audits/attacks"),
-    "oblivionis/data/wikidata",
+    *("oblivionis/view", "oblivionis/data/wikidata"),
 }
 SHOWS_IN_OTHER_ROOMS = {
     *("oblivionis/__init__.py", "oblivionis/config/reference.py", "oblivionis/server/preflight.py"),

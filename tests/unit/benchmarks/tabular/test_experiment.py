@@ -320,7 +320,7 @@ def test_unlearning_drops_out_by_the_unlearning_seed():
 
 
 def test_every_method_but_those_of_hidden_states_tokens_and_projections_can_be_had():
-    assert set(losses.names()) - set(unlearning.names()) == {"rmu", "pga", "undial", "wga"}
+    assert set(losses.names()) - set(unlearning.names()) == {"rmu", "pga", "undial", "wga", "satimp", "ce_u"}
     forget, retain = records(12, 1), records(40, 2)
     for name in unlearning.names():
         plan = unlearning.Plan(name, 2, 1e-3, losses.hyperparameters(name))
