@@ -49,7 +49,7 @@ def test_what_is_asked_is_in_table_headline_samples_and_report(run: tuple[RunDir
     directory, config = run
     metrics = summary.stage_metrics(directory)
     assert set(metrics) == {"finetune", "unlearn", "retrain"}
-    rows = {(group, measure): values for group, measure, values in summary.rows(metrics)}
+    rows = {(group, measure): values for _, group, measure, values in summary.rows(metrics)}
     assert rows["Forget, RWKU", "Attacks answered (AA)"] == [m["rwku_forget_attacks"] for m in metrics.values()]
     assert rows["Neighbours, RWKU", "Blanks filled (FB)"] == [m["rwku_neighbor_blanks"] for m in metrics.values()]
     assert rows["Utility, multiple choice", "Accuracy"] == [m["choices_utility"] for m in metrics.values()]

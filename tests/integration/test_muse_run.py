@@ -112,7 +112,7 @@ def test_pieces_of_texts_are_forgotten_by_id_and_verified(texts) -> None:
 def test_the_report_of_a_run_on_texts(texts) -> None:
     directory, config, _ = texts
     metrics = report.stage_metrics(directory)
-    rows = {(group, name): values for group, name, values in report.rows(metrics)}
+    rows = {(group, name): values for _, group, name, values in report.rows(metrics)}
     assert ("Forget, MUSE", "VerbMem (NVM)") in rows and ("Retain, MUSE", "KnowMem (UP)") in rows
     assert rows["Forget, membership", "AUC, loss"] == [m["membership_auc_loss"] for m in metrics.values()]
     shown = report.samples(directory, config, list(metrics))

@@ -185,7 +185,7 @@ def test_a_run_measures_it_at_every_evaluation(tmp_path: Path) -> None:
             assert set(named_metrics(row["evaluator"], row["metrics"])) <= declared, row["evaluator"]
     metrics = report.stage_metrics(run)
     assert {key for found in metrics.values() for key in found} <= declared
-    labels = {(group, name) for group, name, _ in report.rows(metrics)}
+    labels = {(group, name) for _, group, name, _ in report.rows(metrics)}
     assert {
         ("Forget, WikiMem", "Facts that rank first (strict)"),
         ("Retain, WikiMem", "Values that score higher (null 0.5)"),
