@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.benchmarks import PEOPLE, rwku
+from support.benchmark_files import PEOPLE, rwku
 from support.inprocess import InProcessGrid
 
 from oblivionis.client.app import app

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from support.stages import execute, final_metrics, new_run, tombstones
 
 from oblivionis.assessment.assessor import Assessor, assemble_for
-from oblivionis.errors import RunError
+from oblivionis.errors import RunError, RunFailed
 from oblivionis.models.corpus import corpus_of
 from oblivionis.reports.summary import comparison, stage_metrics
 from oblivionis.requests.ledger import Ledger
@@ -158,7 +158,7 @@ def test_strict_stops_at_the_first_failed_client(tmp_path):
         failing = message.metadata.message_type == protocol.TRAIN
         return Message(Error(code=2, reason="disk full"), reply_to=message) if failing else reply
 
-    with pytest.raises(RunError, match="disk full"):
+    with pytest.raises(RunFailed, match="disk full"):
         execute(config, run, tamper=tamper)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import datasets
 import pytest
-from support.benchmarks import PEOPLE, knowundo, rwku, rwku_tables, wmdp, write_tables
+from support.benchmark_files import PEOPLE, knowundo, rwku, rwku_tables, wmdp, write_tables
 
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_partition

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.benchmarks import choice, wmdp
+from support.benchmark_files import choice, wmdp
 
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.evaluators.choices import prompt

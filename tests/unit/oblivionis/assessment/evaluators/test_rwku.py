@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.benchmarks import PEOPLE, rwku
+from support.benchmark_files import PEOPLE, rwku
 
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.config import compose as configuration
