@@ -63,7 +63,8 @@ def test_a_whole_run_with_all_of_them(tree):
     chosen = [f"unlearning={loss}", f"strategy={aggregator}", f"evaluation.{evaluator}.most=7"]
     folder = tree.path / "runs" / "all"
     result = tree.oblivionis(
-        ["simulate", "smoke", *chosen, "name=all"], ["attack", folder, "--only", attack, f"attack.{attack}.marks=3"]
+        ["simulate", "smoke", "--full", *chosen, "name=all"],
+        ["attack", folder, "--only", attack, f"attack.{attack}.marks=3"],
     )
     assert result.returncode == 0, result.stderr
     simulated, attacked = result.stdout.split("$ attack")

@@ -134,7 +134,15 @@ def used(tmp_path_factory):
         assert not (tree.path / name).exists(), "nothing is edited"
         tree.add(name, text)
     chosen = ["unlearning=praise", "strategy=standstill", "strategy.params.pace=0", "evaluation.letters.letter=a"]
-    simulate = ["simulate", "smoke", *chosen, "unlearning.params.weight=1.5", f"output={tree.path}/runs", "name=all"]
+    simulate = [
+        "simulate",
+        "smoke",
+        "--full",
+        *chosen,
+        "unlearning.params.weight=1.5",
+        f"output={tree.path}/runs",
+        "name=all",
+    ]
     attack = ["attack", f"{tree.path}/runs/all", "--only", "shout", "attack.shout.marks=3"]
     done = tree.oblivionis(simulate, attack)
     assert done.returncode == 0, done.stderr
