@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN, UNDECIDED, Verdict
+from oblivionis.chain import check_chain
 from oblivionis.config.schema import Config
 from oblivionis.reports.format import counted, number
+from oblivionis.requests import seal
 from oblivionis.requests.judgement import VERIFIED
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
@@ -37,19 +39,48 @@ class Outcome:
     steps: tuple[str, ...] = ()
 
 
+def of_run(run: RunDirectory, config: Config) -> Outcome | None:
+    """The outcome by what lies in the run; None before it unlearned. Good news rests on no figures that were kept."""
+    from oblivionis.reports import verdicts
+
+    convention = config.evaluation.truth_ratio
+    summaries = {stage: run.stage_summary(stage) for stage in ("finetune", "unlearn", "retrain")}
+    metrics = {stage: found["metrics"] for stage, found in summaries.items() if found is not None}
+    result = outcome(run, config, metrics, verdicts.find_verdicts(run, convention))
+    if result is not None and result.grade == GOOD:
+        return outcome(run, config, metrics, verdicts.find_verdicts(run, convention, anew=True))
+    return result
+
+
 def outcome(
     run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
 ) -> Outcome | None:
     """What came out of a run with these metrics of its stages and these verdicts; None before it unlearned."""
     if "unlearn" not in metrics:
         return None
-    parts = [part for part in (_requests(run), _knowledge(found), _utility(metrics)) if part is not None]
+    bound = _bound(run)
+    if bound is not None and bound[1] == BAD:
+        return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
+    told = (_requests(run), _knowledge(found), _utility(metrics), bound)
+    parts = [part for part in told if part is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
-    if "prob" not in found and grade == GOOD:
+    if grade == GOOD and (told[1] is None or told[2] is None):
         grade = DOUBTFUL
     sentence = "; ".join(text for text, _ in parts)
     return Outcome(f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "", grade, _steps(run, config, found))
+
+
+def _bound(run: RunDirectory) -> tuple[str, str] | None:
+    """What is wrong with the files that the sentence rests on; None where they are as the ledger names them."""
+    if not run.ledger_path.exists():
+        return None
+    if faults := check_chain(run.ledger_path).faults:
+        return f"its ledger was changed: {faults[0]}", BAD
+    bound = seal.check(run, with_models=False)
+    if bound.faults:
+        return f"its files were changed: {bound.faults[0]}", BAD
+    return (bound.missing, DOUBTFUL) if bound.missing else None
 
 
 def _requests(run: RunDirectory) -> tuple[str, str] | None:

@@ -331,7 +331,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     from oblivionis.reports import verdicts
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
-    result = outcome.outcome(run, config, metrics, found)
+    result = outcome.of_run(run, config)
     measured = any(metrics.values())  # by the server: not where only the clients have records
     marks, doubt = verdicts.marks(found), forget_quality.doubt(run)
     doubted = ("forget_quality",) if doubt else ()

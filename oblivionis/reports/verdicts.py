@@ -38,12 +38,14 @@ MEANING = {
 }
 
 
-def find_verdicts(run: RunDirectory, convention: str = "geometric") -> dict[str, Verdict]:
+def find_verdicts(run: RunDirectory, convention: str = "geometric", *, anew: bool = False) -> dict[str, Verdict]:
     """The verdicts on the unlearned model beside the retrained one, by measure: `prob` and `truth_ratio`.
 
     From the per-question logs of the two finished stages, whichever ended first, on the questions that both were asked.
-    Without one of the logs, or without common questions, there is none.
+    Without one of the logs, or without common questions, there is none. anew: computed, whatever is kept.
     """
+    if anew:
+        return _judge(run, convention)
     found = kept(run, "verdicts", lambda: {m: asdict(v) for m, v in _judge(run, convention).items()}, convention)
     return {measure: Verdict(**values) for measure, values in found.items()}
 

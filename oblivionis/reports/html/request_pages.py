@@ -326,6 +326,7 @@ def _certified(found: Certificate | None) -> h.Node:
     told = f". {RESULTS[found.result]} Issued {found.issued}, {'signed' if found.signed else 'not signed'}."
     if found.superseded:
         told += " Superseded: more was measured since; make a new one."
+    told += " That is what the file says; `oblivionis certificate verify` looks whether it is as it was signed."
     return [h.h2["Erasure certificate"], h.p[found.link, told]]
 
 

@@ -69,7 +69,7 @@ def sections(
         "attacks": attack_report.section(run),
         "people": person_pages.section(run),
     }
-    result = outcome.outcome(run, config, metrics, verdicts.find_verdicts(run, config.evaluation.truth_ratio))
+    result = outcome.of_run(run, config)
     return [
         h.p(class_=f"outcome {result.grade}")[result.sentence] if result else None,
         _contents(optional),

@@ -1,16 +1,22 @@
 """The sentence above all tables, and what it tells to do next."""
 
 import dataclasses
+import hashlib
+import json
 
+import numpy as np
 import pytest
 from support.reports import ask, make_run, metrics_of, summary
 
 from evaluation.metrics.verdict import Verdict
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
-from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, outcome
+from oblivionis.reports import verdicts
+from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, of_run, outcome
+from oblivionis.requests import seal
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger
+from oblivionis.runs.directory import Checkpoint
 
 OVER = {"prob": Verdict(0.01, 0.2, 1e-6, 1.0, 40)}
 UNDER = {"prob": Verdict(0.9, 0.2, 1.0, 1e-6, 40)}
@@ -19,15 +25,24 @@ FEW = {"prob": Verdict(0.01, 0.2, 0.25, 1.0, 2)}
 KEPT = {"finetune": {"model_utility": 0.5}, "unlearn": {"model_utility": 0.49}, "retrain": {}}
 
 
-def served(tmp_path, verified=("r0", "r1"), overrides=()):
-    run, config = make_run(tmp_path, overrides=overrides)
+def served(tmp_path, verified=("r0", "r1"), overrides=(), **made):
+    run, config = make_run(tmp_path, overrides=overrides, **made)
     ask(run, serve=False)
     ledger = Ledger(run.ledger_path)
     for name in ("r0", "r1"):
         ledger.served(name, 1)
         word = "verified" if name in verified else "not testable"
         ledger.verified(name, 2, Judgement(word, "", 0.1), 0.5)
+    bind(run, config)
     return run, config
+
+
+def bind(run, config):
+    """The ledger names the run's files, as at the end of its stages."""
+    for stage in ("finetune", "unlearn", "retrain"):
+        run.save_checkpoint(Checkpoint(stage, 2, np.zeros(3, np.float32), {}, {}), keep=1)
+    seal.begin(run, config, "unlearn", Ledger(run.ledger_path))
+    seal.seal(run)
 
 
 def test_a_run_that_forgot_and_kept_the_rest(tmp_path):
@@ -51,6 +66,56 @@ def test_a_run_that_forgot_and_kept_the_rest(tmp_path):
 def test_it_is_no_good_news_where_one_part_is_not(tmp_path, verdicts, words, grade):
     found = outcome(*served(tmp_path), KEPT, verdicts)
     assert words in found.sentence and found.grade == grade
+
+
+def test_without_a_word_on_utility_it_is_no_good_news(tmp_path):
+    assert outcome(*served(tmp_path), {"unlearn": {}}, LIKE).grade == DOUBTFUL
+
+
+def edit(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda run: edit(run.ledger_path, "not testable", "verified"), "its ledger was changed: line "),
+        (lambda run: edit(run.path / "evaluations" / "unlearn.json", "2.5", "2.7"), "evaluations/unlearn.json is not"),
+        (lambda run: edit(run.path / "stages" / "finetune.json", "model_utility", "model_utilitx"), "stages/finetune"),
+        (lambda run: (run.path / "judgements.json").write_text("{}"), "judgements.json is not named"),
+    ],
+)
+def test_nothing_follows_from_a_run_that_was_edited(tmp_path, change, said):
+    run, config = served(tmp_path, verified=("r0",))
+    assert outcome(run, config, KEPT, LIKE).sentence.startswith("1 of 2")
+    change(run)
+    found = outcome(run, config, KEPT, LIKE)
+    assert (
+        found.grade == BAD and found.sentence.startswith("Nothing follows from this run, ") and said in found.sentence
+    )
+    assert summary(run, config, full=False).startswith("Nothing follows from this run, ")
+
+
+def test_a_ledger_without_its_last_lines_binds_nothing(tmp_path):
+    run, config = served(tmp_path)
+    lines = run.ledger_path.read_text().splitlines(keepends=True)
+    run.ledger_path.write_text("".join(line for line in lines if '"sealed"' not in line))
+    found = outcome(run, config, KEPT, LIKE)
+    assert found.grade == DOUBTFUL and "the ledger does not name the run's files" in found.sentence
+
+
+def test_good_news_does_not_rest_on_figures_that_were_kept(tmp_path):
+    run, config = served(tmp_path, metrics=lambda stage: {**metrics_of(stage), "model_utility": 0.5})
+    assert of_run(run, config).grade != GOOD
+    kept = json.loads((run.path / "figures.json").read_text())
+    entry = {"of": kept["verdicts"]["of"], "value": {"prob": dataclasses.asdict(LIKE["prob"])}}
+    sha256 = hashlib.sha256(json.dumps([entry["of"], entry["value"]], sort_keys=True).encode()).hexdigest()
+    (run.path / "figures.json").write_text(json.dumps({**kept, "verdicts": {**entry, "sha256": sha256}}))
+    believed = outcome(run, config, KEPT, verdicts.find_verdicts(run))
+    assert believed.grade == GOOD, "who edits the file and its hash is believed"
+    assert of_run(run, config).grade != GOOD
 
 
 def test_requests_and_utility_count_as_well(tmp_path):
