@@ -24,7 +24,10 @@ _CODE = 130
 
 
 class Stopping:
-    """What is known of a stop. hint: what to print where the command cannot do it any more."""
+    """What is known of a stop.
+
+    hint: what to print where the command cannot do it any more; errors: the descriptor that it goes to.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,6 +37,7 @@ class Stopping:
         """A command begins."""
         self.asked = threading.Event()
         self.hint = ""
+        self.errors = 2
         self._done = threading.Event()
         self._children: dict[int, object] = {}
 
@@ -58,7 +62,7 @@ class Stopping:
         if self._done.wait(GRACE_S) or not self.asked.is_set():
             return
         with contextlib.suppress(Exception):
-            os.write(2, f"\nstopped before all was tidied up{self.hint and f'; {self.hint}'}\n".encode())
+            os.write(self.errors, f"\nstopped before all was tidied up{self.hint and f'; {self.hint}'}\n".encode())
         self._end_children()
         os._exit(_CODE)
 
@@ -135,6 +139,7 @@ def signals() -> Iterator[None]:
         yield
         return
     stopping.begin()
+    stopping.errors = errors = _standard_error()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -149,6 +154,17 @@ def signals() -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(before)
         os.close(writing)
+        if errors != 2:
+            stopping.errors = 2
+            os.close(errors)
+
+
+def _standard_error() -> int:
+    """A descriptor of its own, since libraries send number 2 elsewhere for a while; number 2 where it is closed."""
+    try:
+        return os.dup(2)
+    except OSError:
+        return 2
 
 
 def _interrupt(number: int, frame: object) -> None:

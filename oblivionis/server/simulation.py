@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -90,7 +91,7 @@ def simulate(config: Config, run: RunDirectory, events: Events) -> None:
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     stop = Stop()
-    with _flower_log(run), _ctrl_c(stop, events), _ray(config, run):
+    with _flower_log(run), _silent_losses(stop), _ctrl_c(stop, events), _ray(config, run):
         if stop.is_set():
             raise RunInterrupted(_STOPPED)
         _run_flower(config, run, events, stop)
@@ -201,6 +202,26 @@ def _flower_log(run: RunDirectory) -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.propagate = propagate
         handler.close()
+
+
+@contextmanager
+def _silent_losses(stop: Stop) -> Iterator[None]:
+    """After a stop, an interruption that is lost prints no stack trace.
+
+    It is lost in a destructor, and in a thread that is just being started: until it runs, Python takes it for the
+    thread that starts it.
+    """
+    before = sys.unraisablehook
+
+    def tell(unraisable: sys.UnraisableHookArgs) -> None:
+        if not (stop.is_set() and issubclass(unraisable.exc_type, KeyboardInterrupt)):
+            before(unraisable)
+
+    sys.unraisablehook = tell
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

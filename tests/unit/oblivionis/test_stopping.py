@@ -38,6 +38,19 @@ with signals():
     stopping._end_children = lambda: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)]
     stopping.finish(130)
 """
+ELSEWHERE = """
+import os, signal, time
+from oblivionis.cli import stopping
+stopping.GRACE_S = 0.2
+with stopping.signals():
+    stopping.stopping.hint = "continue with: this"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(60)
+"""
 
 
 def test_an_interruption_that_no_signal_made_ends_no_process():
@@ -82,3 +95,10 @@ def test_a_signal_for_less_than_the_command_may_be_heard_of_late():
     stopping.dropped()
     late.join()
     assert not stopping.asked.is_set(), "the command goes on"
+
+
+def test_how_to_go_on_is_told_while_a_library_sends_standard_error_elsewhere():
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (130, "\nstopped before all was tidied up; continue with: this\n")
