@@ -76,7 +76,7 @@ def _bound(run: RunDirectory) -> tuple[str, str] | None:
     if not run.ledger_path.exists():
         return None
     if faults := check_chain(run.ledger_path).faults:
-        return f"its ledger was changed: {faults[0]}", BAD
+        return f"its ledger {run.ledger_path.name} was changed: {faults[0]}", BAD
     bound = seal.check(run, with_models=False)
     if bound.faults:
         return f"its files were changed: {bound.faults[0]}", BAD

@@ -302,7 +302,7 @@ def judge(kind, expected, case):
     if code != expected[0] or (code, out, err) != expected:
         told = kind.file.name in out + err or f"no row of {kind.file.stem} has" in err
         assert told, f"{text}\n--- of the sound file: exit code {expected[0]}\n{expected[1]}\n{expected[2]}"
-        named = kind.file.name in (out if kind.command[1] == "verify" else err)
+        named = kind.file.name in (out if kind.command[1] == "verify" else out.partition("\n")[0] + err)
         assert code != 0 or named, text
 
 

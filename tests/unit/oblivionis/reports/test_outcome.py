@@ -81,7 +81,7 @@ def edit(file, old, new):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda run: edit(run.ledger_path, "not testable", "verified"), "its ledger was changed: line "),
+        (lambda run: edit(run.ledger_path, "not testable", "verified"), "its ledger requests.jsonl was changed: line "),
         (lambda run: edit(run.path / "evaluations" / "unlearn.json", "2.5", "2.7"), "evaluations/unlearn.json is not"),
         (lambda run: edit(run.path / "stages" / "finetune.json", "model_utility", "model_utilitx"), "stages/finetune"),
         (lambda run: (run.path / "judgements.json").write_text("{}"), "judgements.json is not named"),
