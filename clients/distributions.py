@@ -103,7 +103,7 @@ def row_statistics(
         return statistics(rows.logits(values), labels[part], other, temperature, lowered)
 
     count = labels.numel()
-    size = count if rows.head is None else max(_ROWS // 2, _LOGITS // rows.head.shape[0])
+    size = _piece(rows)
     if count <= size:
         return piece(rows.values, slice(0, count))
     pieces: list[TokenStatistics] = []
@@ -112,3 +112,21 @@ def row_statistics(
         pieces.append(checkpoint(piece, rows.values[part], part, use_reentrant=False))  # type: ignore[arg-type]
     logp, entropy, kl = zip(*pieces, strict=True)
     return TokenStatistics(torch.cat(logp), torch.cat(entropy), None if reference is None else torch.cat(kl))
+
+
+def row_margins(rows: AnswerRows) -> Tensor:
+    """(M,) squared margins (max_k z_k − mean_k z_k)² of the logits z that predict M answer tokens, at least float32.
+
+    No softmax: a margin is 0 where the distribution is uniform, and changes by no shift of the logits.
+    """
+    pieces = []
+    for values in rows.values.split(_piece(rows)):
+        logits = rows.logits(values)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        pieces.append((logits.max(-1).values.to(dtype) - logits.mean(-1, dtype=dtype)).square())
+    return torch.cat(pieces)
+
+
+def _piece(rows: AnswerRows) -> int:
+    """For how many answer tokens the logits are there at once: for all where they exist anyway."""
+    return rows.values.shape[0] if rows.head is None else max(_ROWS // 2, _LOGITS // rows.head.shape[0])

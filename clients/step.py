@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from clients.distributions import TokenStatistics, row_statistics
-from clients.losses import Method
+from clients.distributions import TokenStatistics, row_margins, row_statistics
 from clients.reference import Received
 from evaluation.engine.forward import AnswerRows, answer_rows, layer_states, token_log_probs
 from evaluation.engine.models import model_device
@@ -37,8 +36,22 @@ class Surroundings(NamedTuple):
     retain_loss: str = "nll"
 
 
+class References(NamedTuple):
+    """What the model as received says of the records of a step, found beforehand; None: not asked for.
+
+    `forget_log_p`, `alternative_log_p` (B,): log-likelihood of each forget answer, and of each answer in its place;
+    `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record; nats.
+    """
+
+    forget_log_p: Tensor | None = None
+    alternative_log_p: Tensor | None = None
+    retain_nll: Tensor | None = None
+
+
 class Step:
     """Forget records, as many retain records (or none), and what the model says about them.
+
+    `alternatives`: where a loss asks for them, another answer to the question of each forget record.
 
     A loss gets those quantities that its positional parameters name: the properties below. `wanted` names those that
     will be asked for, so that forget and retain records go through the model once, by the cheapest way that gives them
@@ -52,14 +65,18 @@ class Step:
         forget: Sequence[TokenSequence],
         retain: Sequence[TokenSequence],
         *,
+        alternatives: Sequence[TokenSequence] = (),
         wanted: Collection[str] = (),
-        forget_reference_log_p: Tensor | None = None,
+        references: References | None = None,
         around: Surroundings | None = None,
     ) -> None:
         self.model, self.forget, self.retain = model, list(forget), list(retain)
+        self.alternatives = list(alternatives)
         self._around = around or Surroundings()
         self._wanted = expanded(wanted, self._around.retain_loss)
-        self._reference_log_p = forget_reference_log_p
+        self._references = references or References()
+        count = len(self.forget) + len(self.retain)
+        self._retained, self._replaced = slice(len(self.forget), count), slice(count, None)
 
     @property
     def forget_log_p(self) -> Tensor:
@@ -85,9 +102,15 @@ class Step:
     @property
     def forget_reference_log_p(self) -> Tensor:
         """(B,) `forget_log_p` under the model as received."""
-        if self._reference_log_p is None:
+        if self._references.forget_log_p is None:
             raise ValueError("the reference log-likelihoods were not computed")
-        return self._reference_log_p
+        return self._references.forget_log_p
+
+    @property
+    def forget_margin(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of the squared margin (max_k z_k − mean_k z_k)² of
+        the logits z, which is 0 where their distribution is uniform."""
+        return self._get("forget_margin", "forget_margin")
 
     @property
     def forget_reference_kl(self) -> Tensor:
@@ -110,14 +133,38 @@ class Step:
         return self._states[0]
 
     @property
+    def alternative_log_p(self) -> Tensor:
+        """(B,) log-likelihood of another answer to the question of each forget record, nats."""
+        return -self._alternative("nll_sum")
+
+    @property
+    def alternative_nll(self) -> Tensor:
+        """(B,) mean negative log-likelihood over the tokens of that answer."""
+        return self._alternative("nll")
+
+    @property
+    def alternative_reference_log_p(self) -> Tensor:
+        """(B,) `alternative_log_p` under the model as received."""
+        if self._references.alternative_log_p is None:
+            raise ValueError("the reference log-likelihoods of the alternative answers were not computed")
+        return self._references.alternative_log_p
+
+    @property
     def retain_log_p(self) -> Tensor | None:
         """(B,) log-likelihood of each retain answer, None without retain records."""
-        return -self._pass["nll_sum"][len(self.forget) :] if self.retain else None
+        return -self._pass["nll_sum"][self._retained] if self.retain else None
 
     @property
     def retain_nll(self) -> Tensor | None:
         """(B,) mean negative log-likelihood over the answer tokens of each retain record, None without any."""
-        return self._pass["nll"][len(self.forget) :] if self.retain else None
+        return self._pass["nll"][self._retained] if self.retain else None
+
+    @property
+    def retain_reference_nll(self) -> Tensor | None:
+        """(B,) `retain_nll` under the model as received, None without retain records."""
+        if self.retain and self._references.retain_nll is None:
+            raise ValueError("the reference likelihoods of the retain records were not computed")
+        return self._references.retain_nll if self.retain else None
 
     @property
     def retain_loss(self) -> Tensor | None:
@@ -127,7 +174,7 @@ class Step:
     @property
     def retain_entropy(self) -> Tensor | None:
         """(B,) `forget_entropy` of each retain record, None without any."""
-        return self._get("entropy", "retain_entropy")[len(self.forget) :] if self.retain else None
+        return self._get("entropy", "retain_entropy")[self._retained] if self.retain else None
 
     @property
     def retain_reference_kl(self) -> Tensor | None:
@@ -144,28 +191,40 @@ class Step:
         """`retain_states` of the model as received, None without retain records."""
         return self._states[2] if self.retain else None
 
-    def loss(self, method: Method, names: Collection[str], parameters: Mapping[str, Any]) -> Tensor:
-        """The method's loss on these records, a scalar, from the quantities `names`."""
-        return method.function(**{name: getattr(self, name) for name in names}, **parameters)
+    def quantities(self, names: Collection[str]) -> dict[str, Tensor | list[Tensor] | None]:
+        """The quantities `names` of these records."""
+        return {name: getattr(self, name) for name in names}
 
     def _get(self, key: str, name: str) -> Tensor:
         if key not in self._pass:
             raise ValueError(f"{name} was not computed: `wanted` does not name it")
         return self._pass[key]
 
+    def _alternative(self, key: str) -> Tensor:
+        if not self.alternatives:
+            raise ValueError("the alternative answers were not given")
+        return self._pass[key][self._replaced]
+
     @cached_property
     def _pass(self) -> dict[str, Tensor]:
-        """Values of all records (or tokens), forget ones first; divergences of the forget or retain records alone."""
-        batch = PackedBatch.build([*self.forget, *self.retain], model_device(self.model))
-        if not self._wanted & _BY_LOGITS:
+        """Values of all records (or tokens), first of forget, then of retain records, then of alternative answers;
+        divergences and margins of the forget or retain records alone."""
+        batch = PackedBatch.build([*self.forget, *self.retain, *self.alternatives], model_device(self.model))
+        if not self._wanted & BY_LOGITS:
             return _likelihoods(token_log_probs(self.model, batch), batch)
         # The references come first: the model must not change between its forward pass and the gradient.
         references = {name: self._reference(name) for name in _AGAINST if name in self._wanted and self._records(name)}
         rows = answer_rows(self.model, batch)
-        tokens = sum(len(record.answer) for record in self.forget)
         values: dict[str, Tensor] = {}
         pieces: list[TokenStatistics] = []
-        for prefix, part in (("forget", slice(0, tokens)), ("retain", slice(tokens, batch.labels.numel()))):
+        start = 0
+        for prefix, records in (("forget", self.forget), ("retain", self.retain), ("alternative", self.alternatives)):
+            part = slice(start, start + sum(len(record.answer) for record in records))
+            start = part.stop
+            if not records:
+                continue
+            if f"{prefix}_margin" in self._wanted:
+                values[f"{prefix}_margin"] = _record_means(row_margins(rows[part]), records)
             names = [name for name in references if name.startswith(prefix)]
             found = None
             for name in names or [""]:
@@ -216,7 +275,8 @@ class Step:
 
 QUANTITIES = frozenset(name for name, value in vars(Step).items() if isinstance(value, property))
 _AGAINST = ("forget_reference_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
-_BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy"})
+BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin"})
+"""Quantities that go by the logits: likelihoods alone do not."""
 NEEDS_RECEIVED = frozenset(
     {"forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl", "retain_reference_states"}
 )

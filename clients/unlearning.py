@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from clients.step import (
     NEEDS_RECEIVED,
     NEEDS_STATES,
     RETAIN_LOSSES,
+    References,
     Step,
     Surroundings,
     check_quantities,
@@ -96,6 +97,7 @@ def unlearn(
     seed: int,
     options: UnlearnOptions | None = None,
     on_step: Callable[[int, float], None] | None = None,
+    alternatives: Sequence[Sequence[TokenSequence]] = (),
 ) -> UnlearnReport:
     """Unlearn `forget` with the loss `method` and its hyperparameters, preserving `retain` (Oblivionis eq. 6).
 
@@ -103,24 +105,31 @@ def unlearn(
     replacement from a reshuffled cycle. What the loss asks of the model as received comes from a copy of the trained
     parameters, not from a second model. Without retain records (or with alpha = 0) an optional retain term is absent,
     and the report says so. With a retain term, half of `settings.batch_size` in a forward pass are retain records: the
-    same memory as training, the same gradient as all at once.
+    same memory as training, the same gradient as all at once. So it is with `alternatives`, for methods that ask for
+    them: of each forget record, in their order, other answers to its question; epoch e, from 0, takes the (e mod n)th
+    of n.
 
-    Raises ValueError without forget records, for an unknown method or hyperparameter, or if the method cannot do
-    without retain records; NonFiniteError as `train`.
+    Raises ValueError without forget records, for an unknown method or hyperparameter, if the method cannot do without
+    retain records, or if it asks for alternatives and a record has none; NonFiniteError as `train`.
     """
     if not forget:
         raise ValueError("no sequence to forget")
     options = options or UnlearnOptions()
     plan = _Plan.of(losses.get(method), parameters, settings.epochs, options.entropy, bool(retain))
+    if plan.loss.needs_alternatives and not (len(alternatives) == len(forget) and all(alternatives)):
+        raise ValueError(f"{method} needs at least one alternative answer to the question of each forget record")
     start = time.perf_counter()
     size = settings.records_per_update
     history: list[_Measured] = []
     stopped = False
     with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
-        gradient, moving = _prepare(model, flat, forget, retain, plan, settings, options)
-        updater = Updater(flat, settings, plan.count * -(-len(forget) // size), options.prox, moving, options.ball)
-        for update, chosen, partners in plan.work(len(forget), len(retain), size, seed):
-            measured = gradient.add(update, chosen, partners, updater)
+        work = list(plan.work(len(forget), len(retain), size, seed))
+        records = _Records(forget, retain, alternatives if plan.loss.needs_alternatives else ())
+        gradient, moving = _prepare(model, flat, records, plan, work, settings, options)
+        updater = Updater(flat, settings, len(work), options.prox, moving, options.ball)
+        values = plan.values
+        for task in work:
+            measured = gradient.add(task, values, updater)
             stopped = options.stop(measured.nll)
             if stopped:
                 flat.zero_grad()
@@ -128,6 +137,7 @@ def unlearn(
                 break
             history.append(measured)
             updater.step()
+            values = plan.loss.advanced(task.epoch, measured.means, values)
             if on_step is not None:
                 on_step(updater.steps, measured.loss)
         updater.finish()
@@ -147,13 +157,14 @@ def unlearn(
 class _Update:
     """One kind of update: the quantities `names` of the loss and whatever else is `wanted` of a step.
 
-    forget, retain: which records take part; regularised: whether the entropy term is added.
+    forget, retain, alternatives: which records take part; regularised: whether the entropy term is added.
     """
 
     names: tuple[str, ...]
     wanted: frozenset[str]
     forget: bool
     retain: bool
+    alternatives: bool
     regularised: bool
 
     @classmethod
@@ -176,13 +187,27 @@ class _Update:
             frozenset(names) | (more if regularised else set()),
             regularised or any(name.startswith("forget") for name in names),
             retain,
+            any(name.startswith("alternative") for name in names),
             regularised,
         )
+
+    def per_pass(self, batch_size: int) -> int:
+        """Forget records of a pass over `batch_size` sequences: of each there may be a partner and another answer."""
+        return max(1, batch_size // max(1, self.forget + self.retain + self.alternatives))
 
     @property
     def tells_nll(self) -> bool:
         """Whether the likelihoods of the forget records are at hand."""
         return any(name.startswith("forget") and name not in NEEDS_STATES for name in self.wanted)
+
+
+class _Task(NamedTuple):
+    """An update in an epoch, from 0, with the numbers of its forget records and of as many retain records."""
+
+    epoch: int
+    update: _Update
+    chosen: list[int]
+    partners: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,33 +231,32 @@ class _Plan:
         return cls(loss, values, tuple(kinds))
 
     @property
-    def count(self) -> int:
-        """Updates that a single batch would make in all epochs."""
-        return sum(map(len, self.epochs))
-
-    @property
     def paired(self) -> bool:
         """Whether retain records take part."""
         return any(update.retain for updates in self.epochs for update in updates)
 
-    def work(self, forget: int, retain: int, size: int, seed: int) -> Iterator[tuple[_Update, list[int], list[int]]]:
-        """Each update, with the numbers of its forget records, `size` at most, and of as many retain records."""
+    def work(self, forget: int, retain: int, size: int, seed: int) -> Iterator[_Task]:
+        """All updates in their order, each of `size` forget records at most."""
         order = torch.Generator().manual_seed(seed)
         cycle = _Cycle(retain, torch.Generator().manual_seed(seed + 1))
-        for updates in self.epochs:
+        for epoch, updates in enumerate(self.epochs):
             for chosen in batches(forget, size, order):
                 partners = cycle.draw(len(chosen)) if self.paired else []
                 for update in updates:
-                    yield update, chosen, partners
+                    yield _Task(epoch, update, chosen, partners)
 
 
 @dataclass(slots=True)
 class _Measured:
-    """Loss of an update, mean negative log-likelihood and entropy of its forget records; nan what it does not tell."""
+    """Loss of an update, mean negative log-likelihood and entropy of its forget records; nan what it does not tell.
+
+    means: where the method has a state, the mean of each quantity over the update's records.
+    """
 
     loss: float
     nll: float
     entropy: float
+    means: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, update: _Update) -> _Measured:
@@ -245,50 +269,121 @@ class _Measured:
         if not math.isnan(self.entropy):
             self.entropy += step.forget_entropy.mean().item() * share
 
+    def note(self, quantities: Mapping[str, Tensor | list[Tensor] | None], share: float) -> None:
+        """Add to the means a `share` of the records."""
+        for name, value in quantities.items():
+            if isinstance(value, Tensor) and value.ndim == 1:
+                self.means[name] = self.means.get(name, 0.0) + value.mean().item() * share
+
+
+class _Records(NamedTuple):
+    """What takes part in an unlearning; `alternatives`: other answers to each forget record's question, or none."""
+
+    forget: Sequence[TokenSequence]
+    retain: Sequence[TokenSequence]
+    alternatives: Sequence[Sequence[TokenSequence]]
+
+    def alternative(self, number: int, epoch: int) -> int:
+        """Which of the alternatives of a forget record an epoch takes."""
+        return epoch % len(self.alternatives[number])
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """What the model as received says of the records, by their numbers; None: not asked for, nan: not needed.
+
+    forget (n,): log-likelihoods; alternatives: those of each record's alternatives; retain (m,): mean negative ones.
+    """
+
+    forget: Tensor | None
+    alternatives: tuple[Tensor, ...] | None
+    retain: Tensor | None
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, records: _Records, names: Collection[str], work: Sequence[_Task], batch_size: int
+    ) -> _Received:
+        """Ask `model`, which is still the one received, for what the quantities `names` of the tasks `work` need."""
+        forget = alternatives = retain = None
+        if "forget_reference_log_p" in names:
+            forget = log_likelihoods(model, records.forget, batch_size)
+        if "alternative_reference_log_p" in names:
+            epochs = work[-1].epoch + 1
+            given = [group[:epochs] for group in records.alternatives]
+            found = log_likelihoods(model, [answer for group in given for answer in group], batch_size)
+            alternatives = found.split([len(group) for group in given])
+        if "retain_reference_nll" in names:
+            drawn = sorted({partner for task in work if task.update.retain for partner in task.partners})
+            found = log_likelihoods(model, [records.retain[i] for i in drawn], batch_size)
+            lengths = found.new_tensor([len(records.retain[i].answer) for i in drawn])
+            retain = found.new_full((len(records.retain),), math.nan)
+            retain[drawn] = -found / lengths
+        return cls(forget, alternatives, retain)
+
+    def references(self, part: Sequence[int], others: Sequence[int], partners: Sequence[int]) -> References:
+        """Of the forget records `part`, the alternative of each by `others`, and the retain records `partners`."""
+        replaced = None
+        if self.alternatives is not None and others:
+            replaced = torch.stack([self.alternatives[i][k] for i, k in zip(part, others, strict=True)])
+        return References(
+            None if self.forget is None else self.forget[part],
+            replaced,
+            None if self.retain is None else self.retain[partners],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
-    """Computes the gradients of updates on the records of one unlearning; `reference`: see `log_likelihoods`."""
+    """Computes the gradients of updates on the records of one unlearning."""
 
     model: nn.Module
-    forget: Sequence[TokenSequence]
-    retain: Sequence[TokenSequence]
-    plan: _Plan
+    records: _Records
+    loss: losses.Method
     batch_size: int
     entropy: Entropy
     around: Surroundings
-    reference: Tensor | None
+    received: _Received
 
-    def add(self, update: _Update, chosen: list[int], partners: list[int], updater: Updater) -> _Measured:
-        """Add the gradient of one update, a pass over `batch_size` records at a time."""
+    def add(self, task: _Task, values: Mapping[str, Any], updater: Updater) -> _Measured:
+        """Add the gradient of one update by the hyperparameters `values`, `batch_size` sequences in a pass."""
+        update = task.update
         measured = _Measured.of(update)
-        per_pass = max(1, self.batch_size // 2) if update.forget and update.retain else self.batch_size
-        for first in range(0, len(chosen), per_pass):
-            part = chosen[first : first + per_pass]
-            step = Step(
-                self.model,
-                [self.forget[i] for i in part] if update.forget else [],
-                [self.retain[i] for i in partners[first : first + per_pass]] if update.retain else [],
-                wanted=update.wanted,
-                forget_reference_log_p=None if self.reference is None else self.reference[part],
-                around=self.around,
-            )
-            value = step.loss(self.plan.loss, update.names, self.plan.values)
+        per_pass = update.per_pass(self.batch_size)
+        for first in range(0, len(task.chosen), per_pass):
+            part = slice(first, first + per_pass)
+            step = self._step(task, task.chosen[part], task.partners[part])
+            given = step.quantities(update.names)
+            value = self.loss.function(**given, **values)
             if update.regularised:
                 value = value + self.entropy.term(step.forget_entropy, step.retain_entropy)
-            share = len(part) / len(chosen)
+            share = len(task.chosen[part]) / len(task.chosen)
             value = value * share
             updater.backward(value)
             measured.add(value.item(), step, share)
+            if self.loss.advance_in is not None:
+                measured.note(given, share)
         return measured
+
+    def _step(self, task: _Task, chosen: list[int], partners: list[int]) -> Step:
+        update, records = task.update, self.records
+        others = [records.alternative(i, task.epoch) for i in chosen] if update.alternatives else []
+        return Step(
+            self.model,
+            [records.forget[i] for i in chosen] if update.forget else [],
+            [records.retain[i] for i in partners] if update.retain else [],
+            alternatives=[records.alternatives[i][k] for i, k in zip(chosen, others, strict=True)] if others else [],
+            wanted=update.wanted,
+            references=self.received.references(chosen, others, partners),
+            around=self.around,
+        )
 
 
 def _prepare(
     model: nn.Module,
     flat: FlatParameters,
-    forget: Sequence[TokenSequence],
-    retain: Sequence[TokenSequence],
+    records: _Records,
     plan: _Plan,
+    work: Sequence[_Task],
     settings: TrainSettings,
     options: UnlearnOptions,
 ) -> tuple[_Gradient, Tensor | None]:
@@ -313,9 +408,8 @@ def _prepare(
         layer=depth,
         retain_loss=options.retain_loss,
     )
-    likelihoods = "forget_reference_log_p" in loss.names
-    reference = log_likelihoods(model, forget, settings.batch_size) if likelihoods else None
-    return _Gradient(model, forget, retain, plan, settings.batch_size, options.entropy, around, reference), moving
+    received = _Received.of(model, records, wanted, work, settings.batch_size)
+    return _Gradient(model, records, loss, settings.batch_size, options.entropy, around, received), moving
 
 
 def _ends(history: Sequence[_Measured]) -> dict[str, float]:

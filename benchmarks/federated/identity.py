@@ -73,6 +73,7 @@ def identity(config: Config) -> str:
     source, revision = tree["model"].pop("source"), tree["model"].pop("revision", None)
     files = [(tree["data"], key) for key in sorted(tree["data"]) if key == "path" or key.endswith("_file")]
     files += [(tree["evaluation"]["wikimem"], key) for key in ("subjects", "counterfactuals_folder")]
+    files.append((tree["unlearning"]["alternatives"], "idk"))
     paths = [section.pop(key) for section, key in files]
     loss = declared.own_loss(config.unlearning.method)
     if loss is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.bases import PAGED
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.rows import Row, Rows
-from benchmarks.gpu.shapes import TINY, Setting, random_base
+from benchmarks.gpu.shapes import TINY, Setting, other_answers, random_base
 from clients import losses
 from clients.flat import FlatParameters
 from clients.optimisation import Ball
@@ -64,6 +64,7 @@ class Checks:
             seed=0,
             options=UnlearnOptions(ball=ball),
             on_step=lambda _, loss: found.append(loss),
+            alternatives=other_answers(self.records[:4], self.records[4:]),
         )
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,3 +135,8 @@ def _separate(model: Any) -> None:
         if parameter.data_ptr() in seen:
             parameter.data = parameter.data.clone()
         seen.add(parameter.data_ptr())
+
+
+def other_answers(forget: Sequence[TokenSequence], others: Sequence[TokenSequence]) -> list[list[TokenSequence]]:
+    """To the question of each forget record the answer of one of the `others`, of which there are as many or more."""
+    return [[TokenSequence(r.prompt, o.answer)] for r, o in zip(forget, others[: len(forget)], strict=True)]

@@ -79,7 +79,9 @@ def exchange(
     second = copy.deepcopy(model) if name == SECOND_MODEL else None
     method, _, term = ("npo" if second is not None else name).partition(":")
     options = UnlearnOptions(retain_loss=term or "nll")
-    done = unlearn(model, flat, forget, retain, method, {}, SETTINGS, seed=0, options=options)
+    others = [[TokenSequence(r.prompt, other.answer)] for r, other in zip(forget, retain, strict=False)]
+    given = {"options": options, "alternatives": others}
+    done = unlearn(model, flat, forget, retain, method, {}, SETTINGS, seed=0, **given)
     return done.steps, done.seconds
 
 

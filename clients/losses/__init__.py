@@ -13,6 +13,13 @@ The module may also define, with the hyperparameters as keywords:
   that it is given; without it, there is one update with all of them;
 - `layers(count, **hyperparameters)`: the decoder layers of `count` whose parameters move, a range; states are read
   after the last of them. Without it, everything trainable moves.
+- `advance(epoch, means, **hyperparameters)`: what it returns, a mapping, are other hyperparameters from the next update
+  on, until the unlearning ends. Called after each update with its epoch, from 0, and `means`, the mean over its records
+  of each quantity that has one number a record. That is all the state that a method may have: a dual variable, say, is
+  a hyperparameter that `advance` moves; the loss stays a function. Without it, all of them stay as they are.
+
+Quantities whose names begin with `alternative_` are about other answers to the forget questions, one a record and
+epoch; who calls `unlearn` brings them.
 
 Literals tell more of it without importing it: `LIMITS` between what the hyperparameters may lie, `LABEL` what tables of
 suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
@@ -51,6 +58,7 @@ class Method:
     defaults: Mapping[str, float | int | str | bool | None]
     phases_in: Callable[..., Sequence[tuple[str, ...]]] | None = None
     layers_in: Callable[..., range] | None = None
+    advance_in: Callable[..., Mapping[str, Any]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,6 +74,17 @@ class Method:
         """Whether it cannot do without retain records."""
         needed = [(name,) for name in self.required], self.phases(0, self.defaults)
         return any(all(name.startswith("retain") for name in names) for names in itertools.chain(*needed))
+
+    @property
+    def needs_alternatives(self) -> bool:
+        """Whether it asks for other answers to the forget questions."""
+        return any(name.startswith("alternative_") for name in self.names)
+
+    def advanced(self, epoch: int, means: Mapping[str, float], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The hyperparameters of the next update. Raises ValueError where `advance` returns what are none."""
+        if self.advance_in is None:
+            return parameters
+        return self.parameters({**parameters, **self.advance_in(epoch, means, **parameters)})
 
     def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All hyperparameters: `given` over the defaults. Raises ValueError for an unknown or non-finite one."""
@@ -123,8 +142,8 @@ def _method(name: str, module: ModuleType) -> Method:
             required.append(parameter.name)
         else:
             optional.append(parameter.name)
-    phases, layers = getattr(module, "phases", None), getattr(module, "layers", None)
-    return Method(name, function, tuple(required), tuple(optional), defaults, phases, layers)
+    more = [getattr(module, name, None) for name in ("phases", "layers", "advance")]
+    return Method(name, function, tuple(required), tuple(optional), defaults, *more)
 
 
 def hyperparameters(name: str) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 A message chooses on a client, beside the numbers of the model: the folder (`nodes-dir`, `data-nodes`), the records
 (`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`), the base model (`model.source`, `model.revision`,
 `model.attn_implementation`), files and models of an audit (`evaluation.wikimem.counterfactuals_folder`,
-`evaluation.wikimem.embedder`), the code of the loss (`unlearning.method`), whose records are buried and audited and
-whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done (`epochs`,
-`federation.local_epochs`, `unlearning.epochs`, the lengths and counts of an audit's answers, the size of `settings`,
-how many messages there are). Each is bounded here. Other paths of a configuration (`output`, `start_from`,
-`evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
+`evaluation.wikimem.embedder`), the code of the loss (`unlearning.method`), the file of answers that it learns instead
+(`unlearning.alternatives.idk`), whose records are buried and audited and whether the client leaves (`request-ids`,
+`record-ids`, `scopes`), and how much is done (`epochs`, `federation.local_epochs`, `unlearning.epochs`, the lengths and
+counts of an audit's answers, the size of `settings`, how many messages there are). Each is bounded here. Other paths of
+a configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from oblivionis.client.policy import POLICY_FILE, Policy, PolicyError, read_policy
 from oblivionis.config import declared
-from oblivionis.config.schema import TABLES, Config, Data, Model
+from oblivionis.config.schema import TABLES, Config, Data, Model, Unlearning
 from oblivionis.errors import ClientError, FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes, write_json
 from oblivionis.models.packaged import PACKAGED
@@ -118,7 +118,7 @@ class Guard:
     def permitted(self, config: Config, message: Mapping[str, Any]) -> Config:
         """`config` as it may be used here: of a model on the hub, the folder in this machine's cache."""
         self._check_data(config.data)
-        self._check_loss(config.unlearning.method)
+        self._check_loss(config.unlearning)
         self._check_work(config, message)
         if self._kind == protocol.AUDIT:
             self._check_audit(config)
@@ -156,9 +156,12 @@ class Guard:
             if given is not None and not _within(given, [self._folder / DATA_FOLDER]):
                 raise self._refused("data", f"data.{key} {_cut(given)!r} lies outside its own records")
 
-    def _check_loss(self, method: str) -> None:
+    def _check_loss(self, unlearning: Unlearning) -> None:
+        method, sentences = unlearning.method, unlearning.alternatives.idk
         if declared.own_loss(method) is not None:
             raise self._refused("unlearning.method", f"the loss {_cut(method)!r}: it runs no code but the program's")
+        if sentences is not None and not _within(sentences, [self._folder / DATA_FOLDER]):
+            raise self._refused("data", f"unlearning.alternatives.idk {_cut(sentences)!r} lies outside its own records")
 
     def _check_work(self, config: Config, message: Mapping[str, Any]) -> None:
         epochs = {

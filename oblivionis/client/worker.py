@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,9 +22,10 @@ from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
 from oblivionis.config.schema import Config
+from oblivionis.data import alternatives, idk
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.tokenize import encode_all
+from oblivionis.data.tokenize import encode_all, encode_pairs
 from oblivionis.errors import ClientError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble
@@ -65,6 +69,11 @@ class Worker:
         self.corpus = Corpus("node", (), frozenset()) if own else corpus_of(config)
         self.partition = None if own else load_partition(self.corpus, config)
         self._holdings: OrderedDict[int, Holding] = OrderedDict()
+
+    @cached_property
+    def _perturbed(self) -> dict[str, tuple[str, ...]]:
+        """Wrong answers by record id, of the corpus."""
+        return alternatives.perturbed_answers(self.corpus)
 
     def holding(self, client: int) -> Holding:
         """The records of `client`, tokenised; the most recently used clients stay in memory."""
@@ -132,7 +141,8 @@ class Worker:
     ) -> tuple[np.ndarray, UnlearnReport]:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
-        PGA starts from `reference`, the model of the other clients, and stays within a ball around it.
+        A method that learns other answers in their place is given some, drawn by `seed`; ClientError where there are
+        none. PGA starts from `reference`, the model of the other clients, and stays within a ball around it.
         """
         forget_set, retain_set = self._divided(client, record_ids, tombstones)
         unlearning = self.config.unlearning
@@ -148,6 +158,8 @@ class Worker:
             vector = reference
             ball = Ball(reference, unlearning.params["radius"] or self._distance_to_random(reference) / 3)
             limit = limit or math.log(len(self.assembled.tokenizer))
+        asks = losses.get(unlearning.method).needs_alternatives
+        others = self._alternatives(client, record_ids, seed) if asks else ()
         self._load(vector)
         settings = self._settings(
             epochs=unlearning.epochs,
@@ -165,8 +177,34 @@ class Worker:
         )
         method, values = unlearning.method, dict(unlearning.params)
         model = self.assembled.model
-        report = unlearn(model, self.flat, forget_set, retain_set, method, values, settings, seed=seed, options=options)
+        given = {"seed": seed, "options": options, "alternatives": others}
+        report = unlearn(model, self.flat, forget_set, retain_set, method, values, settings, **given)
         return self.flat.numpy(), report
+
+    def _alternatives(self, client: int, record_ids: Collection[str], seed: int) -> list[list[TokenSequence]]:
+        """Other answers to the questions of the named records of `client`, in the order of its records."""
+        wanted = set(record_ids)
+        records = [r for r in self.holding(client).records if r.id in wanted]
+        unlearning = self.config.unlearning
+        if unlearning.alternatives.source == "idk":
+            file = unlearning.alternatives.idk
+            sentences = idk.read_sentences(Path(file).expanduser()) if file else idk.SENTENCES
+            choices = dict.fromkeys(wanted, sentences)
+        else:
+            choices = {r.id: r.perturbed_answers or self._perturbed.get(r.id, ()) for r in records}
+            if without := [r.id for r in records if not choices[r.id]]:
+                raise ClientError(f"client {client}: {alternatives.lacking(unlearning.method, without)}")
+        drawn = [alternatives.drawn(choices[r.id], seed, r.id, unlearning.epochs) for r in records]
+        encoded = encode_pairs(
+            [(r.question, answer) for r, answers in zip(records, drawn, strict=True) for answer in answers],
+            self.assembled.tokenizer,
+            self.assembled.template,
+            max_length=self.config.model.max_length,
+            on_overflow=self.config.model.on_overflow,
+            names=[f"another answer of {r.id}" for r, answers in zip(records, drawn, strict=True) for _ in answers],
+        )
+        found = iter(TokenSequence(e.prompt, e.answer) for e in encoded)
+        return [list(itertools.islice(found, len(answers))) for answers in drawn]
 
     def _divided(
         self, client: int, record_ids: Collection[str], tombstones: Collection[str]

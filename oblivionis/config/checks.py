@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oblivionis.config import declared, methods
 from oblivionis.config.problems import Problem
-from oblivionis.config.schema import STAGES, TABLES, Config, Data
+from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
@@ -186,6 +186,28 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
     if unlearning.requests.scope == "client" and methods.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
+
+
+@_reads("unlearning.method", "unlearning.alternatives", "data.name")
+def _alternatives(config: Config) -> Iterator[Problem]:
+    """Other answers that the method would not look at, or that there cannot be."""
+    method, given, key = config.unlearning.method, config.unlearning.alternatives, "unlearning.alternatives"
+    known = ", ".join(methods.with_alternatives())
+    if not methods.needs_alternatives(method):
+        if given.idk is not None or given.source != "idk":
+            name = "idk" if given.idk is not None else "source"
+            message = f"{method} learns no other answers in the place of what is to be forgotten"
+            default = "null" if name == "idk" else "idk"
+            yield Problem(f"{key}.{name}", message, f"{default}, or one of the methods {known}")
+        return
+    if config.data.name in TEXTS:
+        message = f"{method} learns other answers to questions, and the records of {config.data.name} are texts"
+        yield Problem("unlearning.method", message, "a method that needs no other answers")
+    if given.idk is not None and given.source != "idk":
+        message = f"{given.idk} is not read: {key}.source is {given.source}"
+        yield Problem(f"{key}.idk", message, "null", f"or set {key}.source=idk")
+    elif given.idk is not None and config.data.name != "node" and not Path(given.idk).expanduser().is_file():
+        yield Problem(f"{key}.idk", f"there is no file {given.idk}", "a text file with one sentence per line")
 
 
 @_reads("training.optimizer", "model.device")

@@ -39,6 +39,16 @@ def sees_forget_likelihood(method: str) -> bool:
     return any(name.startswith("forget_") and not name.endswith("_states") for name in _code(method).quantities)
 
 
+def needs_alternatives(method: str) -> bool:
+    """Whether it asks for other answers to the questions that are to be forgotten."""
+    return any(name.startswith("alternative_") for name in _code(method).quantities)
+
+
+def with_alternatives() -> list[str]:
+    """The methods that do, sorted."""
+    return [name for name in declared.names("unlearning") if needs_alternatives(name)]
+
+
 def needs_retain(method: str) -> bool:
     """Whether it cannot do without retain records."""
     code = _code(method)

@@ -400,6 +400,23 @@ class Updates:
 
 
 @dataclass
+class Alternatives:
+    """Other answers to the forget questions: `idk_nll`, `idk_dpo` and `altpo` teach them in place of the true ones."""
+
+    source: Literal["idk", "perturbed"] = field(
+        default="idk",
+        metadata=about(
+            "`idk`: sentences that know nothing; `perturbed`: the record's own `perturbed_answer`, wrong answers of "
+            "the same form. Drawn by the seed for each record, another one in each epoch."
+        ),
+    )
+    idk: str | None = field(
+        default=None,
+        metadata=about("`idk`: text file of your own sentences, one per line; null: fifty built-in ones."),
+    )
+
+
+@dataclass
 class Unlearning:
     """What a client does to forget."""
 
@@ -444,6 +461,7 @@ class Unlearning:
         ),
     )
     entropy: Entropy = field(default_factory=Entropy)
+    alternatives: Alternatives = field(default_factory=Alternatives)
     updates: Updates = field(default_factory=Updates)
     requests: Requests = field(default_factory=Requests)
 

@@ -7,7 +7,9 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from oblivionis.config import methods
 from oblivionis.config.schema import Config
+from oblivionis.data.alternatives import perturbed_answers
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import PromptTemplate, encode_pairs
 
@@ -81,6 +83,7 @@ def lengths(corpus: Corpus, config: Config) -> Lengths | None:
     Looked for among the `_LONGEST` texts with the most bytes.
     """
     trained = [(record.question, record.answer) for record in corpus.train if not record.tokens]
+    trained += _learned_instead(corpus, config)
     scored = [(record.question, text) for _, record in _records(corpus) for _, text in _texts(record)]
     cut = [Size(1, len(record.tokens)) for record in corpus.train if record.tokens]
     if not scored and not cut:
@@ -92,6 +95,15 @@ def lengths(corpus: Corpus, config: Config) -> Lengths | None:
     ]
     variants = max((sum(1 for _ in _texts(record)) for _, record in _records(corpus)), default=1)
     return Lengths(found[0] or found[1], found[1], _answers(corpus, config), variants)
+
+
+def _learned_instead(corpus: Corpus, config: Config) -> list[tuple[str, str]]:
+    """Questions with the wrong answers that a method may learn in the place of the true one."""
+    unlearning = config.unlearning
+    if unlearning.alternatives.source != "perturbed" or not methods.needs_alternatives(unlearning.method):
+        return []
+    known = perturbed_answers(corpus)
+    return [(record.question, text) for record in corpus.train for text in known.get(record.id, ())]
 
 
 def _sizes(pairs: list[tuple[str, str]], config: Config) -> list[Size]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from clients import losses
+from clients.step import BY_LOGITS
 from evaluation.engine import decoding
 from evaluation.engine.decoders import PREFILL_TOKENS
 from evaluation.engine.models import vocabulary_size
@@ -178,17 +179,19 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
 
 
 def _reads_distributions(config: Config) -> bool:
-    """Whether the unlearning loss looks at entropies or divergences, for which logits are made."""
+    """Whether the unlearning loss looks at entropies, divergences or margins, for which logits are made."""
     unlearning = config.unlearning
     names = losses.get(unlearning.method).names if methods.is_loss(unlearning.method) else ()
-    divergences = any(name.endswith("_kl") for name in names) or unlearning.retain_loss == "kl"
-    return divergences or unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
+    by_logits = not BY_LOGITS.isdisjoint(names) or unlearning.retain_loss == "kl"
+    return by_logits or unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
 
 
 def _records_at_once(config: Config) -> int:
-    """Records in a forward pass; unlearning pairs a record to forget with one to keep even at batch size 1."""
+    """Records in a forward pass; even at batch size 1 unlearning pairs a record to forget with one to keep, and with
+    another answer where the method asks for one."""
     sizes = [config.training.batch_size, config.unlearning.batch_size or 0]
-    return max(*sizes, 2) if {"unlearn", "local"} & set(config.stages) else sizes[0]
+    together = 3 if methods.needs_alternatives(config.unlearning.method) else 2
+    return max(*sizes, together) if {"unlearn", "local"} & set(config.stages) else sizes[0]
 
 
 def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:

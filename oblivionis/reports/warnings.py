@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluation.metrics.verdict import OVER_UNLEARNED, STILL_KNOWN
+from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.naming import LOG_SETS
 from oblivionis.reports import forget_quality, verdicts
@@ -53,6 +54,7 @@ def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
         *_failed_replies(run),
         *_cut_replies(run),
         *_questions(run, metrics),
+        *_learned_answers(config, metrics),
         *_samples(config, metrics),
     ]
     return sorted(found, key=lambda w: w.limit)
@@ -211,6 +213,20 @@ def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) ->
             else f"so not even models that share nothing are told apart at {SIGNIFICANT:g}."
         )
         yield RunWarning("few questions", text, limit=True)
+
+
+def _learned_answers(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
+    """The truth ratio compares with the very answers that were learned in the place of the true ones."""
+    unlearning, values = config.unlearning, metrics.get("unlearn", {})
+    learned = methods.needs_alternatives(unlearning.method) and unlearning.alternatives.source == "perturbed"
+    if learned and values.get("forget_truth_ratio") is not None:
+        yield RunWarning(
+            "learned answers",
+            f"{methods.label(unlearning.method)} learned the perturbed answers to the records that it forgot. Truth "
+            "ratio and forget quality compare the true answer with just these: they may look better, or worse, than "
+            "what is forgotten.",
+            limit=True,
+        )
 
 
 def _samples(config: Config, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:

@@ -17,6 +17,7 @@ from oblivionis.errors import FileError
 from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import unfit_character
+from oblivionis.requests.alternatives import asks_alternatives, check_alternatives
 from oblivionis.requests.holdings import Holdings
 from oblivionis.requests.ledger import (
     AllAtRound,
@@ -56,9 +57,13 @@ def policy_of(config: Config, holdings: Holdings | RemoteHoldings) -> Policy:
 
 
 def check_requests(config: Config) -> None:
-    """Raise now what `policy_of` would raise in the run: only the data tell which subjects and records there are."""
-    if "unlearn" in config.stages and config.unlearning.requests.policy in ("subjects_at_round", "file"):
-        policy_of(config, holdings_of(config, corpus_of(config)))
+    """Raise now what `policy_of` and `check_alternatives` would raise in the run: only the data tell which subjects and
+    records there are, and what other answers."""
+    by_data = "unlearn" in config.stages and config.unlearning.requests.policy in ("subjects_at_round", "file")
+    if by_data or asks_alternatives(config):
+        corpus = corpus_of(config)
+        policy = policy_of(config, holdings_of(config, corpus)) if "unlearn" in config.stages else None
+        check_alternatives(config, corpus, policy)
 
 
 def holdings_of(

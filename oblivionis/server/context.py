@@ -21,6 +21,7 @@ from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.requests.alternatives import check_alternatives
 from oblivionis.requests.from_nodes import NodeRequests
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
@@ -72,6 +73,7 @@ class Server:
         self.holdings = holdings_of(config, corpus, self.nodes, known)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
         self.policy = policy_of(config, self.holdings) if asked else None
+        check_alternatives(config, corpus, self.policy)
         self.remote = isinstance(self.holdings, RemoteHoldings)
         self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))

@@ -12,7 +12,9 @@ import torch
 from support import tiny_llama
 from torch import Tensor
 
+from clients.flat import FlatParameters
 from clients.training import TrainSettings
+from clients.unlearning import unlearn
 from evaluation.engine.sequences import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
@@ -20,6 +22,12 @@ RATE, DECAY, SIZE, EPOCHS, SEED = 2e-3, 0.01, 4, 2, 9
 SETTINGS = TrainSettings(
     epochs=EPOCHS, batch_size=SIZE, learning_rate=RATE, weight_decay=DECAY, warmup_epochs=0, max_grad_norm=None
 )
+
+OTHERS = [
+    [TokenSequence(record.prompt, other.answer) for other in tiny_llama.sequences(1 + i % 3, seed=30 + i)]
+    for i, record in enumerate(FORGET)
+]
+"""Other answers to the question of each forget record: one, two or three."""
 
 Batch = Callable[[Any, Any, list[TokenSequence], list[TokenSequence]], Tensor]
 """The loss of a batch: of the model, the model as received, forget records, retain records."""
@@ -38,6 +46,32 @@ def nll(model: Any, records: list[TokenSequence]) -> Tensor:
         log_p = rows(model, record)
         means.append(-sum(log_p[i, token] for i, token in enumerate(record.answer)) / len(record.answer))
     return torch.stack(means).mean()
+
+
+def in_turn() -> Callable[[list[TokenSequence]], list[TokenSequence]]:
+    """Of the batches of a trajectory, in their order, to the other answers that their epoch takes."""
+    calls, per_epoch = itertools.count(), -(-len(FORGET) // SIZE)
+
+    def others(batch: list[TokenSequence]) -> list[TokenSequence]:
+        epoch = next(calls) // per_epoch
+        found = [OTHERS[FORGET.index(record)] for record in batch]
+        return [answers[epoch % len(answers)] for answers in found]
+
+    return others
+
+
+def log_p(model: Any, record: TokenSequence) -> Tensor:
+    """Log-likelihood of the whole answer."""
+    return torch.stack([rows(model, record)[i, token] for i, token in enumerate(record.answer)]).sum()
+
+
+def fast(method: str, values: dict[str, Any], **more: Any) -> tuple[list[float], np.ndarray]:
+    """What `unlearn` makes of the same: the loss before each update, and the trainable parameters after the last."""
+    model = tiny_llama.lora(num_hidden_layers=3)
+    flat, history = FlatParameters(model), []
+    settings = {"seed": SEED, "alternatives": OTHERS, "on_step": lambda _, value: history.append(value), **more}
+    unlearn(model, flat, FORGET, RETAIN, method, values, SETTINGS, **settings)
+    return history, flat.numpy()
 
 
 def trajectory(loss: Batch) -> tuple[list[float], np.ndarray]:

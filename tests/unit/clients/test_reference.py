@@ -581,10 +581,12 @@ def test_the_configuration_knows_what_each_method_looks_at() -> None:
         sees = any(q.startswith("forget_") and "states" not in q for q in method.names)
         assert methods.sees_forget_likelihood(name) == sees
         assert methods.needs_retain(name) == method.needs_retain
+        assert methods.needs_alternatives(name) == method.needs_alternatives
     with_choice = set(methods.with_retain_choice())
     assert {"grad_diff", "npo", "simnpo"} <= with_choice and not with_choice & {"pga", "rmu", "scrub"}
-    assert [n for n in known if not methods.sees_forget_likelihood(n)] == ["fine_tune", "rmu"]
-    assert {n for n in known if methods.needs_retain(n)} == {"fine_tune", "neg_grad", "scrub"}
+    assert [n for n in known if not methods.sees_forget_likelihood(n)] == ["fine_tune", "idk_nll", "rmu"]
+    assert {n for n in known if methods.needs_retain(n)} == {"fine_tune", "neg_grad", "pdu", "scrub"}
+    assert methods.with_alternatives() == ["altpo", "idk_dpo", "idk_nll"]
     assert not methods.is_loss("federaser") and not methods.sees_forget_likelihood("federaser")
 
 
@@ -599,6 +601,14 @@ def test_the_configuration_knows_what_each_method_looks_at() -> None:
         (["unlearning=neg_grad", "unlearning.params.alpha=1.5"], "unlearning.params.alpha"),
         (["unlearning=scrub", "unlearning.params.msteps=1.5"], "unlearning.params.msteps"),
         (["unlearning=scrub", "unlearning.params.temperature=0"], "unlearning.params.temperature"),
+        (["unlearning=pdu", "unlearning.requests.scope=client"], "unlearning.requests.scope"),
+        (["unlearning=idk_nll", "unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
+        (["unlearning=npo", "unlearning.alternatives.source=perturbed"], "unlearning.alternatives.source"),
+        (["unlearning=federaser", f"unlearning.alternatives.idk={__file__}"], "unlearning.alternatives.idk"),
+        (["unlearning=idk_dpo", "unlearning.alternatives.idk=nowhere.txt"], "unlearning.alternatives.idk"),
+        (["unlearning=altpo", f"unlearning.alternatives.idk={__file__}"], "unlearning.alternatives.idk"),
+        (["unlearning=idk_dpo", "unlearning.alternatives.source=ikd"], "unlearning.alternatives.source"),
+        (["unlearning=idk_nll", "data=muse_tiny"], "unlearning.method"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(overrides: list[str], path: str) -> None:

@@ -119,6 +119,44 @@ def test_forward_passes_hold_no_more_sequences_than_the_batch_size(monkeypatch: 
     assert seen == [(4, False), (3, False), (4, True), (4, True), (4, True), (2, True)]
 
 
+def test_neither_do_they_with_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two records with partner and another answer each; what no epoch takes is never looked at."""
+    seen: list[tuple[int, bool]] = []
+    build = step.PackedBatch.build
+
+    def counted(sequences: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((len(sequences), torch.is_grad_enabled()))
+        return build(sequences, *args, **kwargs)
+
+    monkeypatch.setattr(step.PackedBatch, "build", counted)
+    model = tiny_llama.lora()
+    untouchable: Any = None
+    others = [[record, untouchable] for record in FORGET]
+    options: dict[str, Any] = {"seed": 0, "alternatives": others}
+    unlearn(model, FlatParameters(model), FORGET, RETAIN, "idk_dpo", {}, settings(epochs=1, batch_size=6), **options)
+    assert seen == [(6, False), (1, False), (6, False), (1, False), (6, True), (6, True), (6, True), (3, True)]
+
+
+@pytest.mark.parametrize("others", [(), [[FORGET[0]]] * 6, [[FORGET[0]]] * 6 + [[]]])
+def test_each_forget_record_needs_another_answer_where_the_method_asks_for_one(others: Any) -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    before = flat.numpy()
+    with pytest.raises(ValueError, match="altpo needs at least one alternative answer"):
+        unlearn(model, flat, FORGET, RETAIN, "altpo", {}, settings(), seed=0, alternatives=others)
+    np.testing.assert_array_equal(flat.numpy(), before)
+    unlearn(model, flat, FORGET, RETAIN, "grad_diff", {}, settings(epochs=1), seed=0, alternatives=others)
+
+
+def test_what_a_step_was_not_given_is_named() -> None:
+    model = tiny_llama.lora()
+    plain = step.Step(model, FORGET, RETAIN)
+    for name in ("alternative_log_p", "alternative_nll", "alternative_reference_log_p"):
+        with pytest.raises(ValueError, match="alternative answers were not"):
+            getattr(plain, name)
+    assert step.Step(model, FORGET, []).retain_reference_nll is None
+
+
 def test_without_retain_records_the_term_is_absent() -> None:
     results = []
     for name, values in (("grad_diff", {"gamma": 0.5}), ("grad_ascent", {"gamma": 0.5})):

@@ -150,6 +150,17 @@ def test_a_loss_of_ones_own_counts_by_what_it_contains(tmp_path):
     assert of("a") != of("b")
 
 
+def test_sentences_that_know_nothing_count_by_what_they_say(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "idk.txt").write_text("No idea.\n")
+    settings = lambda folder: ["unlearning=idk_nll", f"unlearning.alternatives.idk={tmp_path / folder / 'idk.txt'}"]  # noqa: E731
+    of = lambda folder: identity.identity(compose("smoke", settings(folder)))  # noqa: E731
+    assert of("a") == of("b") and base(*settings("a")) == base()
+    (tmp_path / "b" / "idk.txt").write_text("Who knows?\n")
+    assert of("a") != of("b")
+
+
 def test_the_program_counts_but_not_its_comments(tmp_path):
     module = tmp_path / "clients" / "step.py"
     module.parent.mkdir()

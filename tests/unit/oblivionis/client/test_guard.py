@@ -138,6 +138,16 @@ def test_nor_files_beside_the_records(node):
     assert "Built" in send(node, "train", changed(data__name="jsonl", data__path=own), fingerprint=fingerprint())
 
 
+def test_nor_sentences_of_the_servers(node, tmp_path):
+    for path in ("/etc/passwd", f"{node}/data/../../../idk.txt", str(node / "requests.jsonl")):
+        config = changed(unlearning__alternatives__idk=path)
+        reason = send(node, "train", config)
+        said = f"unlearning.alternatives.idk {path!r} lies outside its own records (data)"
+        assert reason == f"client 1 refuses: {said}"
+    own = changed(unlearning__alternatives__idk=str(node / "data" / "idk.txt"))
+    assert "Built" in send(node, "train", own, fingerprint=fingerprint())
+
+
 def fingerprint():
     from oblivionis.models.fingerprint import fingerprint_source
 

@@ -205,6 +205,9 @@ def test_what_makes_an_update_larger_or_smaller(machine: Machine) -> None:
     two = activations("training.batch_size=2")
     assert activations("training.batch_size=1") == two, "unlearning pairs each record with one to keep"
     assert activations("training.batch_size=1", "stages=[finetune]") < two
+    three = activations("training.batch_size=3")
+    assert activations("training.batch_size=1", "unlearning=idk_dpo") == three > two, "and with another answer"
+    assert activations("unlearning=pdu") >= one
 
 
 def test_batches_are_made_of_the_longest_records_that_there_are() -> None:
@@ -221,6 +224,18 @@ def test_batches_are_made_of_the_longest_records_that_there_are() -> None:
     assert parts((Size(127, 1), Size(127, 1)), (long,) * 3, 10_000)[0] < whole[0], "fewer logits"
     assert parts((short,), (long,) * 3, 10_000)[0] < parts((long,), (long,) * 3, 10_000)[0] == whole[0]
     assert parts((long, long, short), (long,) * 3, 3)[1] <= whole[1]
+
+
+def test_answers_that_are_learned_instead_count() -> None:
+    corpus = corpus_of(configuration.compose("smoke"))
+    longest = "an answer that is longer than any other one, " * 3
+    train = tuple(dataclasses.replace(r, perturbed_answers=(longest,)) for r in corpus.train)
+    corpus = dataclasses.replace(corpus, train=train)
+    found, idk = (
+        lengths(corpus, configuration.compose("smoke", o)) for o in ("unlearning=altpo", "unlearning=idk_nll")
+    )
+    assert found is not None and idk is not None
+    assert found.trained[0].tokens > idk.trained[0].tokens and found.scored == idk.scored
 
 
 def test_lengths_are_those_of_the_tokenizer() -> None:

@@ -118,6 +118,24 @@ def test_nothing_to_forget(tmp_path):
     assert "nothing to forget" in kinds(run, config)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["unlearning=altpo"], True),
+        (["unlearning=idk_dpo", "unlearning.alternatives.source=perturbed"], True),
+        (["unlearning=altpo", "unlearning.alternatives.source=idk"], False),
+        (["unlearning=idk_nll"], False),
+        (["unlearning=npo"], False),
+    ],
+)
+def test_answers_that_were_learned_and_are_asked_for(tmp_path, overrides, warned):
+    run, config = make_run(tmp_path, overrides=overrides)
+    assert ("learned answers" in kinds(run, config, limit=True)) is warned
+    if warned:
+        name = overrides[0].partition("=")[2]
+        assert text_of(run, config, "learned answers").startswith(f"{name} learned the perturbed answers")
+
+
 def test_warnings_stand_at_the_top_of_the_page(tmp_path):
     run, config = make_run(tmp_path, ["finetune", "unlearn"])
     ask(run, serve=False, reason=HOSTILE)
