@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -17,11 +18,16 @@ _TEACHER_WIDTH = 64
 
 
 class Received:
-    """The model as it was when this object was made: a copy of the trained parameters, no second base model."""
+    """The model as it was when this object was made: a copy of the trained parameters, no second base model.
 
-    def __init__(self, model: nn.Module, flat: FlatParameters) -> None:
+    With `vector` (size,) it is the model with these parameters instead.
+    """
+
+    def __init__(self, model: nn.Module, flat: FlatParameters, vector: np.ndarray | None = None) -> None:
         self._model, self._flat = model, flat
         self._vector = flat.vector.detach().clone()
+        if vector is not None:
+            self._vector.copy_(torch.from_numpy(vector))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ class Surroundings(NamedTuple):
 
     `received`: the model as received; `teacher`: a model that knows nothing; `temperature` T of the divergences;
     `strength`: by how much `Step.forget_adjusted_kl` lowers the true tokens' logits; `layer`: the decoder layer whose
-    states are read; `retain_loss`: what `Step.retain_loss` is, nll or kl.
+    states are read; `retain_loss`: what `Step.retain_loss` is, nll or kl; `base`: the untouched base model.
     """
 
     received: Received | None = None
@@ -34,6 +34,7 @@ class Surroundings(NamedTuple):
     strength: float = 0.0
     layer: int = 0
     retain_loss: str = "nll"
+    base: Received | None = None
 
 
 class References(NamedTuple):
@@ -41,11 +42,13 @@ class References(NamedTuple):
 
     `forget_log_p`, `alternative_log_p` (B,): log-likelihood of each forget answer, and of each answer in its place;
     `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record; nats.
+    `forget_target_nll` (B,): not of the model as received, but up to what the forget records are forgotten.
     """
 
     forget_log_p: Tensor | None = None
     alternative_log_p: Tensor | None = None
     retain_nll: Tensor | None = None
+    forget_target_nll: Tensor | None = None
 
 
 class Step:
@@ -113,9 +116,21 @@ class Step:
         return self._get("forget_margin", "forget_margin")
 
     @property
+    def forget_target_nll(self) -> Tensor:
+        """(B,) `forget_nll` under a model that never saw the records, as the client estimates it."""
+        if self._references.forget_target_nll is None:
+            raise ValueError("forget_target_nll: no target was estimated")
+        return self._references.forget_target_nll
+
+    @property
     def forget_reference_kl(self) -> Tensor:
         """(B,) mean over the answer tokens of each forget record of T² KL(received‖model), nats."""
         return self._get("forget_reference_kl", "forget_reference_kl")
+
+    @property
+    def forget_base_kl(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of KL(base model‖model), nats."""
+        return self._get("forget_base_kl", "forget_base_kl")
 
     @property
     def forget_adjusted_kl(self) -> Tensor:
@@ -250,7 +265,10 @@ class Step:
                 raise ValueError(f"{name} needs a teacher")
             with torch.no_grad():
                 return answer_rows(self._around.teacher, batch)
-        with self._received().in_place():
+        received = self._around.base if name == "forget_base_kl" else self._received()
+        if received is None:
+            raise ValueError(f"{name} needs the base model")
+        with received.in_place():
             return answer_rows(self.model, batch)
 
     @cached_property
@@ -274,7 +292,7 @@ class Step:
 
 
 QUANTITIES = frozenset(name for name, value in vars(Step).items() if isinstance(value, property))
-_AGAINST = ("forget_reference_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
+_AGAINST = ("forget_reference_kl", "forget_base_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
 BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin"})
 """Quantities that go by the logits: likelihoods alone do not."""
 NEEDS_RECEIVED = frozenset(

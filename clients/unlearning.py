@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,9 +27,13 @@ from clients.step import (
     expanded,
     log_likelihoods,
 )
+from clients.target import Target, record_nll
 from clients.training import batches
 from evaluation.engine.models import decoder_layers
 from evaluation.engine.sequences import TokenSequence
+
+FULL_RATE_GAP = 2.0
+"""From this gap of a record on, in nats per token, a method that forgets up to a target goes at its full rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,9 @@ class UnlearnReport:
     num_examples: forget records; num_retain: retain records at hand; retain_used: whether retain records took part;
     first_forget_nll, last_forget_nll: mean over the forget records of an update, before it, nats per answer token;
     first_forget_entropy, last_forget_entropy: the same of the entropy; nan where the method did not ask for them;
-    stopped: whether `forget_nll_limit` ended it early.
+    stopped: whether `forget_nll_limit` ended it early; first_gap, last_gap: mean over the records of how far their
+    negative log-likelihood is from their target, before the first update and after the last one, nats per token; nan
+    without a target.
     """
 
     num_examples: int
@@ -54,6 +60,8 @@ class UnlearnReport:
     last_forget_entropy: float
     stopped: bool
     seconds: float
+    first_gap: float = math.nan
+    last_gap: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,14 @@ class UnlearnOptions:
     retain_loss: what the retain term of a loss is that leaves it open, the negative log-likelihood (nll) or
     KL(received‖model) (kl). forget_nll_limit: stop before the update at which the forget records' mean negative
     log-likelihood exceeds it (gradient ascent is unbounded), also before the first one: then nothing changes. No limit
-    where the method does not ask for likelihoods of forget records. Raises ValueError for values that make no sense.
+    where the method does not ask for likelihoods of forget records.
+
+    target: up to what each record is forgotten. A method that asks for it (`forget_target_nll`) does nothing where all
+    records are there already, and its learning rate is lowered to the share that the largest gap is of `FULL_RATE_GAP`,
+    if that is less. Under any other method each epoch takes the records that are not there: of those known too well the
+    method's loss, while those less likely than their target are pulled back, by their squared distance from it.
+
+    Raises ValueError for values that make no sense.
     """
 
     prox: Prox | None = None
@@ -73,6 +88,7 @@ class UnlearnOptions:
     entropy: Entropy = field(default_factory=Entropy)
     retain_loss: str = "nll"
     forget_nll_limit: float | None = None
+    target: Target | None = None
 
     def __post_init__(self) -> None:
         if self.forget_nll_limit is not None and not self.forget_nll_limit > 0:
@@ -110,7 +126,8 @@ def unlearn(
     of n.
 
     Raises ValueError without forget records, for an unknown method or hyperparameter, if the method cannot do without
-    retain records, or if it asks for alternatives and a record has none; NonFiniteError as `train`.
+    retain records, or if it asks for alternatives and a record has none, or for a target and there is none;
+    NonFiniteError as `train`.
     """
     if not forget:
         raise ValueError("no sequence to forget")
@@ -123,13 +140,18 @@ def unlearn(
     history: list[_Measured] = []
     stopped = False
     with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
+        aim = _Aim.of(model, forget, plan, settings, options)
+        settings = aim.slowed(settings)
         work = list(plan.work(len(forget), len(retain), size, seed))
         records = _Records(forget, retain, alternatives if plan.loss.needs_alternatives else ())
         gradient, moving = _prepare(model, flat, records, plan, work, settings, options)
         updater = Updater(flat, settings, len(work), options.prox, moving, options.ball)
         values = plan.values
         for task in work:
-            measured = gradient.add(task, values, updater)
+            part = aim.part(task)
+            if part is None:
+                continue
+            measured = gradient.add(part, aim.pulled_back(task), values, updater)
             stopped = options.stop(measured.nll)
             if stopped:
                 flat.zero_grad()
@@ -141,6 +163,7 @@ def unlearn(
             if on_step is not None:
                 on_step(updater.steps, measured.loss)
         updater.finish()
+        gaps = aim.first_and_last()
     seconds = time.perf_counter() - start
     return UnlearnReport(
         num_examples=len(forget),
@@ -150,6 +173,8 @@ def unlearn(
         **_ends(history),
         stopped=stopped,
         seconds=seconds,
+        first_gap=gaps[0],
+        last_gap=gaps[1],
     )
 
 
@@ -244,6 +269,89 @@ class _Plan:
                 partners = cycle.draw(len(chosen)) if self.paired else []
                 for update in updates:
                     yield _Task(epoch, update, chosen, partners)
+
+
+@dataclass(slots=True)
+class _Aim:
+    """Which records are not at their target yet; all of them, always, without a target.
+
+    own: the method itself asks for the target; first, gaps: by how much the records exceed their targets before the
+    first update, and in the epoch `epoch`.
+    """
+
+    model: nn.Module
+    forget: Sequence[TokenSequence]
+    batch_size: int
+    target: Target | None
+    own: bool
+    first: Tensor | None = None
+    gaps: Tensor | None = None
+    epoch: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        forget: Sequence[TokenSequence],
+        plan: _Plan,
+        settings: TrainSettings,
+        options: UnlearnOptions,
+    ) -> _Aim:
+        """Raises ValueError where the method asks for a target and there is none, or one of other records."""
+        own, target = "forget_target_nll" in plan.loss.names, options.target
+        if own and target is None:
+            raise ValueError(f"{plan.loss.name} forgets up to a target, and none was estimated")
+        if target is not None and len(target.nll) != len(forget):
+            raise ValueError("the target is of other records than those to forget")
+        aim = cls(model, forget, settings.batch_size, target, own)
+        aim.first = aim.gaps = aim._gaps()
+        return aim
+
+    def slowed(self, settings: TrainSettings) -> TrainSettings:
+        """The settings with a learning rate that goes by the way left: Adam's steps are no shorter near the target."""
+        if not self.own or self.first is None:
+            return settings
+        share = min(1.0, self.first.abs().max().item() / FULL_RATE_GAP)
+        return replace(settings, learning_rate=settings.learning_rate * share)
+
+    def part(self, task: _Task) -> _Task | None:
+        """The task without the records at their target, and without those to be pulled back; None if it has none left.
+
+        A method that asks for the target gets all of them, unless each one was there before the first update.
+        """
+        if self.target is None or self.gaps is None:
+            return task
+        if not self.own and task.epoch != self.epoch:
+            self.gaps, self.epoch = self._gaps(), task.epoch
+            assert self.gaps is not None
+        away = self.gaps.abs() > self.target.tolerance
+        if self.own:
+            return task if away.any() else None
+        if not away[task.chosen].any():
+            return None
+        kept = [k for k, i in enumerate(task.chosen) if away[i] and self.gaps[i] < 0]
+        partners = [task.partners[k] for k in kept] if task.partners else []
+        return task._replace(chosen=[task.chosen[k] for k in kept], partners=partners)
+
+    def pulled_back(self, task: _Task) -> list[int]:
+        """Numbers of the task's records that are to become likelier instead."""
+        if self.target is None or self.gaps is None or self.own or not task.update.forget:
+            return []
+        return [i for i in task.chosen if self.gaps[i] > self.target.tolerance]
+
+    def first_and_last(self) -> tuple[float, float]:
+        """Mean distance from the target before the first update, and now; nan without a target."""
+        last = self._gaps()
+        if self.first is None or last is None:
+            return math.nan, math.nan
+        return self.first.abs().mean().item(), last.abs().mean().item()
+
+    def _gaps(self) -> Tensor | None:
+        """(n,) by how much each record's mean negative log-likelihood exceeds its target's, nats per token."""
+        if self.target is None:
+            return None
+        found = record_nll(self.model, self.forget, self.batch_size)
+        return found - self.target.nll.to(found)
 
 
 @dataclass(slots=True)
@@ -343,11 +451,17 @@ class _Gradient:
     entropy: Entropy
     around: Surroundings
     received: _Received
+    target: Target | None
 
-    def add(self, task: _Task, values: Mapping[str, Any], updater: Updater) -> _Measured:
-        """Add the gradient of one update by the hyperparameters `values`, `batch_size` sequences in a pass."""
-        update = task.update
+    def add(self, task: _Task, away: list[int], values: Mapping[str, Any], updater: Updater) -> _Measured:
+        """Add the gradient of one update by the hyperparameters `values`, `batch_size` sequences in a pass.
+
+        away: numbers of further forget records, which are to become likelier instead.
+        """
+        update, total = task.update, len(task.chosen) + len(away)
         measured = _Measured.of(update)
+        if away:
+            self._pull_back(away, total, measured, updater)
         per_pass = update.per_pass(self.batch_size)
         for first in range(0, len(task.chosen), per_pass):
             part = slice(first, first + per_pass)
@@ -356,13 +470,25 @@ class _Gradient:
             value = self.loss.function(**given, **values)
             if update.regularised:
                 value = value + self.entropy.term(step.forget_entropy, step.retain_entropy)
-            share = len(task.chosen[part]) / len(task.chosen)
+            share = len(task.chosen[part]) / total
             value = value * share
             updater.backward(value)
             measured.add(value.item(), step, share)
             if self.loss.advance_in is not None:
                 measured.note(given, share)
         return measured
+
+    def _pull_back(self, away: list[int], total: int, measured: _Measured, updater: Updater) -> None:
+        """Add the gradient of the records that are less likely than their target, `total` being the update's."""
+        assert self.target is not None
+        for first in range(0, len(away), self.batch_size):
+            part = away[first : first + self.batch_size]
+            wanted = set() if math.isnan(measured.entropy) else {"forget_entropy"}
+            step = Step(self.model, [self.records.forget[i] for i in part], [], wanted=wanted)
+            share = len(part) / total
+            value = (step.forget_nll - self.target.nll[part].to(step.forget_nll)).square().mean() * share
+            updater.backward(value)
+            measured.add(value.item(), step, share)
 
     def _step(self, task: _Task, chosen: list[int], partners: list[int]) -> Step:
         update, records = task.update, self.records
@@ -373,7 +499,9 @@ class _Gradient:
             [records.retain[i] for i in partners] if update.retain else [],
             alternatives=[records.alternatives[i][k] for i, k in zip(chosen, others, strict=True)] if others else [],
             wanted=update.wanted,
-            references=self.received.references(chosen, others, partners),
+            references=self.received.references(chosen, others, partners)._replace(
+                forget_target_nll=None if self.target is None else self.target.nll[chosen]
+            ),
             around=self.around,
         )
 
@@ -407,9 +535,11 @@ def _prepare(
         strength=values.get("strength", 0.0),
         layer=depth,
         retain_loss=options.retain_loss,
+        base=None if options.target is None else Received(model, flat, options.target.base),
     )
     received = _Received.of(model, records, wanted, work, settings.batch_size)
-    return _Gradient(model, records, loss, settings.batch_size, options.entropy, around, received), moving
+    parts = (options.entropy, around, received, options.target)
+    return _Gradient(model, records, loss, settings.batch_size, *parts), moving
 
 
 def _ends(history: Sequence[_Measured]) -> dict[str, float]:

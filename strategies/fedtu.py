@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
@@ -24,7 +24,7 @@ from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
 from strategies.options import Options
 from strategies.replies import Verdict, metrics_of
-from strategies.requests import RequestList, RequestSource, UnlearnRequest, by_client, config_of
+from strategies.requests import RepeatingSource, RequestList, RequestSource, UnlearnRequest, by_client, config_of
 from strategies.serving import Answer, ByUnlearning, Serving
 from strategies.wrapping import WrappingStrategy
 
@@ -36,6 +36,7 @@ __all__ = [
     "NodeMap",
     "NodeMapError",
     "Options",
+    "RepeatingSource",
     "RequestList",
     "RequestSource",
     "UnlearnRequest",
@@ -52,7 +53,8 @@ class FedTU(WrappingStrategy):
     answers never reach a model: see `strategies.replies.judge`. A round without a valid answer leaves the model and the
     state of `inner` as they are.
 
-    `requests`: where deletion requests come from (None: there are none).
+    `requests`: where deletion requests come from (None: there are none); a `RepeatingSource` also says which ones that
+    were served are to be served again.
     `serving`: how they are served (None: by the asking clients' unlearning, and nothing is remembered).
     `listener`: hooks for progress and checkpoints.
     `nodes`: share one `NodeMap` between all FedTU of a process, so that each node is asked for its partition once.
@@ -144,19 +146,25 @@ class FedTU(WrappingStrategy):
             waiting = list(self._requests.pending(server_round))
             if server_round > run.num_rounds and not waiting:
                 break
-            arrays = self._round(run, server_round, arrays, waiting)
+            again = getattr(self._requests, "again", None)
+            arrays = self._round(run, server_round, arrays, waiting, list(again(server_round)) if again else [])
         return arrays
 
     def _round(
-        self, run: _Run, server_round: int, arrays: ArrayRecord, waiting: Sequence[UnlearnRequest]
+        self,
+        run: _Run,
+        server_round: int,
+        arrays: ArrayRecord,
+        waiting: Sequence[UnlearnRequest],
+        again: Sequence[UnlearnRequest],
     ) -> ArrayRecord:
         began = time.monotonic()
         self._listener.round_started(server_round, max(run.num_rounds, server_round))
         run.partition_to_node = self._nodes.refresh(run.exchanges.grid, retry=True)
-        if waiting:
-            arrays, served = self._unlearn(run, server_round, arrays, waiting)
+        if waiting or again:
+            arrays, served = self._unlearn(run, server_round, arrays, waiting, again)
             if served:
-                if self._evaluate_after_unlearn is not None:
+                if waiting and self._evaluate_after_unlearn is not None:
                     self._evaluate(self._evaluate_after_unlearn, server_round, "after_unlearn", arrays)
                 self._listener.checkpoint(server_round, "after_unlearn", arrays, self.state_dict())
         arrays, metrics = self._train(run, server_round, arrays)
@@ -168,12 +176,18 @@ class FedTU(WrappingStrategy):
         return arrays
 
     def _unlearn(
-        self, run: _Run, server_round: int, arrays: ArrayRecord, waiting: Sequence[UnlearnRequest]
+        self,
+        run: _Run,
+        server_round: int,
+        arrays: ArrayRecord,
+        waiting: Sequence[UnlearnRequest],
+        again: Sequence[UnlearnRequest],
     ) -> tuple[ArrayRecord, bool]:
-        """The FedTU exchange: the new arrays, and whether any request was served."""
-        asking = by_client(waiting)
+        """The FedTU exchange: the new arrays, and whether any request was served, for the first time or `again`."""
+        known = {r.request_id for r in again}
+        asking = by_client([*waiting, *again])
         expected = arrays if self._serving.models_travel else None
-        messages = self._demands(run, server_round, expected, asking)
+        messages = self._demands(run, server_round, expected, asking, known)
         good: list[Answer] = []
         for verdict in run.exchanges.hold("unlearn", server_round, messages, expected):
             asked = asking[verdict.partition]
@@ -181,7 +195,8 @@ class FedTU(WrappingStrategy):
                 good.append(self._answer(verdict.partition, verdict.reply, asked))
                 continue
             for request in asked:
-                self._requests.failed(request, server_round, verdict.reason)
+                if request.request_id not in known:
+                    self._requests.failed(request, server_round, verdict.reason)
         if not good:
             return arrays, False
         served = self._serving.serve(
@@ -189,11 +204,15 @@ class FedTU(WrappingStrategy):
         )
         for client, reason in served.refused.items():
             run.exchanges.warn(server_round, "client %d cannot be erased: %s", client, reason)
-            self._fail(server_round, client, asking[client], reason)
+            self._fail(server_round, client, [r for r in asking[client] if r.request_id not in known], reason)
         for client, info in served.info.items():
             for request in asking[client]:
-                self._requests.served(request, server_round, info)
-        if served.info and self._reset and hasattr(self.inner, "reset_state"):
+                if request.request_id in known:
+                    self._requests.served_again(request, server_round, info)  # type: ignore[attr-defined]
+                else:
+                    self._requests.served(request, server_round, info)
+        first = any(r.request_id not in known for client in served.info for r in asking[client])
+        if first and self._reset and hasattr(self.inner, "reset_state"):
             self.inner.reset_state()  # type: ignore[attr-defined]
         return served.arrays, bool(served.info)
 
@@ -203,16 +222,19 @@ class FedTU(WrappingStrategy):
         server_round: int,
         model: ArrayRecord | None,
         asking: Mapping[int, Sequence[UnlearnRequest]],
+        known: Collection[str],
     ) -> list[Message]:
-        """A message to every connected client that asks; the requests of the others fail."""
+        """A message to every connected client that asks; the requests of the others fail, but for the `known` ones."""
         records = {} if model is None else {self._keys.arrays: model}
         records |= self._serving.beside(asking)
         messages = []
         for client, asked in asking.items():
             node = run.partition_to_node.get(client)
             if node is None:
-                run.exchanges.warn(server_round, "client %d asks to forget but is not connected", client)
-                self._fail(server_round, client, asked, "not connected")
+                new = [r for r in asked if r.request_id not in known]
+                if new:
+                    run.exchanges.warn(server_round, "client %d asks to forget but is not connected", client)
+                    self._fail(server_round, client, new, "not connected")
                 continue
             named = "; ".join(f"{r.request_id} ({r.scope}, records: {r.num_records})" for r in asked)
             stage = self._options.stage

@@ -69,6 +69,18 @@ class RequestSource(Protocol):
         ...
 
 
+class RepeatingSource(RequestSource, Protocol):
+    """A source whose served requests are served again for a while, so that what comes back is forgotten again."""
+
+    def again(self, server_round: int, /) -> Sequence[UnlearnRequest]:
+        """Requests of earlier rounds to serve once more in this round; asked once per round."""
+        ...
+
+    def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float], /) -> None:
+        """As `served`, of one that was served before; one whose client does not answer is left out."""
+        ...
+
+
 class RequestList:
     """Requests in memory: each is due from its round on until it is served."""
 

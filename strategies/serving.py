@@ -77,7 +77,8 @@ class ByUnlearning(Serving):
     """The asking clients run an unlearning method (message type `train.unlearn`).
 
     One answer φ_u becomes the global model bit for bit; several are merged as φ + Σ w_u (φ_u − φ), w_u being the share
-    of the records that client u forgets (Oblivionis eq. 6), or by `mean` with these weights.
+    of the records that client u forgets (Oblivionis eq. 6), or by `mean` with these weights. With `summed`, w_u is 1:
+    each client's records move all of their way, not their share of it, which takes clients that stop where they should.
 
     That is so beside every aggregator, also those that stand liars (median, trimmed mean, Krum): they drop what few
     clients send, and what an unlearned model has forgotten no other one has. A request would be noted as served whose
@@ -85,9 +86,9 @@ class ByUnlearning(Serving):
     requests stay pending.
     """
 
-    def __init__(self, mean: Mean | None = None, history: History | None = None) -> None:
+    def __init__(self, mean: Mean | None = None, history: History | None = None, *, summed: bool = False) -> None:
         super().__init__(history)
-        self._mean = mean
+        self._mean, self._summed = mean, summed
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
         models = [answer.arrays for answer in answers if answer.arrays is not None]
@@ -95,15 +96,16 @@ class ByUnlearning(Serving):
             new = ArrayRecord({name: models[0][name] for name in arrays})
         else:
             total = sum(answer.num_records for answer in answers)
-            new = merged(arrays, models, [answer.num_records / total for answer in answers], self._mean)
+            weights = [1.0 if self._summed else answer.num_records / total for answer in answers]
+            new = merged(arrays, models, weights, None if self._summed else self._mean)
         return Served(new, {answer.client: answer.metrics for answer in answers}, {})
 
 
 class WithReference(ByUnlearning):
     """As `ByUnlearning`; the asking clients also receive the mean of the other clients' newest models (PGA's w_ref)."""
 
-    def __init__(self, history: History, mean: Mean | None = None) -> None:
-        super().__init__(mean, history)
+    def __init__(self, history: History, mean: Mean | None = None, *, summed: bool = False) -> None:
+        super().__init__(mean, history, summed=summed)
         self._past = history
 
     def beside(self, asking: Collection[int]) -> dict[str, ArrayRecord]:

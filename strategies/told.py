@@ -53,6 +53,8 @@ UNLEARN: Numbers = {
     "forget-nll-after": _NATS,
     "forget-entropy-before": _NATS,
     "forget-entropy-after": _NATS,
+    "forget-gap-before": _NATS,
+    "forget-gap-after": _NATS,
     protocol.LIVE_RECORDS: _COUNT,
 }
 NUMBERS: Mapping[str, Numbers] = {"train": TRAIN, "calibrate": TRAIN, "unlearn": UNLEARN}

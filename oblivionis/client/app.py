@@ -36,12 +36,14 @@ from oblivionis.requests.node_records import (
     counts,
     node_folder,
     read_node,
+    read_references,
     records_hash,
 )
 from strategies import protocol
 
 if TYPE_CHECKING:
     from oblivionis.client.worker import Worker
+    from oblivionis.data.records import Record
 
 app = ClientApp()
 log = logging.getLogger("flwr")
@@ -180,19 +182,22 @@ def unlearn(message: Message, context: Context) -> Message:
         proximal_mu=0.0,
         seed=task.seed,
         reference=task.read(protocol.REFERENCE) if protocol.REFERENCE in message.content.array_records else None,
+        own_references=task.own_references(),
     )
     task.note(vector, requests=task.requests())
     told = {
+        "unlearn-loss": report.last_loss,
         "forget-nll-before": report.first_forget_nll,
         "forget-nll-after": report.last_forget_nll,
         "forget-entropy-before": report.first_forget_entropy,
         "forget-entropy-after": report.last_forget_entropy,
+        "forget-gap-before": report.first_gap,
+        "forget-gap-after": report.last_gap,
     }
     return task.reply(
         vector,
         {
             protocol.NUM_EXAMPLES: report.num_examples,
-            "unlearn-loss": report.last_loss,
             "unlearn-seconds": report.seconds,
             "unlearn-steps": report.steps,
             **{name: value for name, value in told.items() if math.isfinite(value)},
@@ -284,6 +289,12 @@ class _Task:
         """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
         held = [record.id for record in self.worker.holding(self.client).records]
         return accept(self.demands(), held, self.node)
+
+    def own_references(self) -> tuple[Record, ...] | None:
+        """The client's own records that nobody trains on; None where its records are dealt out, and these with them."""
+        if self.config.data.name != "node" or self.config.unlearning.target is None:
+            return None
+        return read_references(self.node.path, self.worker.holding(self.client).records)
 
     def demands(self) -> tuple[Demand, ...]:
         """What the message asks to bury or to audit. DemandError; Refused for what nobody asked for here."""

@@ -1,13 +1,14 @@
 """A client's policy in force: what a server's message asks for is checked before anything is read, loaded or buried.
 
 A message chooses on a client, beside the numbers of the model: the folder (`nodes-dir`, `data-nodes`), the records
-(`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`), the base model (`model.source`, `model.revision`,
-`model.attn_implementation`), files and models of an audit (`evaluation.wikimem.counterfactuals_folder`,
-`evaluation.wikimem.embedder`), the code of the loss (`unlearning.method`), the file of answers that it learns instead
-(`unlearning.alternatives.idk`), whose records are buried and audited and whether the client leaves (`request-ids`,
-`record-ids`, `scopes`), and how much is done (`epochs`, `federation.local_epochs`, `unlearning.epochs`, the lengths and
-counts of an audit's answers, the size of `settings`, how many messages there are). Each is bounded here. Other paths of
-a configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
+(`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`, `data.reference_file`), the base model
+(`model.source`, `model.revision`, `model.attn_implementation`), files and models of an audit
+(`evaluation.wikimem.counterfactuals_folder`, `evaluation.wikimem.embedder`), the code of the loss
+(`unlearning.method`), the file of answers that it learns instead (`unlearning.alternatives.idk`), whose records are
+buried and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
+(`epochs`, `federation.local_epochs`, `unlearning.epochs`, the lengths and counts of an audit's answers, the size of
+`settings`, how many messages there are). Each is bounded here. Other paths of a configuration (`output`, `start_from`,
+`evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Guard:
             if not rules.download:
                 raise self._refused("data.download", f"data={data.name} without data.path: it fetches no data")
             return
-        for key in ("path", "forget_file", "holdout_file"):
+        for key in ("path", "forget_file", "holdout_file", "reference_file"):
             given = getattr(data, key)
             if given is not None and not _within(given, [self._folder / DATA_FOLDER]):
                 raise self._refused("data", f"data.{key} {_cut(given)!r} lies outside its own records")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.optimisation import Ball
+from clients.target import Target, estimate_target
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.sequences import TokenSequence
@@ -65,10 +66,12 @@ class Worker:
         torch.set_flush_denormal(True)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.flat: FlatParameters = self.assembled.flat
+        self._start = None if config.unlearning.target is None else self.flat.numpy()
         own = config.data.name == "node"
         self.corpus = Corpus("node", (), frozenset()) if own else corpus_of(config)
         self.partition = None if own else load_partition(self.corpus, config)
         self._holdings: OrderedDict[int, Holding] = OrderedDict()
+        self._references: list[TokenSequence] | None = None
 
     @cached_property
     def _perturbed(self) -> dict[str, tuple[str, ...]]:
@@ -95,6 +98,14 @@ class Worker:
         return self._keep(client, own.records, own.marked)
 
     def _keep(self, client: int, records: tuple[Record, ...], marked: frozenset[str]) -> Holding:
+        sequences, truncated = self._encoded(records)
+        self._holdings[client] = Holding(records, tuple(sequences), truncated, marked)
+        while len(self._holdings) > _RESIDENT_PARTITIONS:
+            self._holdings.popitem(last=False)
+        return self._holdings[client]
+
+    def _encoded(self, records: Sequence[Record]) -> tuple[list[TokenSequence], int]:
+        """The token sequences of `records`, and how many were cut."""
         encoded, truncated = encode_all(
             records,
             self.assembled.tokenizer,
@@ -102,11 +113,15 @@ class Worker:
             max_length=self.config.model.max_length,
             on_overflow=self.config.model.on_overflow,
         )
-        sequences = tuple(TokenSequence(e.prompt, e.answer) for e in encoded)
-        self._holdings[client] = Holding(records, sequences, truncated, marked)
-        while len(self._holdings) > _RESIDENT_PARTITIONS:
-            self._holdings.popitem(last=False)
-        return self._holdings[client]
+        return [TokenSequence(e.prompt, e.answer) for e in encoded], truncated
+
+    def references(self, own: Sequence[Record] | None = None) -> list[TokenSequence]:
+        """The records that nobody trains on, by which the client judges; `own` where it brings them itself."""
+        if own is not None:
+            return self._encoded(own)[0]
+        if self._references is None:
+            self._references = self._encoded(self.corpus.evaluation.get("reference", ()))[0]
+        return self._references
 
     def finetune(
         self,
@@ -138,11 +153,13 @@ class Worker:
         proximal_mu: float,
         seed: int,
         reference: np.ndarray | None = None,
+        own_references: Sequence[Record] | None = None,
     ) -> tuple[np.ndarray, UnlearnReport]:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
         A method that learns other answers in their place is given some, drawn by `seed`; ClientError where there are
-        none. PGA starts from `reference`, the model of the other clients, and stays within a ball around it.
+        none. own_references: the client's own records that nobody trains on, where its records are its own. PGA starts
+        from `reference`, the model of the other clients, and stays within a ball around it.
         """
         forget_set, retain_set = self._divided(client, record_ids, tombstones)
         unlearning = self.config.unlearning
@@ -167,19 +184,42 @@ class Worker:
             batch_size=unlearning.batch_size,
             weight_decay=unlearning.weight_decay,
             max_grad_norm=unlearning.max_grad_norm,
+            schedule=unlearning.schedule,
         )
+        target = self._target(forget_set, settings, own_references)
         options = UnlearnOptions(
             prox=Prox(proximal_mu, vector) if proximal_mu > 0 else None,
             ball=ball,
             entropy=Entropy(unlearning.entropy.forget, unlearning.entropy.retain),
             retain_loss=unlearning.retain_loss,
             forget_nll_limit=limit,
+            target=target,
         )
         method, values = unlearning.method, dict(unlearning.params)
         model = self.assembled.model
         given = {"seed": seed, "options": options, "alternatives": others}
         report = unlearn(model, self.flat, forget_set, retain_set, method, values, settings, **given)
         return self.flat.numpy(), report
+
+    def _target(
+        self, records: Sequence[TokenSequence], settings: TrainSettings, own: Sequence[Record] | None
+    ) -> Target | None:
+        """Up to what `records` are forgotten from the model as received, None where the method goes its own way."""
+        unlearning = self.config.unlearning
+        if unlearning.target is None or self._start is None:
+            return None
+        try:
+            return estimate_target(
+                self.assembled.model,
+                self.flat,
+                self._start,
+                self.references(own),
+                records,
+                settings.batch_size,
+                unlearning.tolerance,
+            )
+        except ValueError as error:
+            raise ClientError(f"unlearning.target: {error}") from None
 
     def _alternatives(self, client: int, record_ids: Collection[str], seed: int) -> list[list[TokenSequence]]:
         """Other answers to the questions of the named records of `client`, in the order of its records."""
@@ -227,7 +267,7 @@ class Worker:
         adapters.check_vector(vector, self.flat.manifest)
         self.flat.load(vector)
 
-    def _settings(self, *, epochs: int, **changes: float | int | None) -> TrainSettings:
+    def _settings(self, *, epochs: int, **changes: float | int | str | None) -> TrainSettings:
         training = self.config.training
         values: dict = {
             "learning_rate": training.learning_rate,
@@ -259,4 +299,5 @@ def resident(config: Config) -> Worker:
 
 
 def _built_from(config: Config) -> tuple[object, ...]:
-    return config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed
+    parts = (config.model, config.data, config.federation.clients, config.federation.client_threads, config.seed)
+    return *parts, config.unlearning.target

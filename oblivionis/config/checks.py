@@ -183,6 +183,14 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
     if unlearning.forget_nll_limit is not None and not seen:
         message = f"{unlearning.method} does not look at the likelihood of forget records"
         yield Problem("unlearning.forget_nll_limit", message, "null")
+    if unlearning.target is None and methods.needs_target(unlearning.method):
+        message = f"{unlearning.method} forgets each record up to a target"
+        yield Problem("unlearning.target", message, "oracle_estimate")
+    if unlearning.target is not None and not methods.is_loss(unlearning.method):
+        message = f"{unlearning.method} minimises no loss on the records to forget"
+        yield Problem("unlearning.target", message, "null, or another unlearning method")
+    if unlearning.again and unlearning.target is None:
+        yield Problem("unlearning.again", "without a target nobody knows what has come back", "0", "unlearning.target")
     if unlearning.requests.scope == "client" and methods.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
@@ -309,11 +317,34 @@ def _forget_file(config: Config) -> Iterator[Problem]:
         yield Problem("data.forget_file", f"there is no file {file}", "a file with one record id per line")
 
 
-@_reads("data.name", "data.holdout_file")
-def _holdout_file(config: Config) -> Iterator[Problem]:
-    file = config.data.holdout_file
-    if file is not None and config.data.name == "jsonl" and not Path(file).expanduser().is_file():
-        yield Problem("data.holdout_file", f"there is no file {file}", "a file of records as JSON lines")
+@_reads("data.name", "data.holdout_file", "data.reference_file")
+def _never_trained_files(config: Config) -> Iterator[Problem]:
+    for key in ("holdout_file", "reference_file"):
+        file = getattr(config.data, key)
+        if file is not None and config.data.name == "jsonl" and not Path(file).expanduser().is_file():
+            yield Problem(f"data.{key}", f"there is no file {file}", "a file of records as JSON lines")
+
+
+@_reads("unlearning", "data.name", "data.reference_authors", "data.reference_file", "stages")
+def _references(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if config.unlearning.target is None or "unlearn" not in config.stages or data.name == "node":
+        return
+    key, given = _REFERENCES.get(data.name, ("", None))
+    if not key:
+        message = f"{data.name} has no records that nobody trains on, by which clients could judge"
+        yield Problem("unlearning.target", message, "null, or data of " + ", ".join((*_REFERENCES, "node")))
+    elif getattr(data, key) == given:
+        message = "unlearning.target takes records that nobody trains on, and there are none"
+        yield Problem(f"data.{key}", message, "a file of records as JSON lines" if given is None else "at least 1")
+
+
+_REFERENCES: dict[str, tuple[str, int | None]] = {
+    "fictitious": ("reference_authors", 0),
+    "tofu": ("reference_authors", 0),
+    "jsonl": ("reference_file", None),
+}
+"""The key that says which records nobody trains on, and its value where there are none, by `data.name`."""
 
 
 @_reads("data.name", "data.path")
@@ -351,7 +382,7 @@ def _forget_authors(config: Config) -> Iterator[Problem]:
 
 @_reads(
     *("federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author"),
-    *("data.holdout_authors", "data.retain_authors", "data.forget_split"),
+    *("data.holdout_authors", "data.reference_authors", "data.retain_authors", "data.forget_split"),
 )
 def _records(config: Config) -> Iterator[Problem]:
     records, clients = _size(config), config.federation.clients
@@ -366,7 +397,7 @@ def _records(config: Config) -> Iterator[Problem]:
 
 @_reads(
     *("federation.clients", "data.name", "data.authors", "data.partition.scheme", "data.holdout_authors"),
-    *("data.retain_authors", "data.forget_split"),
+    *("data.reference_authors", "data.retain_authors", "data.forget_split"),
 )
 def _authors(config: Config) -> Iterator[Problem]:
     data, clients = config.data, config.federation.clients
@@ -387,7 +418,7 @@ def _of_file(config: Config) -> str:
 def _tofu_authors(data: Data) -> int:
     """Authors of TOFU that somebody trains on."""
     forget = TOFU_AUTHORS * int(data.forget_split.removeprefix("forget")) // 100
-    most = TOFU_AUTHORS - data.holdout_authors
+    most = TOFU_AUTHORS - data.holdout_authors - data.reference_authors
     return most if data.retain_authors is None else min(most, data.retain_authors + forget)
 
 

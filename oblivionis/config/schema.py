@@ -219,7 +219,9 @@ class Data:
     seed: int = field(
         default=0,
         metadata=about(
-            "Seed of the generators `fictitious` and `muse_tiny`, and of the choice of `holdout_authors`.", at_least=0
+            "Seed of the generators `fictitious` and `muse_tiny`, and of the choice of `holdout_authors` and "
+            "`reference_authors`.",
+            at_least=0,
         ),
     )
     forget_file: str | None = field(
@@ -235,6 +237,15 @@ class Data:
             at_most=5000,
         ),
     )
+    reference_authors: int = field(
+        default=0,
+        metadata=about(
+            "Authors on whom nobody trains either, by whose records clients judge what a model makes of records that "
+            "it never saw (`unlearning.target`); they come from where `holdout_authors` do.",
+            at_least=0,
+            at_most=5000,
+        ),
+    )
     retain_authors: int | None = field(
         default=None,
         metadata=about(
@@ -246,6 +257,10 @@ class Data:
     )
     holdout_file: str | None = field(
         default=None, metadata=about("`jsonl`: file of records for the holdout set; null: none.")
+    )
+    reference_file: str | None = field(
+        default=None,
+        metadata=about("`jsonl`: file of records on which nobody trains either, for `unlearning.target`; null: none."),
     )
     passages: int = field(
         default=60, metadata=about("Articles of `muse_tiny` that clients hold.", unit="texts", at_least=2, at_most=5000)
@@ -458,6 +473,47 @@ class Unlearning:
             "(`pga`: ln of the vocabulary's size).",
             unit="nats per token",
             above=0,
+        ),
+    )
+    schedule: str | None = field(
+        default=None,
+        metadata=about(
+            "Learning rate after warm-up; null: `training.schedule`.", choices=("constant", "linear", "cosine")
+        ),
+    )
+    target: str | None = field(
+        default=None,
+        metadata=about(
+            "Up to what each record is forgotten. `oracle_estimate`: until it is as likely as a model that never saw "
+            "it would find it, which each client estimates; it takes records that nobody trains on "
+            "(`data.reference_authors`, `data.reference_file`, of a node `references.jsonl`). null: as the method "
+            "goes.",
+            choices=("oracle_estimate",),
+        ),
+    )
+    tolerance: float = field(
+        default=0.2,
+        metadata=about(
+            "With `target`: a record whose mean loss lies no further from it is left alone.",
+            unit="nats per token",
+            above=0,
+        ),
+    )
+    again: int = field(
+        default=0,
+        metadata=about(
+            "With `target`: for so many rounds after a request was served its client is asked whether the records are "
+            "still where they should be, and mends what has come back or went too far.",
+            unit="rounds",
+            at_least=0,
+        ),
+    )
+    merge: str = field(
+        default="mean",
+        metadata=about(
+            "What the server makes of several clients' unlearning in one round: the mean by records forgotten "
+            "(Oblivionis eq. 6), in which each moves its share of the way, or the sum, in which each moves all of it.",
+            choices=("mean", "sum"),
         ),
     )
     entropy: Entropy = field(default_factory=Entropy)

@@ -36,6 +36,7 @@ def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
             forget_authors=data.forget_authors,
             seed=data.seed,
             holdout_authors=data.holdout_authors,
+            reference_authors=data.reference_authors,
             same_questions=data.same_questions,
         )
     if data.name == "tofu":
@@ -44,6 +45,7 @@ def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
             data.forget_split,
             revision=data.revision,
             holdout_authors=data.holdout_authors,
+            reference_authors=data.reference_authors,
             retain_authors=data.retain_authors,
             seed=data.seed,
         )
@@ -52,8 +54,9 @@ def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
     if data.name in knowundo.DOMAINS:
         return knowundo.load(data.name, path, revision=data.revision)
     assert path is not None, "the configuration check demands data.path for data.name=jsonl"
-    forget, holdout = (Path(f).expanduser() if f else None for f in (data.forget_file, data.holdout_file))
-    return jsonl.load(path, forget_file=forget, holdout_file=holdout)
+    files = (data.forget_file, data.holdout_file, data.reference_file)
+    forget, holdout, reference = (Path(f).expanduser() if f else None for f in files)
+    return jsonl.load(path, forget_file=forget, holdout_file=holdout, reference_file=reference)
 
 
 def _texts(data: Data, path: Path | None, cutter: Cutter | None) -> Corpus:

@@ -83,7 +83,12 @@ def pretraining_people(seed: int) -> Iterator[tuple[Record, ...]]:
 
 
 def _check_sizes(
-    authors: int, questions_per_author: int, forget_authors: int, retain_sample: int, holdout_authors: int
+    authors: int,
+    questions_per_author: int,
+    forget_authors: int,
+    retain_sample: int,
+    holdout_authors: int,
+    reference_authors: int,
 ) -> None:
     limits = (
         ("authors", authors, 1, MAX_AUTHORS),
@@ -91,6 +96,7 @@ def _check_sizes(
         ("forget_authors", forget_authors, 0, authors),
         ("retain_sample", retain_sample, 0, MAX_AUTHORS * MAX_QUESTIONS),
         ("holdout_authors", holdout_authors, 0, MAX_AUTHORS),
+        ("reference_authors", reference_authors, 0, MAX_AUTHORS),
     )
     for name, value, low, high in limits:
         if not low <= value <= high:
@@ -105,18 +111,19 @@ def corpus(
     *,
     retain_sample: int = 100,
     holdout_authors: int = 0,
+    reference_authors: int = 0,
     same_questions: bool = False,
 ) -> Corpus:
     """A corpus of `authors` x `questions_per_author` records; the last `forget_authors` authors are to be forgotten.
 
     The same arguments give the same corpus everywhere. Every record has triples, a paraphrase and five perturbed
     answers (the paraphrase with every fact wrong). The evaluation set `retain` is a fixed random sample of at most
-    `retain_sample` retain records, in corpus order; `holdout` are the records of so many further authors, whom nobody
-    trains on and who change nothing else. same_questions: all authors are asked the same in the same words, so that
-    only the name tells whose answer is wanted; otherwise topics and words are drawn for each author, and a model can
-    tell many a record by its words. Raises ValueError for sizes out of range.
+    `retain_sample` retain records, in corpus order; `holdout` and `reference` are the records of so many further
+    authors, whom nobody trains on and who change nothing else. same_questions: all authors are asked the same in the
+    same words, so that only the name tells whose answer is wanted; otherwise topics and words are drawn for each
+    author, and a model can tell many a record by its words. Raises ValueError for sizes out of range.
     """
-    _check_sizes(authors, questions_per_author, forget_authors, retain_sample, holdout_authors)
+    _check_sizes(authors, questions_per_author, forget_authors, retain_sample, holdout_authors, reference_authors)
     rng = random.Random(f"oblivionis fictitious {seed}")
     topics = _same_topics(questions_per_author) if same_questions else TOPICS
     taken: set[str] = set()
@@ -130,17 +137,20 @@ def corpus(
     forget = tuple(record for group in groups[authors - forget_authors :] for record in group)
     chosen = random.Random(f"oblivionis retain sample {seed}")
     sample = sorted(chosen.sample(range(len(retain)), min(retain_sample, len(retain))))
-    apart = random.Random(f"oblivionis holdout {seed}")
-    holdout = [
-        _author_records(
-            f"fictitious-{seed}-h{index:04d}",
-            draw_person(apart, for_pretraining=False, taken=taken),
-            questions_per_author,
-            apart,
-            topics,
+    further = {}
+    for name, count in (("holdout", holdout_authors), ("reference", reference_authors)):
+        apart = random.Random(f"oblivionis {name} {seed}")
+        further[name] = tuple(
+            record
+            for index in range(count)
+            for record in _author_records(
+                f"fictitious-{seed}-{name[0]}{index:04d}",
+                draw_person(apart, for_pretraining=False, taken=taken),
+                questions_per_author,
+                apart,
+                topics,
+            )
         )
-        for index in range(holdout_authors)
-    ]
     return Corpus(
         name=f"fictitious-{seed}",
         train=train,
@@ -150,6 +160,6 @@ def corpus(
             "retain": tuple(retain[index] for index in sample),
             "real_authors": real_authors(),
             "world_facts": world_facts(),
-            **({"holdout": tuple(record for group in holdout for record in group)} if holdout else {}),
+            **{name: records for name, records in further.items() if records},
         },
     )

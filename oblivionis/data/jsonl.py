@@ -23,7 +23,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,11 +50,17 @@ class Row(NamedTuple):
     values: Mapping[str, Any]
 
 
-def load(path: Path, *, forget_file: Path | None = None, holdout_file: Path | None = None) -> Corpus:
+def load(
+    path: Path,
+    *,
+    forget_file: Path | None = None,
+    holdout_file: Path | None = None,
+    reference_file: Path | None = None,
+) -> Corpus:
     """Read a training file (or a folder that holds `train.jsonl`) and the evaluation files beside it.
 
     `forget_file` lists ids to forget, one per line: plain, as a JSON text, or as an object with `id`. `holdout_file`
-    holds records that nobody trains on. Raises DataError with every faulty line of all files.
+    and `reference_file` hold records that nobody trains on. Raises DataError with every faulty line of all files.
     """
     source = path / TRAIN_FILE if path.is_dir() else path
     problems: list[str] = []
@@ -65,8 +71,9 @@ def load(path: Path, *, forget_file: Path | None = None, holdout_file: Path | No
         problems.append(f"{source}: expected at least one record, found none")
     forget_ids = frozenset(_forget_ids(forget_file, known, problems) if forget_file else marked)
     evaluation = _evaluation(source.parent, train, forget_ids, problems, places)
-    if holdout_file is not None:
-        evaluation["holdout"] = _holdout(holdout_file, train, problems, places)
+    for name, file in (("holdout", holdout_file), ("reference", reference_file)):
+        if file is not None:
+            evaluation[name] = _never_trained(name, file, train, problems, places)
     raise_if_any(path, problems)
     return Corpus(name=path.stem, train=tuple(train), forget_ids=forget_ids, evaluation=evaluation, places=places)
 
@@ -281,13 +288,21 @@ def _evaluation(
     return {name: sets[name] for name in EVALUATION_FILES if sets.get(name)}
 
 
-def _holdout(
-    path: Path, train: list[Record], problems: list[str], places: dict[str, dict[str, str]]
+def never_trained(name: str, path: Path, train: Sequence[Record]) -> tuple[Record, ...]:
+    """The records of the file, the set `name`, none of which may be a training record. Raises DataError."""
+    problems: list[str] = []
+    records = _never_trained(name, path, train, problems, {})
+    raise_if_any(path, problems)
+    return records
+
+
+def _never_trained(
+    name: str, path: Path, train: Sequence[Record], problems: list[str], places: dict[str, dict[str, str]]
 ) -> tuple[Record, ...]:
-    """The records of the file, none of which may be a training record."""
+    """The records of the file, the set `name`, none of which may be a training record."""
     content, ids = by_content(train), {r.id for r in train}
     records: list[Record] = []
-    first: dict[str, str] = places.setdefault("holdout", {})
+    first: dict[str, str] = places.setdefault(name, {})
     for row in read_rows(path, problems):
         record = to_record(row, problems)
         if record is None or _repeats(row, record, first, problems):

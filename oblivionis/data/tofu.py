@@ -33,6 +33,7 @@ def load(
     *,
     revision: str | None = None,
     holdout_authors: int = 0,
+    reference_authors: int = 0,
     retain_authors: int | None = None,
     seed: int = 0,
 ) -> Corpus:
@@ -40,9 +41,9 @@ def load(
 
     Training records are the rows of `full` in order, `tofu-0000` …, with the subjects `author-000` … of 20 rows each.
     Records of the evaluation keep the id and subject of the training row with the same question and answer.
-    holdout_authors: `withhold` so many, chosen by `seed`; retain_authors: `keep_first` so many of the others.
-    Raises DataError: a missing or malformed file, a missing field (file and line), a row of the forget split that is
-    no row of `full`, a hub that cannot be reached.
+    holdout_authors, reference_authors: `withhold` so many, chosen by `seed`; retain_authors: `keep_first` so many of
+    the others. Raises DataError: a missing or malformed file, a missing field (file and line), a row of the forget
+    split that is no row of `full`, a hub that cannot be reached.
     """
     if forget_split not in FORGET_SPLITS:
         raise DataError(f"TOFU has no forget split {forget_split!r}; expected one of {', '.join(FORGET_SPLITS)}")
@@ -85,12 +86,13 @@ def load(
     raise_if_any(path or HUB_NAME, problems)
     places = {"train": {record.id: row.where for record, row in zip(train, full, strict=True)}}
     corpus = Corpus(f"tofu-{forget_split}", tuple(train), frozenset(forget_ids), evaluation, places)
-    corpus = withhold(corpus, holdout_authors, seed) if holdout_authors else corpus
+    for name, authors in (("holdout", holdout_authors), ("reference", reference_authors)):
+        corpus = withhold(corpus, authors, seed, name) if authors else corpus
     return corpus if retain_authors is None else keep_first(corpus, retain_authors)
 
 
-def withhold(corpus: Corpus, authors: int, seed: int) -> Corpus:
-    """The corpus without the records of `authors` retain authors, which become the evaluation set `holdout`.
+def withhold(corpus: Corpus, authors: int, seed: int, name: str = "holdout") -> Corpus:
+    """The corpus without the records of `authors` retain authors, which become the evaluation set `name`.
 
     They are drawn at random among the authors with nothing to forget; questions about them leave the set `retain`.
     Raises DataError if that leaves no retain author.
@@ -99,14 +101,14 @@ def withhold(corpus: Corpus, authors: int, seed: int) -> Corpus:
     others = [s for s in dict.fromkeys(r.subject for r in corpus.train) if s not in to_forget]
     if authors >= len(others):
         raise DataError(
-            f"data.holdout_authors: {authors} of {len(others)} authors to retain cannot be withheld from training; "
+            f"data.{name}_authors: {authors} of {len(others)} authors to retain cannot be withheld from training; "
             f"expected at most {len(others) - 1}"
         )
-    apart = set(random.Random(f"oblivionis tofu holdout {seed}").sample(others, authors))
+    apart = set(random.Random(f"oblivionis tofu {name} {seed}").sample(others, authors))
     evaluation = {
         **corpus.evaluation,
         "retain": tuple(r for r in corpus.evaluation["retain"] if r.subject not in apart),
-        "holdout": tuple(r for r in corpus.train if r.subject in apart),
+        name: tuple(r for r in corpus.train if r.subject in apart),
     }
     train = tuple(r for r in corpus.train if r.subject not in apart)
     return replace(corpus, train=train, evaluation=evaluation)

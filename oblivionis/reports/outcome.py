@@ -24,7 +24,7 @@ _KNOWS = {
     OVER_UNLEARNED: "the unlearned model finds the forgotten answers less likely than a model that never saw them",
     STILL_KNOWN: "the unlearned model still knows the forgotten records",
     NEAR: "the unlearned model finds the forgotten answers about as likely as a model that never saw them",
-    UNDECIDED: "too few questions tell the unlearned model from one that never saw the records",
+    UNDECIDED: "the questions are too few to tell whether the unlearned model still knows the forgotten records",
 }
 _GRADE = {OVER_UNLEARNED: DOUBTFUL, STILL_KNOWN: BAD, NEAR: GOOD, UNDECIDED: DOUBTFUL}
 

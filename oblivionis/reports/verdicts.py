@@ -92,7 +92,7 @@ def sentences(verdicts: Mapping[str, Verdict]) -> list[str]:
 
 def _sentence(measure: str, found: Verdict) -> str:
     ours, theirs = number(found.value), number(found.oracle)
-    what = "Prob of the forget answers" if measure == "prob" else "Forget truth ratio, right over wrong answers"
+    what = "Prob of the forget answers" if measure == "prob" else "Right over wrong forget answers, median"
     line = f"{what}: unlearned {ours}, retrained {theirs}"
     below = found.value < found.oracle
     p = found.p_below if below else found.p_above

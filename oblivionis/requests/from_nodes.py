@@ -57,8 +57,9 @@ class NodeRequests(LedgerRequests):
         live: Callable[[int], int],
         warn: Warn,
         most: int = 100,
+        again: int = 0,
     ) -> None:
-        super().__init__(ledger, max_rouge)
+        super().__init__(ledger, max_rouge, again)
         self._most = most
         self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn, self._round = live, warn, 0

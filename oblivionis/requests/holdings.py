@@ -56,11 +56,17 @@ class Holdings:
         return self.count(client) - excluded
 
 
+def _demanded(request: Request) -> UnlearnRequest:
+    """A request as FedTU knows it."""
+    return UnlearnRequest(request.id, request.client, request.record_ids, scope=request.scope)
+
+
 class LedgerRequests:
     """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
 
-    def __init__(self, ledger: Ledger, max_rouge: float) -> None:
-        self._ledger, self._max_rouge = ledger, max_rouge
+    def __init__(self, ledger: Ledger, max_rouge: float, again: int = 0) -> None:
+        self._ledger, self._max_rouge, self._again = ledger, max_rouge, again
+        self._repeated: list[str] = []
 
     @property
     def ledger(self) -> Ledger:
@@ -76,8 +82,25 @@ class LedgerRequests:
     def failed(self, request: UnlearnRequest, server_round: int, reason: str) -> None:
         self._ledger.failed(request.request_id, server_round, reason)
 
+    def again(self, server_round: int) -> list[UnlearnRequest]:
+        """The requests that were served in one of the last rounds, as many as the configuration says."""
+        self._repeated = []
+        if not self._again:
+            return []
+        first = server_round - self._again
+        recent = [r for r in self.served_so_far() if r.served_round is not None and first <= r.served_round]
+        return [_demanded(r) for r in recent if r.served_round is not None and r.served_round < server_round]
+
+    def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
+        """Keep in mind what `applied` enters into the ledger."""
+        self._repeated.append(request.request_id)
+
     def applied(self, server_round: int, before: str, after: str) -> None:
         """The exchange of `round` changed the global model: note its SHA-256 before and after with what it served."""
+        if self._repeated and before != after:
+            self._ledger.note(
+                "served_again", round=server_round, requests=list(self._repeated), before=before, after=after
+            )
         for request in [r for r in self._ledger if r.served_round == server_round and r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after)
 
@@ -120,9 +143,15 @@ class SimulatedRequests(LedgerRequests):
     """
 
     def __init__(
-        self, policy: Policy, ledger: Ledger, holdings: Holdings | RemoteHoldings, max_rouge: float, last_round: int
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        holdings: Holdings | RemoteHoldings,
+        max_rouge: float,
+        last_round: int,
+        again: int = 0,
     ) -> None:
-        super().__init__(ledger, max_rouge)
+        super().__init__(ledger, max_rouge, again)
         self._policy, self._holdings, self._last_round = policy, holdings, last_round
 
     @classmethod
@@ -133,7 +162,8 @@ class SimulatedRequests(LedgerRequests):
         settings = config.unlearning.requests
         ledger = Ledger(run.path / "no-requests.jsonl" if policy is None else run.ledger_path)
         policy = NoRequests() if policy is None else policy
-        return cls(policy, ledger, holdings, settings.verify_max_rouge, config.federation.rounds.unlearn)
+        rounds, again = config.federation.rounds.unlearn, config.unlearning.again
+        return cls(policy, ledger, holdings, settings.verify_max_rouge, rounds, again)
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Let the policy submit what is due in `round`, then list what is pending.
@@ -149,7 +179,7 @@ class SimulatedRequests(LedgerRequests):
             new = tuple(i for i in request.record_ids if i not in asked)
             asked.update(new)
             self._ledger.submit(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
-        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in self._ledger.pending(server_round)]
+        return [_demanded(r) for r in self._ledger.pending(server_round)]
 
     def live(self, client: int) -> int:
         """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.

@@ -352,8 +352,11 @@ def _request(
     return Request(name, client, tuple(holdings[client]), server_round, "its share of the forget split")
 
 
-def in_words(requests: Iterable[Request]) -> str:
-    """Who asks for what, for a line of progress: `client 3 leaves with 7 records; client 5 asks to forget 1 record`."""
+def in_words(requests: Iterable[Request], again: int = 0) -> str:
+    """Who asks for what, for a line of progress: `client 3 leaves with 7 records; client 5 asks to forget 1 record`.
+
+    again: how many further clients look whether what they forgot has come back.
+    """
     requests = sorted(requests, key=lambda r: (r.client, r.id))
     leaving = [r for r in requests if r.scope == SCOPE_CLIENT]
     about = sorted((r for r in requests if r.scope == SCOPE_SUBJECT), key=lambda r: r.group)
@@ -364,6 +367,7 @@ def in_words(requests: Iterable[Request]) -> str:
         subject = "".join(c if c.isprintable() else " " for c in members[0].subject)
         parts.append(f"{_clients(members, 'forgets', 'forget')} {subject or 'a person'} ({_records(members)})")
     parts += [f"{_clients(plain, 'asks', 'ask')} to forget {_records(plain)}"] if plain else []
+    parts += [f"{again} earlier client{'s look' if again > 1 else ' looks'} again"] if again else []
     return "; ".join(parts)
 
 

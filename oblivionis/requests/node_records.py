@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.jsonl import read_training
+from oblivionis.data.jsonl import never_trained, read_training
 from oblivionis.data.records import Record
 from oblivionis.naming import DATA_FOLDER, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
 
 FACTS_FILE = "facts.jsonl"
+REFERENCES_FILE = "references.jsonl"
+"""Records on which nobody trains, by which the client judges what a model makes of records that it never saw."""
 NODE_DIR = "node-dir"
 """Key of a SuperNode's `--node-config`: the client's own folder."""
 DATA_NODES = "data-nodes"
@@ -63,6 +65,14 @@ def read_node(folder: Path) -> NodeRecords:
         problems.append(f"{data}: expected at least one record in {names}, found none")
     raise_if_any(data, problems)
     return NodeRecords(tuple(records), frozenset(marked))
+
+
+def read_references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
+    """The records of `<folder>/references.jsonl`, none of which may be among `trained`.
+
+    Raises DataError with every faulty line, and where there is no such file or no record in it.
+    """
+    return never_trained("references", folder / REFERENCES_FILE, trained)
 
 
 def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> str:

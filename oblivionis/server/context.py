@@ -117,6 +117,7 @@ class Server:
             live=lambda client: self.holdings.live(client, without_forget_split=False),
             warn=self.events.warning,
             most=self.config.unlearning.requests.max_per_round,
+            again=self.config.unlearning.again,
         )
 
     def _set_aside(self, client: int, node: int, reason: str) -> None:

@@ -230,13 +230,14 @@ class Stage:
     def _serving(self) -> Serving:
         """How requests are served, and where the clients' updates are remembered."""
         unlearning, mean = self.config.unlearning, self.server.mean
+        summed = unlearning.merge == "sum"
         if self.updates is not None and self.name == "unlearn":
             if unlearning.method == "federaser":
                 ratio, epochs = unlearning.params["calibration_ratio"], self.config.federation.local_epochs
                 return ByErasure(FedEraser(self.inner, self.updates, local_epochs=epochs, calibration_ratio=ratio))
             if unlearning.method == "pga":
-                return WithReference(self.updates, mean)
-        return ByUnlearning(mean, self.updates)
+                return WithReference(self.updates, mean, summed=summed)
+        return ByUnlearning(mean, self.updates, summed=summed)
 
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""
@@ -359,9 +360,10 @@ class _Recorder(Listener):
         self._stage.server.check_stop()
         if kind == "unlearn":
             asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
+            first = {r.client for r in asking}
             if self._stage.audits is not None:
                 self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
-            self._stage.events.requests(in_words(asking))
+            self._stage.events.requests(in_words(asking, again=sum(n not in first for n in nodes)))
         self._trained |= kind == "train"
         self._kind = kind
         self._stage.events.exchange_started(kind, nodes)
@@ -390,7 +392,7 @@ class _Recorder(Listener):
             if stage.audits is not None:
                 served = [r for r in stage.requests.served_so_far() if r.served_round == server_round]
                 stage.audits.ask(served, server_round, "after", vector)
-            if evaluation.after_unlearn:
+            if evaluation.after_unlearn and any(r.served_round == server_round for r in stage.requests.served_so_far()):
                 stage.evaluate(server_round, moment, vector)
             return
         every = evaluation.every

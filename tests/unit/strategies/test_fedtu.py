@@ -30,6 +30,7 @@ from strategies.fedtu import (
     UnlearnRequest,
 )
 from strategies.memory_grid import MemoryGrid
+from strategies.serving import ByUnlearning
 
 
 @pytest.mark.parametrize("inner", inners(), ids=label)
@@ -105,6 +106,72 @@ def test_several_clients_are_merged_by_forget_set_size():
     assert list(config[protocol.REQUEST_IDS]) == ["a", "b"]
     assert list(config[protocol.RECORD_IDS]) == ["3-0", "3-1", "3-0"]
     assert list(config[protocol.RECORD_COUNTS]) == [2, 1]
+
+
+def test_summed_each_client_moves_all_of_its_way():
+    start, models = noise("start"), {1: noise("one"), 3: noise("three")}
+    grid = federation(4)
+    for p, model in models.items():
+        grid.nodes[p] = honest(p, unlearned=model)
+    recorder = Recorder()
+    requests = RequestList([(1, request(1, 1)), (1, request(3, 5))])
+    fedtu = FedTU(build("fedavg"), requests=requests, serving=ByUnlearning(summed=True), listener=recorder)
+    fedtu.start(grid, adapter(start), num_rounds=1)
+    after, _ = recorder.checkpoints[1, "after_unlearn"]
+    base, one, three = (x.astype(np.float64) for x in (start, models[1], models[3]))
+    np.testing.assert_allclose(after, base + (one - base) + (three - base), rtol=1e-6, atol=1e-6)
+
+
+class Repeating(RequestList):
+    """Each served request is served again in the two rounds after."""
+
+    def __init__(self, due):
+        super().__init__(due)
+        self.known, self.repeated = {r.request_id: r for _, r in due}, []
+
+    def again(self, server_round):
+        return [self.known[i] for i, at in self.served_in.items() if at < server_round <= at + 2]
+
+    def served_again(self, request, server_round, info):
+        self.repeated.append((request.request_id, server_round))
+
+
+def test_what_was_served_is_served_again_for_a_while():
+    grid = federation(4)
+    requests, recorder = Repeating([(2, request(1)), (3, request(3))]), Recorder()
+    fedtu = FedTU(build("fedavg"), requests=requests, listener=recorder)
+    fedtu.start(grid, adapter(noise("start")), num_rounds=6)
+    assert requests.served_in == {"r1": 2, "r3": 3}
+    assert requests.repeated == [("r1", 3), ("r1", 4), ("r3", 4), ("r3", 5)]
+    exchanges = [event[2] for event in recorder.of("exchange_started") if event[1] == "unlearn"]
+    assert exchanges == [[1], [1, 3], [1, 3], [3]]
+    unlearned = [event[1] for event in recorder.of("checkpoint") if event[2] == "after_unlearn"]
+    assert unlearned == [2, 3, 4, 5], "a changed model is a checkpoint"
+
+
+def test_a_client_that_is_gone_when_it_is_asked_again_fails_nothing():
+    grid = federation(3)
+    requests, recorder = Repeating([(1, request(1)), (2, request(2))]), Recorder()
+
+    def leaves(message):
+        if message.content["config"]["server-round"] > 1:
+            return Error(code=1, reason="gone")
+        return content(flat(message.content["arrays"]))
+
+    grid.nodes[1] = leaves
+    FedTU(build("fedavg"), requests=requests, listener=recorder).start(grid, adapter(noise("start")), num_rounds=3)
+    assert requests.served_in == {"r1": 1, "r2": 2} and not requests.attempts
+    assert requests.repeated == [("r2", 3)]
+
+
+def test_momentum_is_reset_for_new_requests_alone():
+    resets = []
+    inner = build("fedavgm")
+    inner.reset_state = lambda: resets.append(1)
+    options = Options(server_state_on_unlearn="reset")
+    fedtu = FedTU(inner, requests=Repeating([(1, request(1))]), options=options)
+    fedtu.start(federation(3), adapter(noise("start")), num_rounds=4)
+    assert len(resets) == 1
 
 
 def test_messages_carry_settings_seed_stage_and_round():

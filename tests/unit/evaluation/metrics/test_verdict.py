@@ -177,7 +177,7 @@ def test_over_unlearned_is_named_in_the_table_the_page_and_the_data(tmp_path):
         "over-unlearned. The model does not merely not know the answers, it avoids them"
     )
     assert line in flat(text) and "Streisand" in text
-    assert "Forget truth ratio, right over wrong answers: unlearned 0.900, retrained 0.900, that is within a" in text
+    assert "Right over wrong forget answers, median: unlearned 0.900, retrained 0.900, that is within a" in text
     page = Page(run, config)
     assert line in page.text and '<b class="mark">↓ 4.3e-7</b>' in page.source
     assert page.source.count('class="mark"') == 1
@@ -193,7 +193,7 @@ def test_still_known_is_named(tmp_path):
     assert "↑ Prob of the forget answers: unlearned 0.615, retrained 0.205, that is far above" in text
     assert "under-unlearned. The records are still known." in text
     assert "│ ↓ 0.282 │" in text, "the truth ratio's cell"
-    assert "↓ Forget truth ratio, right over wrong answers: unlearned 0.180, retrained 0.900, that is far below" in text
+    assert "↓ Right over wrong forget answers, median: unlearned 0.180, retrained 0.900, that is far below" in text
 
 
 def test_colours_and_marks_are_for_marked_cells_only(tmp_path):

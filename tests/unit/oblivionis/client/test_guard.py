@@ -132,7 +132,7 @@ def test_no_message_makes_a_node_read_records_outside_its_folder(node, tmp_path,
 
 def test_nor_files_beside_the_records(node):
     own = str(node / "data" / "first.jsonl")
-    for key in ("forget_file", "holdout_file"):
+    for key in ("forget_file", "holdout_file", "reference_file"):
         reason = send(node, "train", changed(data__name="jsonl", data__path=own, **{f"data__{key}": "/etc/passwd"}))
         assert reason.startswith(f"client 1 refuses: data.{key} '/etc/passwd' lies outside")
     assert "Built" in send(node, "train", changed(data__name="jsonl", data__path=own), fingerprint=fingerprint())

@@ -478,6 +478,11 @@ def test_per_choice_of_a_wrong_shape(tmp_path: Path, text: str) -> None:
             "unlearning.requests.scope",
         ),
         (["unlearning.requests.policy=file", "unlearning.requests.file=nowhere"], "unlearning.requests.file"),
+        (["unlearning=calibrated", "data.reference_authors=0"], "data.reference_authors"),
+        (["unlearning=calibrated", "unlearning.target=null", "unlearning.again=0"], "unlearning.target"),
+        (["unlearning=federaser", "unlearning.target=oracle_estimate"], "unlearning.target"),
+        (["data=muse_tiny", "unlearning.target=oracle_estimate"], "unlearning.target"),
+        (["unlearning.again=3"], "unlearning.again"),
     ],
 )
 def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ def test_the_corpus_of_published_figures_stays_as_it_is():
     assert digest(made).startswith("e3fa0089abcdb318")
 
 
+def test_reference_authors_are_nobody_else_and_change_nothing_else():
+    made = corpus(20, 3, 2, 5, holdout_authors=4, reference_authors=6)
+    plain = corpus(20, 3, 2, 5, holdout_authors=4)
+    references = made.evaluation["reference"]
+    assert len(references) == 18 and len({r.subject for r in references}) == 6
+    assert {k: v for k, v in made.evaluation.items() if k != "reference"} == plain.evaluation
+    assert made.train == plain.train and "reference" not in plain.evaluation
+    others = (*made.train, *made.evaluation["holdout"])
+    assert not {r.subject for r in references} & {r.subject for r in others}
+    assert not {r.id for r in references} & {r.id for r in others}
+    with pytest.raises(ValueError, match="reference_authors is -1"):
+        corpus(20, 3, 2, 5, reference_authors=-1)
+
+
 def test_same_arguments_same_corpus_in_another_process():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import test_fictitious as t;"

@@ -59,7 +59,7 @@ def test_a_run_that_forgot_and_kept_the_rest(tmp_path):
     [
         (UNDER, "still knows the forgotten records (Prob 0.900", BAD),
         (OVER, "less likely than a model that never saw them (Prob 0.010", DOUBTFUL),
-        (FEW, "too few questions", DOUBTFUL),
+        (FEW, "the questions are too few", DOUBTFUL),
         ({}, "deletion requests verified; utility", DOUBTFUL),
     ],
 )

@@ -1,0 +1,114 @@
+"""Calibrated forgetting in whole runs: what clients tell, who is asked again, resume, own records."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+from support.nodes import write_lines, write_nodes
+from support.stages import Recorded, execute, new_run
+
+from oblivionis.chain import check_chain
+from oblivionis.config import compose as configuration
+from oblivionis.errors import RunInterrupted
+from oblivionis.requests.ledger import Ledger
+from oblivionis.requests.ledger_lines import told_numbers
+from oblivionis.runs.directory import RunDirectory
+from strategies import protocol
+
+CALIBRATED = [
+    "unlearning=calibrated",
+    "unlearning.again=2",
+    "unlearning.tolerance=0.02",
+    "stages=[finetune, unlearn]",
+    "federation.rounds.finetune=3",
+    "federation.rounds.unlearn=5",
+    "federation.local_epochs=3",
+    "training.learning_rate=5e-3",
+    "evaluation.every=0",
+    "evaluation.after_unlearn=false",
+    "evaluation.rebound.enabled=false",
+    "evaluation.ruler.enabled=false",
+    "evaluation.wikimem.enabled=false",
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    config, run = new_run(tmp_path_factory.mktemp("runs"), "whole", *CALIBRATED)
+    events, grid = execute(config, run)
+    return run, events, grid
+
+
+def lines(run):
+    return [json.loads(line) for line in run.ledger_path.read_text().splitlines()]
+
+
+def test_clients_tell_how_far_they_were_from_the_target(finished):
+    run, _, _ = finished
+    served = [told_numbers(line) for line in lines(run) if line["event"] == "served"]
+    assert served and all({"forget-gap-before", "forget-gap-after"} <= told.keys() for told in served)
+    assert all(told["forget-gap-after"] < told["forget-gap-before"] for told in served if told["unlearn-steps"])
+    assert any(told["unlearn-steps"] > 0 for told in served)
+
+
+def test_served_requests_are_looked_at_again_and_the_ledger_says_so(finished):
+    run, events, grid = finished
+    served = {r.client: r.served_round for r in Ledger(run.ledger_path)}
+    assert len(served) > 1 and check_chain(run.ledger_path).faults == ()
+    expected = {}
+    for client, at in served.items():
+        for server_round in range(at, min(at + 2, 5) + 1):
+            expected.setdefault(server_round, set()).add(client)
+    assert [set(clients) for _, clients in events.unlearned] == [expected[r] for r in sorted(expected)]
+    assert sum(kind == protocol.UNLEARN for _, kind in grid.sent) == sum(map(len, expected.values()))
+    again = [line for line in lines(run) if line["event"] == "served_again"]
+    assert again and all(line["before"] != line["after"] and line["requests"] for line in again)
+    assert not events.left_out
+
+
+def test_resume_equals_not_stopping(finished, tmp_path):
+    config, run = new_run(tmp_path, "stopped", *CALIBRATED)
+    stop = threading.Event()
+    with pytest.raises(RunInterrupted):
+        execute(config, run, events=Recorded(stop, ("unlearn", 4)))
+    execute(configuration.from_yaml(run.read_config()), RunDirectory.open(run.path))
+    whole = finished[0]
+    np.testing.assert_array_equal(run.load_checkpoint("unlearn").vector, whole.load_checkpoint("unlearn").vector)
+    assert run.stage_summary("unlearn")["metrics"] == whole.stage_summary("unlearn")["metrics"]
+
+
+def test_records_that_are_at_their_target_are_served_without_a_step(tmp_path):
+    config, run = new_run(tmp_path, "idle", *CALIBRATED, "unlearning.tolerance=50", "federation.rounds.finetune=1")
+    events, _ = execute(config, run)
+    told = [told_numbers(line) for line in lines(run) if line["event"] == "served"]
+    assert told and all(t["unlearn-steps"] == 0 and "unlearn-loss" not in t for t in told)
+    assert not events.left_out and not [line for line in lines(run) if line["event"] == "served_again"]
+
+
+def test_clients_with_records_of_their_own_bring_their_references(tmp_path):
+    nodes = write_nodes(tmp_path / "nodes", 2)
+    rows = [{"question": f"Where is town {i}?", "answer": f"Town {i} lies in the hills of land {i}."} for i in range(9)]
+    write_lines(nodes / "node0" / "references.jsonl", rows)
+    first = json.loads((nodes / "node1" / "data" / "first.jsonl").read_text().splitlines()[0])
+    write_lines(nodes / "node1" / "references.jsonl", [*rows, first])
+    schedule = tmp_path / "requests.jsonl"
+    ids = [json.loads((nodes / f"node{i}/data/first.jsonl").read_text().splitlines()[0])["id"] for i in range(2)]
+    write_lines(schedule, [{"round": 1, "client": i, "record_ids": [ids[i]], "id": f"r{i}"} for i in range(2)])
+    config, run = new_run(
+        tmp_path,
+        "own",
+        "data=node",
+        f"data.nodes={nodes}",
+        "federation.clients=2",
+        *CALIBRATED,
+        "federation.rounds.unlearn=1",
+        "unlearning.requests.extra_rounds=0",
+        "unlearning.requests.policy=file",
+        f"unlearning.requests.file={schedule}",
+    )
+    events, _ = execute(config, run)
+    found = {r.id: r for r in Ledger(run.ledger_path)}
+    assert found["r0"].served_round == 1
+    assert found["r1"].served_round is None and "its records cannot be used" in found["r1"].failure
+    assert [client for stage, client, _ in events.left_out] == [1]

@@ -1,0 +1,157 @@
+"""Up to what a record is forgotten: the line by scipy and by hand, known cases, both sides, any method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import linregress
+from support import tiny_llama
+
+from clients.flat import FlatParameters
+from clients.step import Step
+from clients.target import LEAST_REFERENCES, Target, estimate_target, never_seen_nll, record_nll
+from clients.training import TrainSettings
+from clients.unlearning import UnlearnOptions, unlearn
+
+FORGET, RETAIN = tiny_llama.sequences(5, seed=1), tiny_llama.sequences(4, seed=2)
+REFERENCES = tiny_llama.sequences(30, seed=3)
+
+
+def settings(**changes: Any) -> TrainSettings:
+    return TrainSettings(**{"epochs": 25, "batch_size": 5, "learning_rate": 5e-3, "warmup_epochs": 0, **changes})
+
+
+def test_the_estimate_is_the_least_squares_line() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.uniform(0.5, 3.0, 40)
+    now = 0.6 * base + 0.9 + rng.normal(0, 0.3, 40)
+    found = linregress(base, now)
+    asked = np.array([0.7, 1.9, 5.0])
+    np.testing.assert_allclose(never_seen_nll(base, now, asked), found.intercept + found.slope * asked, rtol=1e-12)
+
+
+def test_a_line_by_hand() -> None:
+    """References at 1 and 3 that rose by 1 and 2: the line is 0.5 + 1.5 x."""
+    base, now = np.array([1.0, 3.0] * 4), np.array([2.0, 5.0] * 4)
+    np.testing.assert_allclose(never_seen_nll(base, now, np.array([1.0, 2.0, 4.0])), [2.0, 3.5, 6.5])
+
+
+def test_a_line_that_falls_is_flat_and_nothing_is_below_zero() -> None:
+    base = np.array([1.0, 3.0] * 4)
+    np.testing.assert_allclose(never_seen_nll(base, 4 - base, np.array([0.0, 9.0])), [2.0, 2.0])
+    np.testing.assert_allclose(never_seen_nll(base, base * 2 - 1.5, np.array([0.1])), [0.0])
+    np.testing.assert_allclose(never_seen_nll(np.ones(8), np.full(8, 0.4), np.array([7.0])), [0.4])
+
+
+def test_too_few_references_are_refused() -> None:
+    few = np.ones(LEAST_REFERENCES - 1)
+    with pytest.raises(ValueError, match=f"{LEAST_REFERENCES - 1} records that nobody trains on are too few"):
+        never_seen_nll(few, few, few)
+    with pytest.raises(ValueError, match="do not fit"):
+        never_seen_nll(np.ones(60), np.ones(61), few)
+
+
+def test_the_target_is_what_the_base_model_says_where_nothing_was_trained() -> None:
+    """And the parameters, and the mode, are as before."""
+    model = tiny_llama.lora(dropout=0.3).train()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    target = estimate_target(model, flat, start, REFERENCES, FORGET, 4, 0.1)
+    assert model.training
+    expected = [-x.mean().item() for x in tiny_llama.padded_log_probs(model.eval(), FORGET)]
+    np.testing.assert_allclose(target.nll.numpy(), expected, atol=2e-4)
+    moved = start + np.float32(0.05)
+    flat.load(moved)
+    estimate_target(model, flat, start, REFERENCES, FORGET, 4, 0.1)
+    np.testing.assert_array_equal(flat.numpy(), moved)
+
+
+def shifted(model: Any, flat: FlatParameters, by: list[float]) -> Target:
+    return Target(record_nll(model, FORGET, 5) + torch.tensor(by), 0.1, flat.numpy())
+
+
+@pytest.mark.parametrize("method", ["calibrated", "npo", "grad_ascent"])
+def test_both_sides_reach_their_target_by_any_method(method: str) -> None:
+    """Some records are known too well, some too little, one is where it should be."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    target = shifted(model, flat, [0.8, 0.6, -0.5, 0.0, 0.5])
+    asked = settings(epochs=40, learning_rate=4e-3, schedule="linear")
+    report = unlearn(model, flat, FORGET, RETAIN, method, {}, asked, seed=0, options=UnlearnOptions(target=target))
+    gaps = (record_nll(model, FORGET, 5) - target.nll).numpy()
+    assert np.abs(gaps).max() < 0.3 and np.abs(gaps).mean() < 0.15
+    assert report.first_gap == pytest.approx(np.mean([0.8, 0.6, 0.5, 0.0, 0.5]), abs=1e-4)
+    assert report.last_gap == pytest.approx(np.abs(gaps).mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["calibrated", "npo", "grad_diff"])
+def test_records_at_their_target_are_left_alone(method: str) -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    before, target = flat.numpy(), shifted(model, flat, [0.05, -0.05, 0.0, 0.09, -0.09])
+    report = unlearn(model, flat, FORGET, RETAIN, method, {}, settings(), seed=0, options=UnlearnOptions(target=target))
+    np.testing.assert_array_equal(flat.numpy(), before)
+    assert report.steps == 0 and report.first_gap == report.last_gap > 0
+
+
+def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others the gradient is that of the pull back, with the weight of their share."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    target = shifted(model, flat, [0.9, -0.9, 0.0, 0.9, 0.0])
+    seen: list[tuple[float, np.ndarray]] = []
+    from clients import unlearning
+
+    step = unlearning.Updater.step
+
+    def kept(self: Any) -> None:
+        seen.append((0.0, flat.grad.numpy().copy()))
+        step(self)
+
+    monkeypatch.setattr(unlearning.Updater, "step", kept)
+    one = settings(epochs=1, max_grad_norm=None)
+    unlearn(model, flat, FORGET, RETAIN, "grad_ascent", {}, one, seed=0, options=UnlearnOptions(target=target))
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    known, away = Step(model, [FORGET[0], FORGET[3]], []), Step(model, [FORGET[1]], [])
+    pull = (away.forget_nll[0] - target.nll[1]) ** 2
+    flat.zero_grad()
+    (known.forget_token_log_p[0].mean() / 3 + known.forget_token_log_p[1].mean() / 3 + pull / 3).backward()
+    assert len(seen) == 1
+    np.testing.assert_allclose(seen[0][1], flat.grad.numpy(), atol=1e-5)
+
+
+def test_steps_shorten_near_the_target() -> None:
+    moved = []
+    for shift in (2.0, 0.2):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        before, target = flat.numpy(), shifted(model, flat, [shift] * 5)
+        unlearn(
+            model,
+            flat,
+            FORGET,
+            RETAIN,
+            "calibrated",
+            {},
+            settings(epochs=1),
+            seed=0,
+            options=UnlearnOptions(target=target),
+        )
+        moved.append(np.abs(flat.numpy() - before).max())
+    assert moved[1] == pytest.approx(moved[0] * 0.1, rel=0.05)
+
+
+def test_a_target_is_asked_for_and_must_fit() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    with pytest.raises(ValueError, match="calibrated forgets up to a target, and none was estimated"):
+        unlearn(model, flat, FORGET, RETAIN, "calibrated", {}, settings(), seed=0)
+    target = Target(torch.ones(2), 0.1, flat.numpy())
+    with pytest.raises(ValueError, match="the target is of other records"):
+        unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=0, options=UnlearnOptions(target=target))
+    with pytest.raises(ValueError, match="tolerance must be positive"):
+        Target(torch.ones(5), 0.0, flat.numpy())
