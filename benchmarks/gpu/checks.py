@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.bases import PAGED
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.rows import Row, Rows
-from benchmarks.gpu.shapes import TINY, Setting, other_answers, random_base
+from benchmarks.gpu.shapes import TINY, Setting, other_answers, random_base, target
 from clients import losses
 from clients.flat import FlatParameters
 from clients.optimisation import Ball
@@ -62,7 +62,7 @@ class Checks:
             losses.hyperparameters(method),
             TrainSettings(**SETTINGS),
             seed=0,
-            options=UnlearnOptions(ball=ball),
+            options=UnlearnOptions(ball=ball, target=target(method, model, flat, self.records[:4])),
             on_step=lambda _, loss: found.append(loss),
             alternatives=other_answers(self.records[:4], self.records[4:]),
         )

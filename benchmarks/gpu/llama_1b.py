@@ -13,7 +13,7 @@ from benchmarks.gpu.bases import ADAMW, PAGED, loaded
 from benchmarks.gpu.meter import metered
 from benchmarks.gpu.options import Options
 from benchmarks.gpu.rows import Row, Rows
-from benchmarks.gpu.shapes import Setting, other_answers, random_base
+from benchmarks.gpu.shapes import Setting, other_answers, random_base, target
 from benchmarks.shapes import LLAMA_3_2_1B
 from clients import losses
 from clients.flat import FlatParameters
@@ -111,7 +111,8 @@ def _exchange(model: Any, flat: FlatParameters, setting: Setting, options: Optio
 
     def work() -> Any:
         values, settings = losses.hyperparameters(method), setting.training(optimizer=ADAMW)
-        given = {"options": UnlearnOptions(ball=ball), "alternatives": other_answers(forget, retain)}
+        how = UnlearnOptions(ball=ball, target=target(method, model, flat, forget))
+        given = {"options": how, "alternatives": other_answers(forget, retain)}
         return unlearn(model, flat, forget, retain, method, values, settings, seed=0, **given)
 
     try:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.gpu.options import Options
+from clients import losses
 from clients.flat import FlatParameters
+from clients.target import Target, record_nll
 from clients.training import TrainSettings
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import compose as configuration
@@ -135,6 +138,13 @@ def _separate(model: Any) -> None:
         if parameter.data_ptr() in seen:
             parameter.data = parameter.data.clone()
         seen.add(parameter.data_ptr())
+
+
+def target(method: str, model: nn.Module, flat: FlatParameters, forget: Sequence[TokenSequence]) -> Target | None:
+    """A nat per token from where the records are, for a method that forgets up to a target; None for the others."""
+    if "forget_target_nll" not in losses.get(method).names:
+        return None
+    return Target(record_nll(model, forget, len(forget)) + 1.0, 0.1, flat.numpy())
 
 
 def other_answers(forget: Sequence[TokenSequence], others: Sequence[TokenSequence]) -> list[list[TokenSequence]]:
