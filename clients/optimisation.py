@@ -241,9 +241,10 @@ def checkpointing(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def local_work(
-    model: nn.Module, flat: FlatParameters, seed: int, *, gradient_checkpointing: bool = False
+    model: nn.Module, flat: FlatParameters, seed: int, *, gradient_checkpointing: bool = False, merged: bool = True
 ) -> Iterator[None]:
-    """The surroundings of one exchange: training mode, own random state, autocast for half precision on CUDA.
+    """The surroundings of one exchange: training mode, own random state, autocast for half precision on CUDA; `merged`:
+    LoRA layers may run as one product (`fused_lora`), in which no factor is a layer of its own.
 
     The model's mode and the random state of the process are as before afterwards, and there is no checkpointing any
     more. Raises ValueError if the model cannot checkpoint.
@@ -261,5 +262,6 @@ def local_work(
         model.train()
         if gradient_checkpointing:
             stack.enter_context(checkpointing(model))
-        stack.enter_context(fused_lora(model))
+        if merged:
+            stack.enter_context(fused_lora(model))
         yield

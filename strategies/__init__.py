@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from strategies.factory import build, names
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strategies.factory import build, names
 
 __all__ = ["build", "names"]
+
+
+def __getattr__(name: str) -> Any:
+    """What the package offers is imported when it is asked for: a configuration is checked without Flower."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from strategies import factory
+
+    return getattr(factory, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
@@ -122,6 +123,14 @@ def merged(
             store(new, block, before + weighted_sum(differences, weights))
         result[name] = Array(new.reshape(base.shape))
     return ArrayRecord(result)
+
+
+def fingerprint(arrays: ArrayRecord) -> str:
+    """SHA-256 of the numbers of all arrays, one after the other, 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for array in arrays.values():
+        digest.update(view(array).tobytes())
+    return digest.hexdigest()
 
 
 def with_dtypes_of(reference: ArrayRecord, arrays: ArrayRecord) -> ArrayRecord:

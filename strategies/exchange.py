@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 from typing import Any
 
@@ -17,6 +17,9 @@ from strategies.bounds import Bounds, Cut
 from strategies.listener import Listener
 from strategies.nodes import NodeMap
 from strategies.replies import Verdict, answers, judge
+from strategies.secure.exchange import SecureExchange
+from strategies.secure.server import Summed
+from strategies.secure.terms import SecureSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Exchanges:
     """By kind of exchange, which numbers are taken of replies; all of them for a kind that is not named."""
     bounds: Bounds | None = None
     """What a single client may count at most."""
+    secure: SecureSettings | None = None
+    """How models come back as sums under masks; None: each by itself."""
 
     def config(self, server_round: int, settings: Mapping[str, Any]) -> ConfigRecord:
         """The ConfigRecord of a message: `settings`, and which round of what this is."""
@@ -74,11 +79,13 @@ class Exchanges:
         """
         if not messages:
             return []
+        if self.secure is not None and expected is not None:
+            return self._of_all(kind, server_round, messages, expected)
         began = time.monotonic()
-        self.listener.exchange_started(kind, sorted(self._partition(m) for m in messages))
+        self.listener.exchange_started(kind, sorted(self.partition(m) for m in messages))
         received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
         verdicts = judge(
-            [(self._partition(message), answer) for message, answer in received],
+            [(self.partition(message), answer) for message, answer in received],
             reference=expected,
             arrays_key=self.keys.arrays,
             weight_key=self.keys.weight,
@@ -103,6 +110,58 @@ class Exchanges:
         self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
         return verdicts
 
+    def sum_up(
+        self,
+        kind: str,
+        server_round: int,
+        messages: Sequence[Message],
+        sent: ArrayRecord,
+        *,
+        one_each: bool = False,
+        committed: bool = False,
+    ) -> Summed:
+        """Send `messages` and have what comes back summed under masks, see `SecureExchange`; tell the listener who is
+        in the sum.
+        """
+        assert self.secure is not None, "only where sums are secure"
+        began = time.monotonic()
+        self.listener.exchange_started(kind, sorted(self.partition(m) for m in messages))
+        exchange = self._secure_exchange
+        summed = exchange.hold(kind, messages, sent, self.timeout, one_each=one_each, committed=committed)
+        if summed.fault:
+            summed = replace(summed, fault=f"the secure sum failed: {summed.fault}")
+            self.warn(server_round, "%s exchange: %s", kind, summed.fault)
+        for client in sorted(self.partition(m) for m in messages):
+            reason = summed.left_out.get(client, summed.fault)
+            self.listener.reply(client, not reason, reason)
+            if reason != summed.fault:
+                self.warn(server_round, "client %d left out of the %s exchange: %s", client, kind, reason)
+        if summed.clipped:
+            text = "%d numbers of the clients' updates lay outside of ± %g and were cut (secure aggregation's clipping)"
+            self.warn(server_round, text, summed.clipped, self.secure.clipping)
+        if summed.cut:
+            text = "%d clients hold more than %d records and count as so many (secure aggregation's max_weight)"
+            self.warn(server_round, text, summed.cut, self.secure.max_weight)
+        accepted = len(summed.survivors)
+        self.listener.exchange_ended(kind, accepted, len(messages) - accepted, time.monotonic() - began)
+        return summed
+
+    @property
+    def _secure_exchange(self) -> SecureExchange:
+        assert self.secure is not None
+        return SecureExchange(self.grid, self.partition, self.secure)
+
+    def _of_all(
+        self, kind: str, server_round: int, messages: Sequence[Message], expected: ArrayRecord
+    ) -> list[Verdict]:
+        """As `hold`, under masks: one verdict for all clients in the sum, and one for each of the others."""
+        summed = self.sum_up(kind, server_round, messages, expected)
+        failed = [Verdict(client, None, reason) for client, reason in sorted(summed.left_out.items())]
+        if summed.fault or summed.weight == 0:
+            return failed
+        good = self._secure_exchange.verdict(kind, summed, expected, self.keys.arrays, self.keys.weight)
+        return [good, *failed]
+
     def train_again(
         self,
         server_round: int,
@@ -126,6 +185,7 @@ class Exchanges:
         """Log a warning about a round."""
         log(WARNING, f"[{self.stage}] round %d: {text}", server_round, *values)
 
-    def _partition(self, message: Message) -> int:
+    def partition(self, message: Message) -> int:
+        """The client that a message goes to, -1 for an unknown one."""
         partition = self.nodes.partition(message.metadata.dst_node_id)
         return -1 if partition is None else partition

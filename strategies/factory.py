@@ -2,8 +2,9 @@
 
 Its settings are the keyword parameters of that class. Literals of the file tell more of it without importing it:
 `LIMITS` between what the settings may lie, `LABEL` what tables of suites call it, `TAKES_MEAN = False` that no other
-mean can take the place of its own rule, `LEAST` of how many clients it needs answers: by a setting that must be above
-0, sums of which the largest counts, each a factor by setting, and a `constant`.
+mean can take the place of its own rule, `SINGLE_UPDATES = True` that it compares single clients' updates, for which one
+that stands for all of them (`strategies.private_mean`) is no substitute, `LEAST` of how many clients it needs answers:
+by a setting that must be above 0, sums of which the largest counts, each a factor by setting, and a `constant`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from strategies.flower_rules import CoordinateWise, Unchecked
 
 LABEL = "FedMedian"
 TAKES_MEAN = False
+SINGLE_UPDATES = True
 
 
 class _Median(Unchecked, FlowerFedMedian):

@@ -12,6 +12,7 @@ from strategies.fedavg import FedAvg
 
 LABEL = "FedNova"
 TAKES_MEAN = False
+SINGLE_UPDATES = True
 
 
 class FedNova(FedAvg):

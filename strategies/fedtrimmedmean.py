@@ -16,6 +16,7 @@ from strategies.flower_rules import CoordinateWise, Unchecked
 LABEL = "Trimmed mean"
 LIMITS = {"beta": {"help": "Share of the clients that is cut off at either end.", "at_least": 0, "below": 0.5}}
 TAKES_MEAN = False
+SINGLE_UPDATES = True
 
 
 class _TrimmedMean(Unchecked, FedTrimmedAvg):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -16,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore import log
 
 from strategies import protocol
-from strategies.arrays import finite, view, with_dtypes_of
+from strategies.arrays import fingerprint, finite, view, with_dtypes_of
 from strategies.client_update import ClientUpdate
 from strategies.errors import FederationError, NodeMapError
 from strategies.exchange import Exchanges, Keys
@@ -24,7 +25,18 @@ from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
 from strategies.options import Options
 from strategies.replies import Verdict, metrics_of
-from strategies.requests import RepeatingSource, RequestList, RequestSource, UnlearnRequest, by_client, config_of
+from strategies.requests import (
+    RepeatingSource,
+    RequestList,
+    RequestSource,
+    SealedSource,
+    UnlearnRequest,
+    by_client,
+    config_of,
+)
+from strategies.secure import words
+from strategies.secure.exchange import moved
+from strategies.secure.server import Summed
 from strategies.serving import Answer, ByUnlearning, Serving
 from strategies.wrapping import WrappingStrategy
 
@@ -88,6 +100,8 @@ class FedTU(WrappingStrategy):
         self._options = Options() if options is None else options
         self._keys = Keys.of(inner)
         self._reset = self._options.server_state_on_unlearn == "reset"
+        if self._options.private_mean is not None and not self._serving.privately:
+            raise ValueError(f"{type(self._serving).__name__} goes by single clients' models: no private_mean fits it")
         if self._reset and not hasattr(inner, "reset_state"):
             log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
 
@@ -135,9 +149,9 @@ class FedTU(WrappingStrategy):
     def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
         stage, seed = self._options.stage, self._options.seed
         needs_steps = getattr(self.inner, "needs_steps", False)
-        numbers, bounds = self._options.numbers, self._options.bounds
+        numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
         return Exchanges(
-            grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps, numbers, bounds
+            grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps, numbers, bounds, secure
         )
 
     def _rounds(self, run: _Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
@@ -161,8 +175,10 @@ class FedTU(WrappingStrategy):
         began = time.monotonic()
         self._listener.round_started(server_round, max(run.num_rounds, server_round))
         run.partition_to_node = self._nodes.refresh(run.exchanges.grid, retry=True)
-        if waiting or again:
-            arrays, served = self._unlearn(run, server_round, arrays, waiting, again)
+        due = getattr(self._requests, "cover_due", None)
+        if waiting or again or (due is not None and due(server_round)):
+            unlearn = self._unlearn_covered if self._options.cover else self._unlearn
+            arrays, served = unlearn(run, server_round, arrays, waiting, again)
             if served:
                 if waiting and self._evaluate_after_unlearn is not None:
                     self._evaluate(self._evaluate_after_unlearn, server_round, "after_unlearn", arrays)
@@ -199,9 +215,12 @@ class FedTU(WrappingStrategy):
                     self._requests.failed(request, server_round, verdict.reason)
         if not good:
             return arrays, False
-        served = self._serving.serve(
-            server_round, arrays, good, partial(run.exchanges.train_again, server_round, run.train_config)
-        )
+        train_again = partial(run.exchanges.train_again, server_round, run.train_config)
+        private = self._options.private_mean
+        if private is None:
+            served = self._serving.serve(server_round, arrays, good, train_again)
+        else:
+            served = self._serving.serve_privately(server_round, arrays, good, private, asked=len(messages))
         for client, reason in served.refused.items():
             run.exchanges.warn(server_round, "client %d cannot be erased: %s", client, reason)
             self._fail(server_round, client, [r for r in asking[client] if r.request_id not in known], reason)
@@ -215,6 +234,77 @@ class FedTU(WrappingStrategy):
         if first and self._reset and hasattr(self.inner, "reset_state"):
             self.inner.reset_state()  # type: ignore[attr-defined]
         return served.arrays, bool(served.info)
+
+    def _unlearn_covered(
+        self,
+        run: _Run,
+        server_round: int,
+        arrays: ArrayRecord,
+        waiting: Sequence[UnlearnRequest],
+        again: Sequence[UnlearnRequest],
+    ) -> tuple[ArrayRecord, bool]:
+        """The FedTU exchange as a secure sum over those that ask and others that cover them; returns as `_unlearn`."""
+        known = {r.request_id for r in again}
+        asking = by_client([*waiting, *again])
+        messages = self._demands(run, server_round, arrays, asking, known)
+        messages += self._covers(run, server_round, arrays, asking)
+        private = self._options.private_mean
+        if private is not None:
+            private.announce("unlearn", server_round, len(messages), None)
+        each = self._options.cover_each or private is not None
+        sealed = hasattr(self._requests, "covered")
+        if len(messages) < self._options.cover:
+            text = "%d clients can take part, %d are to cover those that ask to forget"
+            run.exchanges.warn(server_round, text, len(messages), self._options.cover)
+            if sealed:
+                return arrays, False
+        summed = run.exchanges.sum_up("unlearn", server_round, messages, arrays, one_each=each, committed=sealed)
+        for client in set(asking) & {run.exchanges.partition(m) for m in messages} - set(summed.survivors):
+            reason = summed.left_out.get(client, summed.fault)
+            for request in [r for r in asking[client] if r.request_id not in known]:
+                self._requests.failed(request, server_round, reason)
+        first = False
+        for client in [c for c in asking if c in summed.survivors]:
+            for request in asking[client]:
+                if request.request_id in known:
+                    self._requests.served_again(request, server_round, {})  # type: ignore[attr-defined]
+                else:
+                    self._requests.served(request, server_round, {})
+                    first = True
+        changed = not summed.fault and summed.weight > 0
+        new = moved(arrays, summed.update if each else summed.update / summed.weight) if changed else arrays
+        if sealed and summed.terms is not None:
+            self._note_cover(server_round, summed, arrays, new)
+        if changed and (first or not asking) and self._reset and hasattr(self.inner, "reset_state"):
+            self.inner.reset_state()  # type: ignore[attr-defined]
+        return new, changed
+
+    def _note_cover(self, server_round: int, summed: Summed, before: ArrayRecord, after: ArrayRecord) -> None:
+        """Tell a source that does not know who asks what became of an exchange."""
+        assert summed.terms is not None
+        source, session = cast(SealedSource, self._requests), summed.terms.session
+        commitments = {client: str(told.get(words.COMMITMENT, "")) for client, told in summed.told.items()}
+        if summed.fault:
+            source.cover_failed(server_round, session, commitments, summed.fault)
+            return
+        models = fingerprint(before), fingerprint(after)
+        source.covered(server_round, session, commitments, summed.survivors, *models, summed.weight)
+
+    def _covers(
+        self, run: _Run, server_round: int, arrays: ArrayRecord, asking: Mapping[int, Sequence[UnlearnRequest]]
+    ) -> list[Message]:
+        """Messages to clients drawn among those that may train, until the exchange goes to `cover` of them."""
+        others = [n for n in run.eligible.get_node_ids() if self._nodes.partition(n) not in asking]
+        missing = max(0, self._options.cover - sum(client in run.partition_to_node for client in asking))
+        with seeded(self._options.seed, self._options.stage, server_round, "cover"):
+            drawn = random.sample(others, min(missing, len(others)))
+        messages = []
+        for node in drawn:
+            config = run.exchanges.config(server_round, {**run.train_config, **self._options.unlearn_config})
+            config[protocol.COVER] = True
+            content = RecordDict({self._keys.arrays: arrays, self._keys.config: config})
+            messages.append(Message(content, dst_node_id=node, message_type=self._serving.message_type))
+        return messages
 
     def _demands(
         self,
@@ -241,6 +331,8 @@ class FedTU(WrappingStrategy):
             log(INFO, "[%s] round %d: client %d is asked to forget: %s", stage, server_round, client, named)
             config = run.exchanges.config(server_round, {**run.train_config, **self._options.unlearn_config})
             config.update(config_of(asked))
+            if self._options.cover:
+                config[protocol.COVER] = True
             content = RecordDict({**records, self._keys.config: config})
             messages.append(Message(content, dst_node_id=node, message_type=self._serving.message_type))
         return messages
@@ -259,12 +351,21 @@ class FedTU(WrappingStrategy):
     def _train(self, run: _Run, server_round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
         """The FedFT exchange: the new arrays and the clients' averaged metrics."""
         self.refresh_copies(arrays)
-        good = [(v.partition, v.reply) for v in self._trained(run, server_round, arrays) if v.reply is not None]
-        updates = [ClientUpdate.of(reply.content, self._keys.weight, client) for client, reply in good]
-        self._serving.remember(server_round, arrays, self.state_dict(), updates)
+        verdicts = self._trained(run, server_round, arrays)
+        good = [(v.partition, v.reply) for v in verdicts if v.reply is not None]
+        replies = [reply for _, reply in good]
+        private = self._options.private_mean
+        if private is None or self._options.secure is not None:
+            updates = [ClientUpdate.of(reply.content, self._keys.weight, client) for client, reply in good]
+            self._serving.remember(server_round, arrays, self.state_dict(), updates)
+        elif good:
+            models = [reply.content.array_records[self._keys.arrays] for reply in replies]
+            told = {"clients": len(verdicts), "population": run.drawn_from}
+            mean = private.train(server_round, arrays, models, **told)
+            replies = [private.reply(mean, self._keys.arrays, self._keys.weight)]
         if not good:
             return arrays, {}
-        new, metrics = self.inner.aggregate_train(server_round, [reply for _, reply in good])
+        new, metrics = self.inner.aggregate_train(server_round, replies)
         _keep(metrics, run.result.train_metrics_clientapp, server_round)
         if new is not None:
             arrays = with_dtypes_of(arrays, new)
@@ -283,9 +384,14 @@ class FedTU(WrappingStrategy):
             text = "no training: %d clients may be sampled, at least %d must take part"
             run.exchanges.warn(server_round, text, able, least)
             return []
-        with seeded(self._options.seed, self._options.stage, server_round, "train"):
+        private = self._options.private_mean
+        seed = self._options.seed if private is None else private.sampling_seed(self._options.seed)
+        with seeded(seed, self._options.stage, server_round, "train"):
             config = run.exchanges.config(server_round, run.train_config)
             messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
+        run.drawn_from = max(len(messages), min(able, len(run.eligible.get_node_ids())))
+        if private is not None and self._options.secure is not None and messages:
+            private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
         verdicts = run.exchanges.hold("train", server_round, messages, arrays)
         if messages and not any(verdict.reply is not None for verdict in verdicts):
             run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
@@ -325,6 +431,8 @@ class _Run:
     num_rounds: int
     result: Result
     partition_to_node: Mapping[int, int] = field(default_factory=dict)
+    drawn_from: int = 0
+    """Of how many clients those were drawn that train in the present round, at least."""
 
 
 def _keep(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:

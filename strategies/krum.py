@@ -11,6 +11,7 @@ LIMITS = {
     "num_malicious_nodes": {"help": "Clients f of a round that may lie; f > 0 takes 2f + 3 answers.", "at_least": 0},
 }
 LEAST = {"num_malicious_nodes": [{"num_malicious_nodes": 2, "constant": 3}]}
+SINGLE_UPDATES = True
 
 
 class Krum(MultiKrum):

@@ -27,6 +27,7 @@ LEAST = {
         {"num_malicious_nodes": 1, "num_nodes_to_select": 1},
     ]
 }
+SINGLE_UPDATES = True
 
 
 class _Choice(Unchecked, FlowerMultiKrum):

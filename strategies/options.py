@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strategies.bounds import Bounds
+from strategies.private_mean import PrivateMean
+from strategies.secure.terms import SecureSettings
 from strategies.told import Numbers
 
 
@@ -22,6 +24,12 @@ class Options:
     `numbers`: by kind of exchange, which numbers are taken of replies, `strategies.told.NUMBERS` say; of a kind that is
     not named all are.
     `bounds`: what a single client may count at most; None: whatever it sends and tells.
+    `secure`: how FedFT and FedTU exchanges are held as secure sums (`strategies.secure`), in which `bounds` see nobody;
+    None: models come back one by one.
+    `cover`: with `secure`, to how many clients a FedTU exchange goes; those that ask for nothing send a masked zero.
+    `cover_each`: what several clients unlearn counts in full for each, not by the records that they forget.
+    `private_mean`: makes one update of those of an exchange, with differential privacy; None: there is none. Updates
+    shortened by the median of all (`bounds.max_update_norm`) would each depend on every client: ValueError.
     """
 
     seed: int = 0
@@ -31,7 +39,15 @@ class Options:
     extra_rounds: int = 0
     numbers: Mapping[str, Numbers] = field(default_factory=dict)
     bounds: Bounds | None = None
+    secure: SecureSettings | None = None
+    cover: int = 0
+    cover_each: bool = False
+    private_mean: PrivateMean | None = None
 
     def __post_init__(self) -> None:
+        if self.cover and self.secure is None:
+            raise ValueError("cover takes secure aggregation: without it a zero is seen to be one")
         if (value := self.server_state_on_unlearn) not in ("keep", "reset"):
             raise ValueError(f"server_state_on_unlearn is {value!r}, expected 'keep' or 'reset'")
+        if self.private_mean is not None and self.bounds is not None and self.bounds.max_update_norm is not None:
+            raise ValueError("private_mean clips each update by itself: set bounds.max_update_norm to None")

@@ -81,6 +81,36 @@ class RepeatingSource(RequestSource, Protocol):
         ...
 
 
+class SealedSource(RequestSource, Protocol):
+    """A source that does not know who asks: requests stay on the clients, which serve them in exchanges with others."""
+
+    def cover_due(self, server_round: int, /) -> bool:
+        """Whether an exchange is to be held in this round, in which somebody may be served; asked once per round."""
+        ...
+
+    def covered(
+        self,
+        server_round: int,
+        session: str,
+        commitments: Mapping[int, str],
+        survivors: Sequence[int],
+        before: str,
+        after: str,
+        records: int,
+        /,
+    ) -> None:
+        """An exchange became part of the global model, whose hash was `before` and is `after`.
+
+        `commitments`: to what each client committed itself; `survivors`: who is in the sum; `records`: how many were
+        forgotten by all together.
+        """
+        ...
+
+    def cover_failed(self, server_round: int, session: str, commitments: Mapping[int, str], reason: str, /) -> None:
+        """An exchange came to no sum."""
+        ...
+
+
 class RequestList:
     """Requests in memory: each is due from its round on until it is served."""
 

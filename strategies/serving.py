@@ -15,6 +15,7 @@ from strategies.arrays import Mean, merged
 from strategies.client_update import ClientUpdate
 from strategies.federaser import FedEraser, Train
 from strategies.history import History, RoundUpdates, mean_of_others
+from strategies.private_mean import PrivateMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class Serving(ABC):
     def __init__(self, history: History | None = None) -> None:
         self._history = history
 
+    @property
+    def privately(self) -> bool:
+        """Whether `serve_privately` can be called: it takes no single client's model."""
+        return False
+
     def beside(self, asking: Collection[int]) -> dict[str, ArrayRecord]:
         """Further records for the clients that ask."""
         return {}
@@ -60,6 +66,12 @@ class Serving(ABC):
         """The global model after a FedTU exchange. `arrays`: the one before; `answers`: one at least, by client;
         `train`: reaches clients for further training.
         """
+
+    def serve_privately(
+        self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], private: PrivateMean, *, asked: int
+    ) -> Served:
+        """As `serve`, with the answers' updates merged by `private`; `asked`: how many clients were addressed."""
+        raise NotImplementedError(f"{type(self).__name__} goes by single clients' models")
 
     def remember(
         self,
@@ -89,6 +101,20 @@ class ByUnlearning(Serving):
     def __init__(self, mean: Mean | None = None, history: History | None = None, *, summed: bool = False) -> None:
         super().__init__(history)
         self._mean, self._summed = mean, summed
+
+    @property
+    def privately(self) -> bool:
+        """With nothing to remember: a history keeps what single clients sent."""
+        return self._history is None
+
+    def serve_privately(
+        self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], private: PrivateMean, *, asked: int
+    ) -> Served:
+        """φ plus the sum of the clipped updates with noise, or their mean. All of them count alike: how many records a
+        client forgets is its own affair."""
+        models = [answer.arrays for answer in answers if answer.arrays is not None]
+        new = private.unlearn(server_round, arrays, models, clients=asked, summed=self._summed)
+        return Served(new, {answer.client: answer.metrics for answer in answers}, {})
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
         models = [answer.arrays for answer in answers if answer.arrays is not None]

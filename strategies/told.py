@@ -61,6 +61,13 @@ NUMBERS: Mapping[str, Numbers] = {"train": TRAIN, "calibrate": TRAIN, "unlearn":
 """By the kind of exchange, as `Listener.exchange_started` names it."""
 
 
+COUNTS: Mapping[str, Numbers] = {
+    kind: {n: number for n, number in numbers.items() if number.whole or n.endswith("-seconds")}
+    for kind, numbers in NUMBERS.items()
+}
+"""Those of them that tell how much was done, and not what came of it: for clients that hide their records."""
+
+
 def fault(metrics: Mapping[str, object], numbers: Numbers) -> str:
     """What is wrong with the known ones of `metrics`, empty if nothing is."""
     for name, number in numbers.items():

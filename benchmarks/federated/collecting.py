@@ -42,7 +42,12 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
         summary = run.stage_summary(stage)
         values: Mapping[str, float] = _of_base(first) if stage == BASE_MODEL else {}
         if summary is not None:
-            values = {SECONDS: summary["seconds"], **summary["metrics"], **known.get(stage, {})}
+            values = {
+                SECONDS: summary["seconds"],
+                **summary.get("traffic", {}),
+                **summary["metrics"],
+                **known.get(stage, {}),
+            }
         source = first if stage == BASE_MODEL else sources.get(stage, run)
         place = Path(os.path.relpath(source.path, folder)).as_posix()
         for metric, value in values.items():

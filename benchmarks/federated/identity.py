@@ -45,8 +45,12 @@ def stage_config(config: Config, stage: str) -> Config:
     """The configuration of a run that does `stage` alone, for all cells that share it.
 
     What cannot change its result has its default there: for finetune and retrain the unlearning method, unless it keeps
-    the clients' updates of finetune; for local the aggregator.
+    the clients' updates of finetune; for local the aggregator. A target ε is divided among all stages of the cell, and
+    all that they are planned to do counts.
     """
+    if config.privacy.epsilon is not None:
+        privacy = dataclasses.replace(config.privacy, stages=list(config.privacy.stages or config.stages))
+        return dataclasses.replace(config, stages=[stage], privacy=privacy)
     rounds = dataclasses.replace(Federation().rounds, **{stage: getattr(config.federation.rounds, stage)})
     federation = dataclasses.replace(config.federation, rounds=rounds)
     changed: dict[str, Any] = {"strategy": Strategy()}

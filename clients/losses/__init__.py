@@ -23,7 +23,9 @@ epoch; who calls `unlearn` brings them.
 
 Literals tell more of it without importing it: `LIMITS` between what the hyperparameters may lie, `LABEL` what tables of
 suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
-that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint).
+that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint), `PER_RECORD =
+True` that it is a mean over forget records plus a mean over retain records, the terms of which are about one record
+each, so that each record's gradient can be clipped (`clients.private`).
 
 So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
 well, by its path.
@@ -59,6 +61,7 @@ class Method:
     phases_in: Callable[..., Sequence[tuple[str, ...]]] | None = None
     layers_in: Callable[..., range] | None = None
     advance_in: Callable[..., Mapping[str, Any]] | None = None
+    per_record: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,7 +146,8 @@ def _method(name: str, module: ModuleType) -> Method:
         else:
             optional.append(parameter.name)
     more = [getattr(module, name, None) for name in ("phases", "layers", "advance")]
-    return Method(name, function, tuple(required), tuple(optional), defaults, *more)
+    per_record = bool(getattr(module, "PER_RECORD", False))
+    return Method(name, function, tuple(required), tuple(optional), defaults, *more, per_record=per_record)
 
 
 def hyperparameters(name: str) -> dict[str, Any]:

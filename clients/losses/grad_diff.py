@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 LABEL = "GradDiff"
+PER_RECORD = True
 LIMITS = {
     "gamma": {"help": "Weight of the forget term.", "at_least": 0},
     "alpha": {"help": "Weight of the retain term.", "at_least": 0},

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 LABEL = "NPO"
+PER_RECORD = True
 LIMITS = {
     "beta": {"help": "Inverse temperature of the preference loss.", "above": 0},
     "alpha": {"help": "Weight of the retain term.", "at_least": 0},

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 LABEL = "SimNPO"
+PER_RECORD = True
 LIMITS = {
     "beta": {"help": "Inverse temperature of the preference loss.", "above": 0},
     "delta": {"help": "Margin of the preference loss, outside the beta factor (eq. 39)."},

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+from oblivionis.errors import OblivionisError
+
+if TYPE_CHECKING:
+    from oblivionis.requests.sealed import Opened
 
 certificate_cli = typer.Typer(help="Certify that a deletion request was served, and how well.", no_args_is_help=True)
 
@@ -19,8 +24,17 @@ def _say(text: str) -> None:
 def create(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory with a finished stage unlearn.")],
     demand: Annotated[
-        str, typer.Argument(metavar="DEMAND", help="A request of its requests.jsonl, or a demand of several clients.")
-    ],
+        str | None,
+        typer.Argument(metavar="DEMAND", help="A request of its requests.jsonl, or a demand of several clients."),
+    ] = None,
+    opened: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of a sealed request, in the place of DEMAND: what `request open` wrote."),
+    ] = None,
+    node_dir: Annotated[
+        Path | None,
+        typer.Option("--node-dir", metavar="DIR", help="Open DEMAND, which is sealed, in this node's folder."),
+    ] = None,
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Private key to sign with (default: an unsigned certificate).")
     ] = None,
@@ -37,7 +51,7 @@ def create(
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
-    folder, certificate = certificates.create(directory, demand, key, out)
+    folder, certificate = certificates.create(directory, _demand(demand, opened, node_dir), key, out)
     if out is None:
         from oblivionis.reports.html import request_pages
 
@@ -79,6 +93,18 @@ def keygen(
     public = certificates.generate_key(out)
     shown = certificates.fingerprint(certificates.read_public_key(public))
     _say(f"private key: {out} (keep it secret)\npublic key: {public}\nSHA-256 of the key: {shown}")
+
+
+def _demand(name: str | None, opened: Path | None, node_dir: Path | None) -> str | Opened:
+    """What is to be certified. OblivionisError unless exactly one thing is named."""
+    from oblivionis.audits.opening import open_request
+    from oblivionis.requests.sealed import read_opened
+
+    if (name is None) == (opened is None) or (opened is not None and node_dir is not None):
+        raise OblivionisError("name what is to be certified: DEMAND, DEMAND with --node-dir DIR, or --opened FILE")
+    if opened is not None:
+        return read_opened(opened)
+    return name or "" if node_dir is None else open_request(node_dir, name or "")
 
 
 def _summary(certificate: dict) -> str:

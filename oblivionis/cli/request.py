@@ -1,4 +1,4 @@
-"""The commands `request submit`, `request list`, `request verify` and `request repair`."""
+"""The commands `request submit`, `list`, `open`, `audit`, `verify` and `repair`."""
 
 from __future__ import annotations
 
@@ -72,6 +72,44 @@ def list_requests(
     for r in requests:
         table.add_row(*_row(r))
     Console().print(table, markup=False, highlight=False)
+
+
+@request_cli.command("open")
+def open_request(
+    node_dir: NodeDir,
+    request: Annotated[str, typer.Argument(metavar="ID", help="A request that a cover exchange has served.")],
+) -> None:
+    """Print what opens the commitment to one sealed request, as JSON: for `certificate create --opened`.
+
+    Whoever has it knows that this client asked, and for which records. Other requests of the exchange stay sealed.
+    """
+    from oblivionis.audits.opening import open_request as opened_request
+
+    print(json.dumps(opened_request(node_dir, request).to_json(), ensure_ascii=False, indent=1))
+
+
+@request_cli.command("audit")
+def audit(
+    node_dir: NodeDir,
+    request: Annotated[str, typer.Argument(metavar="ID", help="A request that a cover exchange has served.")],
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A checkpoint of the run (default: the newest model that this node received)."
+        ),
+    ] = None,
+) -> None:
+    """Measure, on the client's own machine, whether the records of a sealed request are forgotten.
+
+    Nothing is sent. The verdict is entered into the node's ledger; the signed numbers are kept for `request open`.
+    """
+    from oblivionis.client.self_audit import audit_request
+    from oblivionis.requests.submitting import need_folder
+
+    need_folder(node_dir)
+    found = audit_request(node_dir, request, final)
+    said = f"request {request}: {found.outcome}, {found.why} (ROUGE-L {found.recall:.3f})"
+    Console().print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 @request_cli.command("verify")

@@ -9,7 +9,11 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+import secrets
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +43,16 @@ from oblivionis.requests.node_records import (
     read_references,
     records_hash,
 )
+from oblivionis.requests.sealed import MOST_EXCHANGES, Share, give_up, join, sealed_counts, seals
 from strategies import protocol
+from strategies.distributed_noise import clipped, discrete_gaussian, share_sigma
+from strategies.secure import words
+from strategies.secure.client import Participant
+from strategies.secure.exchange import difference
 
 if TYPE_CHECKING:
+    from clients.private import Privacy
+    from clients.unlearning import UnlearnReport
     from oblivionis.client.worker import Worker
     from oblivionis.data.records import Record
 
@@ -107,7 +118,7 @@ def query(message: Message, context: Context) -> Message:
     """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run.
 
     Where the records are the clients' own, also how many it holds, and how many of them it may be trained on. A server
-    that keeps a ledger of requests is told of those that were made here.
+    that keeps a ledger of requests is told of those that were made here, unless they are sealed.
     """
     client = _partition(context)
     config = _settings(message)
@@ -118,10 +129,12 @@ def query(message: Message, context: Context) -> Message:
             guard.count()
         _learn(node.path, config, str(config.get(CONFIG_HASH, "")), client, guard)
     answer = MetricRecord({protocol.PARTITION_ID: client})
+    sealed = bool(config.get(protocol.SEALED)) or (guard is not None and guard.sealed)
     if config.get("data") == "node":
-        answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = counts(node)
+        told = sealed_counts(node) if sealed else counts(node)
+        answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = told
     content = RecordDict({protocol.METRICS: answer})
-    if (requests := answer_query(config, client, node.path)) is not None:
+    if (requests := answer_query(config, client, node.path, sealed=sealed)) is not None:
         content[protocol.REQUESTS] = requests
     return Message(content, reply_to=message)
 
@@ -132,19 +145,67 @@ def nudge(message: Message, context: Context) -> Message:
     return Message(RecordDict(), reply_to=message)
 
 
+@app.query("secure_keys")
+@_answer
+def secure_keys(message: Message, context: Context) -> Message:
+    """Secure aggregation, stage 1: accept its terms and make keys. A session that was begun before is forgotten."""
+    return _say(message, _participant(context).keys(_asked(message)))
+
+
+@app.query("secure_shares")
+@_answer
+def secure_shares(message: Message, context: Context) -> Message:
+    """Secure aggregation, stage 2: divide the secrets of this client's masks among its neighbours."""
+    return _say(message, _participant(context).shares(_asked(message)))
+
+
+@app.query("secure_confirm")
+@_answer
+def secure_confirm(message: Message, context: Context) -> Message:
+    """Secure aggregation, stage 4: tell the neighbours who is said to be left."""
+    return _say(message, _participant(context).confirm(_asked(message)))
+
+
+@app.query("secure_unmask")
+@_answer
+def secure_unmask(message: Message, context: Context) -> Message:
+    """Secure aggregation, stage 5: give back the shares by which the masks in the sum come off."""
+    return _say(message, _participant(context).unmask(_asked(message)))
+
+
+def _participant(context: Context) -> Participant:
+    if words.RECORD not in context.state.config_records:
+        context.state[words.RECORD] = ConfigRecord()
+    return Participant(context.state.config_records[words.RECORD], _partition(context))
+
+
+def _asked(message: Message) -> ConfigRecord:
+    records = message.content.config_records if message.has_content() else {}
+    return records.get(words.RECORD, ConfigRecord())
+
+
+def _say(message: Message, answer: ConfigRecord) -> Message:
+    return Message(RecordDict({words.RECORD: answer}), reply_to=message)
+
+
 @app.train()
 @_answer
 def train(message: Message, context: Context) -> Message:
     """FedFT: local epochs on the current data: without tombstones, open requests and whatever the stage excludes.
 
-    A client that left the federation refuses.
+    A client that left the federation refuses. In a sum under masks it adds a zero, as one does that has no record left.
     """
     task = _Task(message, context)
-    if (request := task.node.left_by()) is not None:
-        raise ClientError(f"client {task.client} has left the federation by request {request!r} and trains no more")
+    request = task.node.left_by()
+    if request is not None and not task.masks:
+        by = "" if task.sealed else f" by request {request!r}"
+        raise ClientError(f"client {task.client} has left the federation{by} and trains no more")
     excluded = task.withheld()
     if task.text("exclude") == "forget-split":
         excluded |= task.worker.holding(task.client).marked
+    task.keep_model()
+    if task.masks and (request is not None or not task.worker.holding(task.client).select(excluded)):
+        return task.reply(task.vector, {protocol.NUM_EXAMPLES: task.counted(0)})
     vector, report = task.worker.finetune(
         task.client,
         task.vector,
@@ -152,13 +213,14 @@ def train(message: Message, context: Context) -> Message:
         epochs=task.number("epochs", task.config.federation.local_epochs),
         proximal_mu=task.real(protocol.PROXIMAL_MU, 0.0),
         seed=task.seed,
+        privacy=task.privacy(),
     )
     task.note(vector)
     return task.reply(
         vector,
         {
-            protocol.NUM_EXAMPLES: report.num_examples,
-            "train-loss": report.last_loss,
+            protocol.NUM_EXAMPLES: task.counted(report.num_examples),
+            **({} if math.isnan(report.last_loss) else {"train-loss": report.last_loss}),
             "train-seconds": report.seconds,
             protocol.TRAIN_STEPS: report.steps,
         },
@@ -170,20 +232,14 @@ def train(message: Message, context: Context) -> Message:
 def unlearn(message: Message, context: Context) -> Message:
     """FedTU: forget the named records, or all if the client leaves.
 
-    They are buried first: whatever happens next, no exchange trains on them.
+    They are buried first: whatever happens next, no exchange trains on them. A client that only covers those that ask
+    does the same work on records that it keeps, and sends a zero.
     """
     task = _Task(message, context)
+    if task.covering:
+        return _unlearn_covered(task)
     record_ids = task.bury()
-    vector, report = task.worker.forget(
-        task.client,
-        task.vector,
-        record_ids=record_ids,
-        tombstones=task.withheld(),
-        proximal_mu=0.0,
-        seed=task.seed,
-        reference=task.read(protocol.REFERENCE) if protocol.REFERENCE in message.content.array_records else None,
-        own_references=task.own_references(),
-    )
+    vector, report = task.forget(record_ids)
     task.note(vector, requests=task.requests())
     told = {
         "unlearn-loss": report.last_loss,
@@ -203,6 +259,34 @@ def unlearn(message: Message, context: Context) -> Message:
             **{name: value for name, value in told.items() if math.isfinite(value)},
         },
     )
+
+
+def _unlearn_covered(task: _Task) -> Message:
+    """Forget what this client is asked for, or asks for itself, or do the same work in vain and add a zero.
+
+    Where requests are sealed nothing that a server sees depends on whether there is one, nor on whether it fails.
+    """
+    share = task.join()
+    task.keep_model(share)
+    demands = task.demands() if share is None else share.demands
+    task.commitment = "" if share is None else share.commitment
+    held = [record.id for record in task.worker.holding(task.client).records]
+    forget = set[str]()
+    try:
+        forget = accept(demands, held, task.node) if demands else forget
+        vector, report = task.forget(forget or task.decoy())
+        if forget:
+            task.note(vector, requests=[demand.request_id for demand in demands])
+    except Exception as error:  # an error reply would tell who asks
+        if share is None and demands:
+            raise
+        log.error("client %s: %s", task.client, error)
+        if share is not None and demands:
+            give_up(task.node.path, share.session, str(error))
+        forget, vector, report = set[str](), task.vector, None
+    if not forget or report is None:
+        return task.reply(task.vector, {protocol.NUM_EXAMPLES: 0})
+    return task.reply(vector, {protocol.NUM_EXAMPLES: report.num_examples})
 
 
 @app.query("bury")
@@ -249,14 +333,20 @@ class _Task:
         self.message_config: ConfigRecord = message.content.config_records[protocol.CONFIG]
         self.client = _partition(context)
         kind = message.metadata.message_type
+        self._began = time.monotonic()
+        self._secure = words.RECORD in message.content.config_records
+        self._participant = _participant(context)
+        self.commitment = ""
         self.node = node_folder(context.node_config, self.message_config, self.client)
         self._guard = Guard.of(context.node_config, self.client, kind)
+        self._simulated = self._guard is None and _in_ray()
         if self._guard is not None:
             self._guard.check_settings(self.text("settings"), self.text(protocol.RUN))
             self._guard.count()
         self.config, digest = _parse(self.text("settings"))
         if self._guard is not None:
             self.config = self._guard.permitted(self.config, self.message_config)
+        self._check_secure(kind)
         if kind != protocol.TRAIN:
             self.demands()
         _learn(self.node.path, self.message_config, digest, self.client, self._guard)
@@ -275,6 +365,93 @@ class _Task:
         self.seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
+
+    def _check_secure(self, kind: str) -> None:
+        """Refuse to send a model by itself where the configuration says that the server sees sums alone."""
+        if kind not in (protocol.TRAIN, protocol.UNLEARN):
+            return
+        terms = self._participant.check(_asked(self._message)) if self._secure else None
+        if self._guard is not None:
+            self._guard.check_masks(terms)
+            if self._guard.sealed and terms is None and kind == protocol.TRAIN:
+                raise Refused(
+                    "requests.sealed",
+                    f"client {self.client} refuses: what it learned says when records are no more trained on, and its "
+                    "requests are sealed: it goes into sums under masks only (requests.sealed)",
+                )
+        if terms is not None:
+            return
+        if self.config.federation.secure_aggregation.enabled:
+            raise Refused(
+                "federation.secure_aggregation",
+                f"client {self.client} refuses: the run's updates are summed under masks, and the message asks for "
+                "this client's own",
+            )
+
+    @property
+    def covering(self) -> bool:
+        """Whether the message also goes to clients that ask for nothing."""
+        return self._secure and bool(self.message_config.get(protocol.COVER))
+
+    def counted(self, records: int) -> int:
+        """The weight of what was trained on so many records: where requests are sealed, of all that there ever were.
+
+        Sums of several rounds among other clients would otherwise tell whose number has fallen.
+        """
+        if not (self._rooted and seals(self.config)):
+            return records
+        return sealed_counts(self.node)[0] if self.config.data.name == "node" else self._held
+
+    @property
+    def _held(self) -> int:
+        return len(self.worker.holding(self.client).records)
+
+    @property
+    def masks(self) -> bool:
+        """Whether the answer goes into a sum under masks."""
+        return self._secure
+
+    def forget(self, record_ids: Collection[str]) -> tuple[np.ndarray, UnlearnReport]:
+        """Unlearn these records from the received model."""
+        arrays = self._message.content.array_records
+        return self.worker.forget(
+            self.client,
+            self.vector,
+            record_ids=record_ids,
+            tombstones=self.withheld(),
+            proximal_mu=0.0,
+            seed=self.seed,
+            reference=self.read(protocol.REFERENCE) if protocol.REFERENCE in arrays else None,
+            own_references=self.own_references(),
+            privacy=self.privacy(),
+        )
+
+    def join(self) -> Share | None:
+        """This node's share in a cover exchange: its sealed requests; None where the server names them."""
+        if protocol.REQUEST_IDS in self.message_config or not (self._rooted and seals(self.config)):
+            return None
+        held = [record.id for record in self.worker.holding(self.client).records]
+        most = MOST_EXCHANGES if self._guard is None else self._guard.most_exchanges
+        session = self._participant.terms.session
+        return join(self.node.path, self.text(protocol.RUN), session, self.client, held=held, most_exchanges=most)
+
+    def keep_model(self, share: Share | None = None) -> None:
+        """Keep the received model where requests are sealed: only by it can this node measure what was forgotten."""
+        if not (self._rooted and seals(self.config)):
+            return
+        from oblivionis.client.self_audit import Kept, keep_model
+
+        place = self.text(protocol.STAGE), self.number(protocol.SERVER_ROUND, 0)
+        about = Kept(self.text(protocol.RUN), *place, self.text("settings"), self.text("fingerprint"))
+        keep_model(self.node.path, self.vector, about)
+        if share is not None:
+            keep_model(self.node.path, self.vector, about, share.session)
+
+    def decoy(self) -> set[str]:
+        """Records to do with, in place of some to forget, what takes as long: up to half of what is trained on."""
+        withheld, chance = self.withheld(), random.SystemRandom()
+        live = [r.id for r in self.worker.holding(self.client).records if r.id not in withheld]
+        return set(chance.sample(live, chance.randint(1, max(1, len(live) // 2)))) if live else set()
 
     @property
     def vector(self) -> np.ndarray:
@@ -296,8 +473,30 @@ class _Task:
             return None
         return read_references(self.node.path, self.worker.holding(self.client).records)
 
+    def privacy(self) -> Privacy | None:
+        """How the client hides its records, None where nobody asks it to. ClientError where no noise was told.
+
+        A simulated client takes its noise from the run's seed; any other one from its own machine, for whoever knows
+        the seed could take the noise away again.
+        """
+        from clients.private import Privacy
+
+        wanted = self.config.privacy
+        if wanted.level != "record":
+            return None
+        multiplier = self.real(protocol.NOISE_MULTIPLIER, 0.0)
+        if not multiplier > 0 or wanted.clipping_norm is None:
+            raise ClientError(
+                f"client {self.client} is to hide its records, and the server's message does not say by how much noise"
+            )
+        exchange = (self._message.metadata.message_type, self.text("exclude"))  # none shares its noise with another
+        seed = seeds.derive(self.seed, "noise", *exchange) if self._simulated else None
+        return Privacy(multiplier, wanted.clipping_norm, seed)
+
     def demands(self) -> tuple[Demand, ...]:
         """What the message asks to bury or to audit. DemandError; Refused for what nobody asked for here."""
+        if self.covering and protocol.REQUEST_IDS not in self.message_config:
+            return ()  # an exchange that goes to others, too, names none; sealed ones come by `join`
         demands = read_demands(self.message_config)
         if self._guard is not None:
             self._guard.check_demands(demands)
@@ -347,6 +546,11 @@ class _Task:
         return ConfigRecord({SIGNATURE: key.sign(body).hex(), PUBLIC_KEY: public_hex(key)})
 
     @property
+    def sealed(self) -> bool:
+        """Whether no server is told the name of a request."""
+        return self._guard is not None and self._guard.sealed
+
+    @property
     def _rooted(self) -> bool:
         """Whether the client has a folder at all: hand-made messages may name none."""
         return self._guard is not None or _has_folder(self.message_config)
@@ -366,10 +570,56 @@ class _Task:
         return float(self.message_config.get(key, default))  # type: ignore[arg-type]
 
     def reply(self, vector: np.ndarray | None, metrics: dict[str, int | float]) -> Message:
+        """Numbers, and a model; in a secure sum both under masks, and the model as what it adds to the one received."""
+        if self._secure:
+            assert vector is not None, "no secure sum without a model"
+            return self._masked(vector, metrics)
         content = RecordDict({protocol.METRICS: MetricRecord({**metrics, protocol.PARTITION_ID: self.client})})
         if vector is not None:
             content[protocol.ARRAYS] = ArrayRecord({protocol.ADAPTER: Array(vector)})
         return Message(content, reply_to=self._message)
+
+    def _noised(self, update: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """`update` and this client's share of the noise, in steps; where single clients are hidden it is clipped.
+
+        ClientError where the terms have less noise than the configuration asks for.
+        """
+        terms, wanted = self._participant.terms, self.config.privacy
+        if wanted.level != "client":
+            return update, None
+        multiplier = self.real(protocol.NOISE_MULTIPLIER, 0.0)
+        known = (wanted.noise_multiplier or multiplier, wanted.clipping_norm)
+        if not multiplier > 0 or known != (multiplier, terms.norm) or terms.names:
+            raise ClientError(
+                f"client {self.client} is to be hidden, and the sum has another norm or noise than the run"
+            )
+        least = share_sigma(multiplier, terms.norm, terms.step, update.size, terms.threshold)
+        if terms.noise < least * (1 - 1e-9):
+            raise ClientError(f"client {self.client} is to be hidden, and the sum has less noise than the run asks for")
+        labels = ("noise", self._message.metadata.message_type, self.text("exclude"))
+        seed = seeds.derive(self.seed, *labels) if self._simulated else secrets.randbits(256)
+        return clipped(update, terms.norm), discrete_gaussian(update.size, terms.noise, np.random.default_rng(seed))
+
+    def _masked(self, vector: np.ndarray, metrics: Mapping[str, int | float]) -> Message:
+        asked = _asked(self._message)
+        weight = int(metrics[protocol.NUM_EXAMPLES])
+        terms = self._participant.terms
+        if terms.one_each:
+            weight = min(weight, 1)
+        tallies = [float(metrics.get(name, 0.0)) for name in terms.names]
+        update, noise = self._noised(difference(vector, self.vector))
+        answer = self._participant.masked(asked, update, weight, tallies, noise)
+        if self.commitment:
+            answer[words.COMMITMENT] = self.commitment
+        if self.covering:
+            time.sleep(max(0.0, self.config.unlearning.cover_seconds - (time.monotonic() - self._began)))
+        return _say(self._message, answer)
+
+
+def _in_ray() -> bool:
+    """Whether this is one of the processes in which Flower simulates clients: a SuperNode's is none."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 def _partition(context: Context) -> int:

@@ -37,6 +37,7 @@ from oblivionis.requests.demands import Demand
 from oblivionis.requests.node_ledger import REJECTED, NodeLedger
 from oblivionis.requests.node_records import NODE_DIR
 from strategies import protocol
+from strategies.secure.terms import Terms
 
 log = logging.getLogger("flwr")
 
@@ -86,6 +87,16 @@ class Guard:
                 POLICY_FILE, f"client {client} refuses: its {POLICY_FILE} is faulty; its log says why"
             ) from None
 
+    @property
+    def sealed(self) -> bool:
+        """Whether no server is told which requests were made here."""
+        return self._policy.requests.sealed
+
+    @property
+    def most_exchanges(self) -> int:
+        """Into how many cover exchanges a sealed request goes."""
+        return self._policy.limits.exchanges
+
     def count(self) -> None:
         """Count the message, durably; Refused where today's are used up."""
         rule = _COUNTED.get(self._kind)
@@ -103,6 +114,17 @@ class Guard:
                 write_json(path, {**used, "day": today, rule: used.get(rule, 0) + 1})
         except Timeout:
             raise ClientError(f"client {self._client}: {USAGE_FILE} is in use by another process") from None
+
+    def check_masks(self, terms: Terms | None) -> None:
+        """Refused where the client sends what it learned in larger sums only; `terms` None: it is to send it bare."""
+        rules = self._policy.updates
+        if not rules.masked:
+            return
+        if terms is None:
+            raise self._refused("updates.masked", "the message asks for a model of its own, and it sends sums only")
+        if terms.threshold < rules.least_clients:
+            what = f"a sum of {terms.threshold} clients if others drop out, at least {rules.least_clients}"
+            raise self._refused("updates.least_clients", what)
 
     def check_settings(self, text: str, run: str) -> None:
         """Refused for a configuration that is none before it is parsed, and for a run whose name is none.
@@ -126,7 +148,12 @@ class Guard:
         return replace(config, model=self._model(config.model, str(message.get("fingerprint", ""))))
 
     def check_demands(self, demands: Sequence[Demand]) -> None:
-        """Refused unless somebody asked for each of `demands` in this client's own folder."""
+        """Refused unless somebody asked for each of `demands` in this client's own folder.
+
+        Where requests are sealed it is always the same refusal: no guess tells whether there is one.
+        """
+        if self.sealed:
+            raise self._refused("requests.sealed", "its requests are served in cover exchanges only, and not by name")
         if self._policy.requests.from_server:
             return
         known = {r.id: r for r in NodeLedger(self._folder).requests() if r.state != REJECTED}

@@ -79,6 +79,31 @@ class RequestRules:
             "submit` asked for in this folder."
         ),
     )
+    sealed: bool = field(
+        default=False,
+        metadata=about(
+            "Tell no server which requests were made here, and serve none by its name: only cover exchanges "
+            "(`unlearning.cover`) do. Excludes `from_server`."
+        ),
+    )
+
+
+@dataclass
+class UpdateRules:
+    """How what the client learned leaves it."""
+
+    masked: bool = field(
+        default=False,
+        metadata=about(
+            "Under masks only, in sums with others (secure aggregation): the server sees no model of its own."
+        ),
+    )
+    least_clients: int = field(
+        default=3,
+        metadata=about(
+            "With `masked`: of so many clients at least, itself included, also if others drop out.", at_least=3
+        ),
+    )
 
 
 @dataclass
@@ -93,6 +118,14 @@ class LimitRules:
     queries_per_day: int = field(
         default=10000, metadata=about("Most queries for requests a day: each is a line of the ledger.", at_least=0)
     )
+    exchanges: int = field(
+        default=3,
+        metadata=about(
+            "Most cover exchanges that a sealed request goes into before it waits: a server that repeats them among "
+            "other clients could narrow down who asks.",
+            at_least=1,
+        ),
+    )
     audit_samples: int = field(
         default=4096, metadata=about("Most answers that an audit samples to a question.", at_least=0)
     )
@@ -106,6 +139,7 @@ class Policy:
     data: DataRules = field(default_factory=DataRules)
     models: ModelRules = field(default_factory=ModelRules)
     requests: RequestRules = field(default_factory=RequestRules)
+    updates: UpdateRules = field(default_factory=UpdateRules)
     limits: LimitRules = field(default_factory=LimitRules)
 
 
@@ -133,6 +167,9 @@ def read_policy(folder: Path) -> Policy:
             continue
         good[name], problem = check_value(KEYS[name], value)
         problems += [problem] if problem else _more(name, good[name])
+    if good.get("requests.sealed") and good.get("requests.from_server"):
+        what = "true as `requests.from_server` is: what a server may name, it knows"
+        problems.append(Problem("requests.sealed", what, "one of the two"))
     if problems:
         count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
         raise PolicyError("\n".join([f"{path}: {count}", *(f"  {problem}" for problem in problems)]))

@@ -17,6 +17,7 @@ from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.optimisation import Ball
+from clients.private import Privacy, train_privately, unlearn_privately
 from clients.target import Target, estimate_target
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
@@ -132,15 +133,23 @@ class Worker:
         epochs: int,
         proximal_mu: float,
         seed: int,
+        privacy: Privacy | None = None,
     ) -> tuple[np.ndarray, TrainReport]:
-        """Train from the global `vector` on all records of `client` but `excluded`; the new vector and a report."""
+        """Train from the global `vector` on all records of `client` but `excluded`; the new vector and a report.
+
+        With `privacy` its records are hidden (DP-SGD).
+        """
         sequences = self.holding(client).select(excluded)
         if not sequences:
             raise ClientError(f"client {client} has no record left to train on")
         self._load(vector)
         settings = self._settings(epochs=epochs)
         prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
-        report = train(self.assembled.model, self.flat, sequences, settings, prox=prox, seed=seed)
+        model = self.assembled.model
+        if privacy is None:
+            report = train(model, self.flat, sequences, settings, prox=prox, seed=seed)
+        else:
+            report = train_privately(model, self.flat, sequences, settings, privacy, prox=prox, seed=seed)
         return self.flat.numpy(), report
 
     def forget(
@@ -154,12 +163,14 @@ class Worker:
         seed: int,
         reference: np.ndarray | None = None,
         own_references: Sequence[Record] | None = None,
+        privacy: Privacy | None = None,
     ) -> tuple[np.ndarray, UnlearnReport]:
         """Run the configured unlearning operator with `record_ids` as forget set and the live rest as retain set.
 
         A method that learns other answers in their place is given some, drawn by `seed`; ClientError where there are
         none. own_references: the client's own records that nobody trains on, where its records are its own. PGA starts
-        from `reference`, the model of the other clients, and stays within a ball around it.
+        from `reference`, the model of the other clients, and stays within a ball around it. With `privacy` the records
+        of both sets are hidden (DP-SGD).
         """
         forget_set, retain_set = self._divided(client, record_ids, tombstones)
         unlearning = self.config.unlearning
@@ -197,8 +208,12 @@ class Worker:
         )
         method, values = unlearning.method, dict(unlearning.params)
         model = self.assembled.model
-        given = {"seed": seed, "options": options, "alternatives": others}
-        report = unlearn(model, self.flat, forget_set, retain_set, method, values, settings, **given)
+        given = {"seed": seed, "options": options}
+        what = (forget_set, retain_set, method, values, settings)
+        if privacy is None:
+            report = unlearn(model, self.flat, *what, alternatives=others, **given)
+        else:
+            report = unlearn_privately(model, self.flat, *what, privacy, **given)
         return self.flat.numpy(), report
 
     def _target(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from oblivionis.config import declared, methods
 from oblivionis.config.problems import Problem
-from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data
+from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
+from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
 EMBEDDED_CONTEXT = 512
@@ -122,6 +123,59 @@ def _own_rule(config: Config) -> Iterator[Problem]:
     if aggregation == "product" and not declared.code("strategy", name).literals.get("TAKES_MEAN", True):
         message = f"{name} combines the clients' numbers by a rule of its own, not by the mean of LoRA's products"
         yield Problem("model.lora.aggregation", message, "factors or freeze_a", "or choose another strategy")
+
+
+@_reads("federation", "unlearning", "strategy.name", "model.lora.aggregation", "stages", "privacy")
+def _secure(config: Config) -> Iterator[Problem]:
+    """Secure aggregation where a sum is not enough, or would be no secret."""
+    key, federation, unlearning = "federation.secure_aggregation", config.federation, config.unlearning
+    secure = federation.secure_aggregation
+    if not secure.enabled:
+        if unlearning.cover or unlearning.cover_seconds:
+            name = "cover" if unlearning.cover else "cover_seconds"
+            message = "without masks the server sees who sends a zero"
+            yield Problem(f"unlearning.{name}", message, "0", f"or set {key}.enabled=true")
+        return
+    sums = "the server learns the clients' sum alone"
+    if not declared.code("strategy", config.strategy.name).literals.get("TAKES_MEAN", True):
+        message = f"{config.strategy.name} compares single clients' models, and {sums}"
+        yield Problem("strategy", message, "an aggregator of the weighted mean, or secure aggregation off")
+    if config.privacy.level == "client" and config.privacy.clipping == "adaptive":
+        message = f"the norm follows the lengths of single updates, and {sums}"
+        yield Problem("privacy.clipping", message, "fixed")
+    if config.model.lora.aggregation == "product":
+        message = f"the mean of LoRA's products takes every client's factors, and {sums}"
+        yield Problem("model.lora.aggregation", message, "factors or freeze_a")
+    if unlearning.method in ("federaser", "pga"):
+        message = f"{unlearning.method} goes by single clients' past models, and {sums}"
+        yield Problem("unlearning.method", message, "an unlearning loss, or secure aggregation off")
+    if "local" in config.stages:
+        yield Problem("stages", f"in the stage local each client is measured by itself, and {sums}", "leave out local")
+    if federation.max_weight_share is not None:
+        message = f"no client's share can be limited where {sums}"
+        yield Problem("federation.max_weight_share", message, "null", f"{key}.max_weight limits what a client tells")
+    sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+    if sampled < LEAST_CLIENTS:
+        message = f"{sampled} clients fine-tune in a round: what they add up to tells what each of them sent"
+        yield Problem("federation.min_clients", message, f"at least {LEAST_CLIENTS}")
+    asking = "unlearn" in config.stages and unlearning.requests.policy != "none"
+    if asking and not LEAST_CLIENTS <= unlearning.cover <= federation.clients:
+        message = f"a FedTU exchange goes to {unlearning.cover or 'those that ask alone, often one'} of the clients"
+        expected = f"{LEAST_CLIENTS} to {federation.clients} (federation.clients)"
+        yield Problem("unlearning.cover", message, expected)
+    for clients in (sampled, unlearning.cover if asking else 0):
+        if clients >= LEAST_CLIENTS and (fault := _terms_fault(secure, clients)):
+            yield Problem(key, f"an exchange with {clients} clients: {fault}", "other terms")
+            return
+
+
+def _terms_fault(secure: SecureAggregation, clients: int) -> str:
+    settings = {name: getattr(secure, name) for name in ("clipping", "shares", "threshold", "bits", "max_weight")}
+    try:
+        SecureSettings(**settings).terms("train", clients, ("", ""), 0)
+    except TermsError as error:
+        return str(error)
+    return ""
 
 
 @_reads("strategy", "federation.clients")
@@ -551,3 +605,97 @@ def _request_file(config: Config) -> Iterator[Problem]:
         yield Problem(
             "unlearning.requests.file", f"there is no file {requests.file}", "a file of requests as JSON lines"
         )
+
+
+@_reads("privacy")
+def _privacy_values(config: Config) -> Iterator[Problem]:
+    """Values that a level of privacy lacks, or that it would not look at."""
+    privacy = config.privacy
+    given = [n for n in ("epsilon", "delta", "noise_multiplier", "clipping_norm") if getattr(privacy, n) is not None]
+    if privacy.level == "none":
+        for name in given:
+            message = "nobody is hidden: privacy.level is none"
+            yield Problem(f"privacy.{name}", message, "null", "or set privacy=client or privacy=record")
+    elif "epsilon" in given and "noise_multiplier" in given:
+        message = f"privacy.epsilon={privacy.epsilon:g} says how much noise there is, and so does this"
+        yield Problem("privacy.noise_multiplier", message, "one of the two", "set privacy.epsilon=null")
+    elif "epsilon" not in given and "noise_multiplier" not in given:
+        message = "nothing says how much noise there is"
+        yield Problem("privacy.epsilon", message, "a number above 0", "or give privacy.noise_multiplier")
+    if privacy.level != "none" and "clipping_norm" not in given:
+        message = "without a bound on what one client or record adds, no noise hides it"
+        yield Problem("privacy.clipping_norm", message, "a number above 0")
+    if privacy.level != "client" and privacy.clipping == "adaptive":
+        message = "only the norm of clients' updates can follow their lengths"
+        yield Problem("privacy.clipping", message, "fixed", "or set privacy.level=client")
+
+
+@_reads(
+    *("privacy", "federation.clients", "data.name", "data.path", "data.authors", "data.questions_per_author"),
+    *("data.holdout_authors", "data.reference_authors", "data.retain_authors", "data.forget_split"),
+)
+def _privacy_delta(config: Config) -> Iterator[Problem]:
+    """A δ that would allow to publish somebody's data as they are, or that nobody can choose."""
+    level, delta = config.privacy.level, config.privacy.delta
+    if level == "none":
+        return
+    units = config.federation.clients if level == "client" else _size(config)
+    if delta is None and config.data.name == "node" and level == "record":
+        message = "with data=node nobody knows beforehand how many records there are"
+        yield Problem("privacy.delta", message, "less than 1 over the number of records")
+    elif delta is not None and units is not None and delta >= 1 / units:
+        message = f"at δ = {delta:g}, one of {units} {level}s may be published whole"
+        yield Problem("privacy.delta", message, f"value < {1 / units:g}", f"null is {1 / (10 * units):g}")
+
+
+@_reads("privacy.level", "strategy.name", "model.lora.aggregation", "unlearning.updates", "unlearning.method", "stages")
+def _client_privacy(config: Config) -> Iterator[Problem]:
+    """What needs to see single clients' updates, where only their noised sum goes further."""
+    if config.privacy.level != "client":
+        return
+    name, unlearning = config.strategy.name, config.unlearning
+    if declared.code("strategy", name).literals.get("SINGLE_UPDATES"):
+        message = f"{name} compares single clients' updates, and with privacy.level=client gets one noised mean of them"
+        yield Problem("strategy.name", message, "fedavg, fedprox, fedavgm, fedadam, fedyogi or fedadagrad")
+    if "unlearn" in config.stages and methods.updates(unlearning.method) is not None:
+        message = f"{unlearning.method} goes by single clients' models, which privacy.level=client keeps from leaving"
+        yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
+    elif unlearning.updates.keep:
+        message = "single clients' models would be kept on disk beside the noised ones"
+        yield Problem("unlearning.updates.keep", message, "0 or null", "or set privacy=none")
+    if config.model.lora.aggregation == "product":
+        message = "the sum of clipped updates bounds what a client does to A and B, not to their product"
+        yield Problem("model.lora.aggregation", message, "factors or freeze_a", "or set privacy=none")
+
+
+@_reads("privacy.level", "unlearning", "stages")
+def _record_privacy(config: Config) -> Iterator[Problem]:
+    """Unlearning whose gradient is no sum over records, so that no record's part of it can be clipped."""
+    if config.privacy.level != "record" or "unlearn" not in config.stages:
+        return
+    unlearning = config.unlearning
+    if not methods.is_per_record(unlearning.method):
+        message = f"{methods.label(unlearning.method)} is no sum of terms about one record each, which could be clipped"
+        yield Problem("unlearning.method", message, f"one of {', '.join(methods.per_record())}")
+    if unlearning.entropy.forget or unlearning.entropy.retain:
+        message = "the entropy term is not clipped record by record"
+        yield Problem("unlearning.entropy", message, "weights of 0", "or set privacy=none")
+    for key in ("forget_nll_limit", "target"):
+        if getattr(unlearning, key) is not None:
+            message = "when a client stops would tell of its records, and no noise covers that"
+            yield Problem(f"unlearning.{key}", message, "null", "or set privacy=none")
+
+
+@_reads("privacy.level", "model.dtype")
+def _scaled_gradients(config: Config) -> Iterator[Problem]:
+    if config.privacy.level == "record" and config.model.dtype == "float16":
+        message = "gradients in float16 are scaled up and may overflow, and are clipped to no norm that is known"
+        yield Problem("model.dtype", message, "float32 or bfloat16", "or set privacy.level=client")
+
+
+@_reads("privacy.level", "stages")
+def _local_privacy(config: Config) -> Iterator[Problem]:
+    if config.privacy.level != "none" and "local" in config.stages:
+        reasons = {"client": "a client that trains alone is hidden among nobody", "record": "it has no account of ε"}
+        message = f"{reasons[config.privacy.level]} (privacy.level={config.privacy.level})"
+        yield Problem("stages", message, "stages without local", "or set privacy=none")

@@ -21,13 +21,15 @@ GROUPS = {
     "unlearning": "npo",
     "evaluation": "light",
     "federation": "small",
+    "privacy": "none",
 }
+_SELECTORS = {"unlearning": "method", "privacy": "level"}
 KEY_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def selector(group: str) -> str:
-    """The path that holds a group's choice: `strategy.name`, but `unlearning.method`."""
-    return f"{group}.method" if group == "unlearning" else f"{group}.name"
+    """The path that holds a group's choice: `strategy.name`, but `unlearning.method` and `privacy.level`."""
+    return f"{group}.{_SELECTORS.get(group, 'name')}"
 
 
 def list_choices() -> dict[str, list[str]]:

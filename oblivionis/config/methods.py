@@ -5,7 +5,8 @@ say the rest:
 
 - `NEEDS_RETAIN = True`: it cannot do without retain records though each of them is optional;
 - `UPDATES`: which rounds of clients' updates the server must keep for it: `"all"`, or `"newest"`, that of every
-  checkpoint that a run may continue from.
+  checkpoint that a run may continue from;
+- `PER_RECORD = True`: it is a sum over records, each of whose gradients can be clipped.
 """
 
 from __future__ import annotations
@@ -59,6 +60,16 @@ def needs_retain(method: str) -> bool:
     code = _code(method)
     required = [name for name, optional in code.quantities.items() if not optional]
     return bool(code.literals.get("NEEDS_RETAIN")) or any(name.startswith("retain") for name in required)
+
+
+def is_per_record(method: str) -> bool:
+    """Whether it is a sum of terms about one record each, forget or retain."""
+    return bool(_code(method).literals.get("PER_RECORD"))
+
+
+def per_record() -> list[str]:
+    """The methods that are, sorted."""
+    return [name for name in declared.names("unlearning") if is_per_record(name)]
 
 
 def updates(method: str) -> str | None:

@@ -516,6 +516,23 @@ class Unlearning:
             choices=("mean", "sum"),
         ),
     )
+    cover: int = field(
+        default=0,
+        metadata=about(
+            "With `federation.secure_aggregation`: to how many clients a FedTU exchange goes, those that ask and "
+            "others that send a masked zero, so that nobody sees whose unlearning it was; 0: to those that ask alone.",
+            unit="clients",
+            at_least=0,
+        ),
+    )
+    cover_seconds: float = field(
+        default=0.0,
+        metadata=about(
+            "With `cover`: no reply leaves a client sooner after the message, so that its time tells nothing.",
+            unit="seconds",
+            at_least=0,
+        ),
+    )
     entropy: Entropy = field(default_factory=Entropy)
     alternatives: Alternatives = field(default_factory=Alternatives)
     updates: Updates = field(default_factory=Updates)
@@ -944,6 +961,48 @@ class Rounds:
 
 
 @dataclass
+class SecureAggregation:
+    """Sums under masks: the server learns what all clients of an exchange add up to, and no client's own model."""
+
+    enabled: bool = field(
+        default=False,
+        metadata=about("Mask what clients send, in FedFT and FedTU exchanges; see [secrecy.md](secrecy.md)."),
+    )
+    shares: int | None = field(
+        default=None,
+        metadata=about(
+            "Among how many clients of an exchange, itself included, each divides the secrets of its masks; null: all "
+            "up to 32, then as many as grow with the logarithm of their number.",
+            unit="clients",
+            at_least=3,
+        ),
+    )
+    threshold: int | None = field(
+        default=None,
+        metadata=about(
+            "How many of these must be left at the end, above half of them; null: more than six tenths.",
+            unit="clients",
+            at_least=3,
+        ),
+    )
+    clipping: float = field(
+        default=1.0, metadata=about("Every number of a client's update is cut to ± this.", above=0, at_most=1e6)
+    )
+    bits: int = field(
+        default=22,
+        metadata=about("A number becomes one of 2^bits − 1 levels in this range.", unit="bits", at_least=2, at_most=31),
+    )
+    max_weight: int = field(
+        default=10_000,
+        metadata=about("Records that one client counts as at most.", unit="records", at_least=1, at_most=2**31),
+    )
+    patience: float = field(
+        default=120.0,
+        metadata=about("Longest wait for the replies of a stage in which nothing is trained.", unit="seconds", above=0),
+    )
+
+
+@dataclass
 class Federation:
     """Clients, rounds and what a machine gives them."""
 
@@ -983,7 +1042,8 @@ class Federation:
         default=10.0,
         metadata=about(
             "A client's update that is more than so many times as long as the round's median is shortened to that, and "
-            "one that is longer than its optimiser can make it in its steps is refused; null: neither.",
+            "one that is longer than its optimiser can make it in its steps is refused; null: neither. Set aside where "
+            "`privacy.level` is `client`: each update is clipped by itself there.",
             at_least=1,
         ),
     )
@@ -1021,6 +1081,7 @@ class Federation:
         default=None,
         metadata=about("Clients that the stage `local` trains; null: all.", unit="clients", at_least=1),
     )
+    secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
 
 
 @dataclass
@@ -1055,6 +1116,57 @@ class Training:
     optimizer: str = field(
         default="adamw",
         metadata=about("`paged_adamw_32bit` is bitsandbytes' and needs CUDA.", choices=("adamw", "paged_adamw_32bit")),
+    )
+
+
+@dataclass
+class Privacy:
+    """Differential privacy and its account: [privacy.md](privacy.md)."""
+
+    level: str = field(
+        default="none",
+        metadata=about(
+            "Whose presence the released models hide: `client`: all that a client holds (the server clips each "
+            "client's update and adds noise); `record`: single records (each client clips each record's gradient and "
+            "adds noise); `none`: nobody's.",
+            choices=("none", "client", "record"),
+        ),
+    )
+    epsilon: float | None = field(
+        default=None,
+        metadata=about(
+            "Target ε of all planned releases together, for which the noise is calibrated; null: give "
+            "`noise_multiplier`.",
+            above=0,
+        ),
+    )
+    stages: list[str] | None = field(
+        default=None,
+        metadata=about(
+            "Stages among which the target ε is divided, also where this run does only some of them and others start "
+            "from it; null: those of this run.",
+            choices=STAGES,
+        ),
+    )
+    delta: float | None = field(
+        default=None,
+        metadata=about("δ at which ε is told; null: 1/(10 · number of clients, or of records).", above=0, below=1),
+    )
+    noise_multiplier: float | None = field(
+        default=None,
+        metadata=about("Deviation of the noise on a sum, in units of `clipping_norm`; null: give `epsilon`.", above=0),
+    )
+    clipping_norm: float | None = field(
+        default=None,
+        metadata=about("A longer update of a client, or gradient of a record, is shortened to this L2 norm.", above=0),
+    )
+    clipping: str = field(
+        default="fixed",
+        metadata=about(
+            "`client`: whether the norm stays as it is, or follows the median length of the updates (Andrew et al. "
+            "2021).",
+            choices=("fixed", "adaptive"),
+        ),
     )
 
 
@@ -1103,3 +1215,4 @@ class Config:
     certificate: Certificate = field(default_factory=Certificate)
     federation: Federation = field(default_factory=Federation)
     training: Training = field(default_factory=Training)
+    privacy: Privacy = field(default_factory=Privacy)

@@ -22,6 +22,7 @@ from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import LOG_SETS, MODELS, SETS
 from oblivionis.reports import forget_quality, outcome
 from oblivionis.reports import membership as membership_report
+from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports.format import bytes_text, counted, number, shortened
 from oblivionis.reports.kept import kept
 from oblivionis.reports.table import Marked, Table, Term
@@ -349,6 +350,7 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     if line:
         parts.append(Text(line))
     parts += [Text(line) for line in unverified_lines(run)]
+    parts += [Text(line) for line in privacy_report.sentences(run)]
     parts += [_whole(f"next, {step}") for step in result.steps] if result else []
     if measured and not full:
         parts.append(_whole(f"all measures: oblivionis runs show {run.path} --full"))

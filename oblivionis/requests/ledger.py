@@ -17,6 +17,8 @@ from oblivionis.requests.ledger_lines import OWN, line_fault
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 PENDING, SERVED, REJECTED, COVERED = "pending", "served", "rejected", "covered"
+EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE = "cover_exchange", "cover_failed", "cover_undone"
+"""Lines about cover exchanges: it counts; it came to no sum; a resumed run goes on before it."""
 OUTCOMES = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back")
 """Events that whoever made a request is told of; besides, that it is covered from the start."""
 
@@ -85,6 +87,7 @@ class Ledger:
         self._of_client: dict[int, list[str]] = {}
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._notes: list[Mapping[str, Any]] = []
+        self._exchanges: set[str] = set()
         entries = read_lines(path, finite=True) if entries is None else entries
         self.head = head_of(entries)
         self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
@@ -160,9 +163,9 @@ class Ledger:
         """Append a line that is about no request."""
         self._write({"event": event, "time": time.time(), **fields})
 
-    def notes(self, event: str) -> list[Mapping[str, Any]]:
-        """The lines of one event that is about no request, in their order."""
-        return [entry for entry in self._notes if entry["event"] == event]
+    def notes(self, *events: str) -> list[Mapping[str, Any]]:
+        """The lines of some events that are about no request, in their order."""
+        return [entry for entry in self._notes if entry["event"] in events]
 
     def unacknowledged(self, client: int) -> list[Mapping[str, Any]]:
         """The lines that `client` is to be told of and has not confirmed, in their order."""
@@ -218,6 +221,12 @@ class Ledger:
 
     def _apply(self, entry: Mapping) -> None:
         if "id" not in entry:
+            if entry["event"] in (EXCHANGE, EXCHANGE_FAILED):
+                self._exchanges.add(entry[HASH])
+            elif entry["event"] == EXCHANGE_UNDONE and entry["of"] not in self._exchanges:
+                raise RequestError(
+                    f"event {EXCHANGE_UNDONE!r} names line {entry['of'][:12]}…, which is about no exchange"
+                )
             self._notes.append(entry)
             if entry["event"] == "acknowledged":
                 for line in entry["lines"]:
@@ -352,10 +361,11 @@ def _request(
     return Request(name, client, tuple(holdings[client]), server_round, "its share of the forget split")
 
 
-def in_words(requests: Iterable[Request], again: int = 0) -> str:
+def in_words(requests: Iterable[Request], again: int = 0, covering: int = 0) -> str:
     """Who asks for what, for a line of progress: `client 3 leaves with 7 records; client 5 asks to forget 1 record`.
 
-    again: how many further clients look whether what they forgot has come back.
+    again: how many further clients look whether what they forgot has come back; covering: how many take part besides,
+    of whom nobody sees whether they forget something.
     """
     requests = sorted(requests, key=lambda r: (r.client, r.id))
     leaving = [r for r in requests if r.scope == SCOPE_CLIENT]
@@ -368,6 +378,7 @@ def in_words(requests: Iterable[Request], again: int = 0) -> str:
         parts.append(f"{_clients(members, 'forgets', 'forget')} {subject or 'a person'} ({_records(members)})")
     parts += [f"{_clients(plain, 'asks', 'ask')} to forget {_records(plain)}"] if plain else []
     parts += [f"{again} earlier client{'s look' if again > 1 else ' looks'} again"] if again else []
+    parts += [f"{covering} {'more ' * bool(requests)}client{'s' * (covering != 1)} under cover"] if covering else []
     return "; ".join(parts)
 
 

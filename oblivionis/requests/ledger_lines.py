@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,12 +51,23 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _commitment(item: tuple[str, object]) -> bool:
+    client, commitment = item
+    return client.isdecimal() and isinstance(commitment, str) and re.fullmatch("[0-9a-f]{64}", commitment) is not None
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-_NEEDED = {"submitted": ("round", "record_ids"), "acknowledged": ("client", "lines")}
+_NEEDED = {
+    "submitted": ("round", "record_ids"),
+    "acknowledged": ("client", "lines"),
+    "cover_exchange": ("round", "session", "commitments", "survivors", "before", "after", "count"),
+    "cover_failed": ("round", "session", "commitments"),
+    "cover_undone": ("round", "session", "of"),
+}
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "id": (lambda v: _text(v) and bool(v), "a text"),
     "client": (_count, "a whole number"),
@@ -77,6 +89,10 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "record_ids": (_texts, "a list of texts"),
     "lines": (_texts, "a list of texts"),
     "records": (lambda v: isinstance(v, dict) and all(map(_count, v.values())), "whole numbers by name"),
+    "session": (_text, "a text"),
+    "commitments": (lambda v: isinstance(v, dict) and all(map(_commitment, v.items())), "a SHA-256 by client"),
+    "survivors": (lambda v: isinstance(v, list) and all(map(_count, v)), "a list of whole numbers"),
+    "of": (_text, "a text"),
     "stage": (_text, "a text"),
     "config": (_text, "a text"),
     "files": (lambda v: isinstance(v, dict) and all(map(_text, v.values())), "texts by name"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from filelock import FileLock, Timeout
 
-from oblivionis.chain import HASH, Checked, append_linked, check_chain, head_of
+from oblivionis.chain import HASH, Checked, append_all, append_linked, check_chain, head_of
 from oblivionis.errors import FileError
 from oblivionis.files import read_lines
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED
@@ -23,27 +23,35 @@ from oblivionis.requests.wire import valid_id
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 LEDGER_FILE = "requests.jsonl"
-OPEN, SERVED, REJECTED, COVERED = "open", "served", "rejected", "covered"
+OPEN, SEALED, SERVED, REJECTED, COVERED = "open", "sealed", "served", "rejected", "covered"
 _STATE_AFTER = {
     "served": SERVED,
     "verified": VERIFIED,
     "verification_failed": NOT_VERIFIED,
     "rejected": REJECTED,
     "rolled_back": OPEN,
+    "left_out": OPEN,
     "covered": COVERED,
 }
 _SETTLED = (VERIFIED, REJECTED, COVERED)
 _LOCK_SECONDS = 60.0
+_WAITING = "in a cover exchange; the server has not said yet whether it counts"
 REFUSED, EXCHANGED, RUN_LEARNED, KEY_MADE = "refused", "exchanged", "run", "key"
 """Events about no request: what was refused to a server, what was sent to one, the configuration of a run when the node
 first learned of it, and the public key of the node's audits."""
+COMMITTED, REJOINED = "committed", "rejoined"
+"""Events of a cover exchange: what the node adds to its sum, sealed (`oblivionis.requests.sealed`); the same once more.
+"""
 REFUSALS_PER_DAY = 100
 """Lines about refusals that a day (UTC) may have: no server fills the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """A request made on this node. `reason` and `subject` stay here; `note` is what the server said last in words."""
+    """A request made on this node. `reason` and `subject` stay here; `note` is what the server said last in words.
+
+    `exchanges`: how many cover exchanges it was in, those left out in which the node itself added nothing.
+    """
 
     id: str
     scope: str
@@ -56,6 +64,7 @@ class NodeRequest:
     served_round: int | None = None
     rouge: float | None = None
     note: str = ""
+    exchanges: int = 0
 
     @property
     def settled(self) -> bool:
@@ -78,6 +87,7 @@ class NodeRequest:
             "" if self.served_round is None else f"round {self.served_round} of {self.run}",
             "" if self.rouge is None else f"ROUGE-L {self.rouge:.3f}",
             self.note,
+            f"was in {self.exchanges} exchange{'s' * (self.exchanges > 1)}" if self.exchanges else "",
         ]
         return ", ".join(filter(None, parts))
 
@@ -97,6 +107,8 @@ class _Line(_Event, total=False):
     already: int
     reason: str
     run: str
+    session: str
+    demands: list[dict[str, Any]]
     ledger: str
     line: str
     rouge: float | None
@@ -113,7 +125,7 @@ class NodeLedger:
     The command line and the ClientApp are different processes: each call reads the file anew, under a lock where it
     writes. A line torn by a crash is passed over. States: open → served → verified or not verified; rejected; covered
     (all its records were asked for before). The server is told of every request that is not settled, as often as it
-    asks; it serves none twice.
+    asks; it serves none twice. In a cover exchange, of which the server is told nothing: open → sealed → served.
     """
 
     def __init__(self, node_dir: Path) -> None:
@@ -123,7 +135,7 @@ class NodeLedger:
 
     def requests(self) -> list[NodeRequest]:
         """All requests in the order in which they were made. RequestError for a file that is no such ledger."""
-        return list(_replay(self.path, self._entries()).values())
+        return list(replay(self.path, self._entries()).values())
 
     def unsettled(self) -> list[NodeRequest]:
         """What the server is told of."""
@@ -161,7 +173,7 @@ class NodeLedger:
             raise RequestError("a request must name at least one record")
         with self._locked():
             entries = self._entries()
-            known = _replay(self.path, entries)
+            known = replay(self.path, entries)
             if identifier in known:
                 raise RequestError(f"--id {identifier}: this node has made a request of that name already")
             asked = {i: r.id for r in known.values() if not r.settled for i in r.record_ids}
@@ -190,6 +202,18 @@ class NodeLedger:
             entry = {"event": event, **about, "time": time.time(), **fields}
             return append_linked(self.path, entry, self.head())[HASH]
 
+    def extend(
+        self, make: Callable[[Sequence[Mapping[str, Any]]], Iterable[Mapping[str, Any]]]
+    ) -> list[Mapping[str, Any]]:
+        """Append, durably and at once, what `make` makes of all lines before; no other process writes between.
+
+        Returns all lines that there are then.
+        """
+        with self._locked():
+            entries = self._entries()
+            new = [{"event": entry["event"], "time": time.time(), **entry} for entry in make(entries)]
+            return [*entries, *append_all(self.path, new, head_of(entries))]
+
     def heard(self, run: str, ledger: str, outcomes: Sequence[Mapping[str, Any]], **query: object) -> list[str]:
         """Enter what the server told in a query, then the query itself; returns the outcomes that are in the ledger.
 
@@ -199,7 +223,7 @@ class NodeLedger:
         with self._locked():
             entries = self._entries()
             known = {e["line"] for e in entries if "line" in e}
-            made, head, confirmed = _replay(self.path, entries), head_of(entries), []
+            made, head, confirmed = replay(self.path, entries), head_of(entries), []
             for outcome in outcomes:
                 if outcome["id"] not in made:
                     continue
@@ -245,9 +269,9 @@ class NodeLedger:
             append_linked(self.path, entry, head_of(entries))
         return True
 
-    def lines(self, event: str) -> list[Mapping[str, Any]]:
-        """All lines of one event, in their order."""
-        return [e for e in self._entries() if e["event"] == event]
+    def lines(self, event: str | None = None) -> list[Mapping[str, Any]]:
+        """All lines, or those of one event, in their order."""
+        return [e for e in self._entries() if event in (None, e["event"])]
 
     def exchanges(self) -> list[Mapping[str, Any]]:
         """What this node sent to servers, in order: the lines `exchanged`, each with `asked`, the ids of the records
@@ -295,7 +319,8 @@ class NodeLedger:
             raise RequestError(f"{self.path} is in use by another process; try again") from None
 
 
-def _replay(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, NodeRequest]:
+def replay(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, NodeRequest]:
+    """The requests by id, after all `entries` of the ledger at `path`. RequestError for lines that make no sense."""
     try:
         return _requests(path, entries)
     except (KeyError, TypeError, ValueError):
@@ -309,6 +334,15 @@ def _requests(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Nod
     for entry in entries:
         if entry["event"] == "submitted":
             requests[entry["id"]] = _submitted(entry)
+        elif entry["event"] == REJOINED:
+            for request_id in entry["requests"]:
+                requests[request_id] = replace(requests[request_id], exchanges=requests[request_id].exchanges + 1)
+        elif entry["event"] == COMMITTED:
+            for request_id in (demand["id"] for demand in entry["demands"]):
+                asked = requests[request_id]
+                sealed = {"state": SEALED, "run": entry["run"], "note": _WAITING}
+                count = asked.exchanges + (not entry.get("again", False))
+                requests[request_id] = replace(asked, **sealed, served_round=None, rouge=None, exchanges=count)
         elif "id" in entry:
             if entry["id"] not in requests:
                 raise RequestError(f"{path}: {entry['event']!r} is about request {entry['id']!r}, which was never made")
@@ -333,14 +367,15 @@ def _changed(request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
     note = {
         "failed": f"attempt failed: {entry.get('reason', '')}",
         "rejected": str(entry.get("reason", "")),
+        "left_out": str(entry.get("reason", "")),
         "verification_failed": str(entry.get("why", "")),
         "rolled_back": "to be served anew: the run resumed from an earlier checkpoint",
     }.get(event, "" if event in OUTCOMES else request.note)
     changed = replace(request, state=state, run=run or request.run, note=note)
     if event == "served":
         return replace(changed, served_round=entry.get("round"), rouge=None)
-    if event == "rolled_back":
-        return replace(changed, served_round=None, rouge=None)
+    if event in ("rolled_back", "left_out"):
+        return replace(changed, served_round=None, rouge=None, exchanges=request.exchanges - entry.get("own", False))
     return replace(changed, rouge=entry["rouge"]) if "rouge" in entry else changed
 
 

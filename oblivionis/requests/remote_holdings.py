@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from oblivionis.config.schema import Config
 from oblivionis.data.subjects import Subjects
 from oblivionis.requests.node_records import DATA_NODES
+from oblivionis.requests.sealed import seals
 from oblivionis.runs.known_nodes import KnownNodes
 from strategies import protocol
 from strategies.nodes import NodeMap
@@ -14,10 +15,11 @@ from strategies.told import MOST
 
 
 def query_config(config: Config) -> dict[str, object]:
-    """What a `query` says to a client whose records are its own; nothing for other data."""
+    """What a `query` says: whether the records are the clients' own, and whether their requests stay sealed."""
+    sealed: dict[str, object] = {protocol.SEALED: True} if seals(config) else {}
     if config.data.name != "node":
-        return {}
-    return {"data": "node", **({DATA_NODES: config.data.nodes} if config.data.nodes else {})}
+        return sealed
+    return {"data": "node", **sealed, **({DATA_NODES: config.data.nodes} if config.data.nodes else {})}
 
 
 class RemoteHoldings:

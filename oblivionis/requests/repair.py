@@ -80,8 +80,11 @@ def _relinked(
     head, lines, new = GENESIS, list[Mapping[str, Any]](), dict[str, str]()
     for place in good:
         entry = entries[place]
-        if entry.get(PREV, head) != head or any(h in new for h in entry.get("lines", ())):
+        named = (*entry.get("lines", ()), entry.get("of"))
+        if entry.get(PREV, head) != head or any(h in new for h in named):
             body = {k: v for k, v in entry.items() if k not in (PREV, HASH)}
+            if "of" in body:
+                body["of"] = new.get(body["of"], body["of"])
             if "lines" in body:
                 body["lines"] = [new.get(h, h) for h in body["lines"]]
             entry = linked(body, head)

@@ -26,6 +26,11 @@ from strategies.text import clean
 
 LONGEST_TEXT = 1000
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
+COUNTED, LEFT_OUT, ROLLED_BACK = "counted", "left_out", "rolled_back"
+"""What became of a client's part in a cover exchange: it is in the sum; it is not, or there was no sum; the sum was
+undone by a resumed run."""
+SESSION_OUTCOMES = (COUNTED, LEFT_OUT, ROLLED_BACK)
+LONGEST_SESSION = 200
 NUMBERS = ("rouge", "limit")
 HASHES = ("before", "after")
 WORDS = ("outcome", "why")
@@ -37,6 +42,7 @@ _ID = Meta(
 _SCOPE = Meta(pattern=rf"\A({'|'.join(SCOPES)})\Z", description=f"one of {', '.join(SCOPES)}")
 _OUTCOME = Meta(pattern=rf"\A({'|'.join(judgement.OUTCOMES)})\Z", description=f"one of {', '.join(judgement.OUTCOMES)}")
 _EVENT = Meta(pattern=rf"\A({'|'.join(EVENTS)})\Z", description=f"one of {', '.join(EVENTS)}")
+_OF_SESSION = Meta(pattern=rf"\A({'|'.join(SESSION_OUTCOMES)})\Z", description=f"one of {', '.join(SESSION_OUTCOMES)}")
 _REQUESTS, _RECORDS, _LINES = Meta(max_length=10_000), Meta(max_length=1_000_000), Meta(max_length=100_000)
 
 _Hash = Annotated[str, _SHA256]
@@ -67,20 +73,43 @@ class Answer:
     acknowledged: tuple[str, ...]
 
 
+class SessionOutcome(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server says of a cover exchange to one client.
+
+    `line`: the hash of the line of the server's ledger that says so. `commitment`: the client's, as that ledger has it.
+    `before`, `after`: SHA-256 of the global model, absent where there was no sum.
+    """
+
+    session: Annotated[str, Meta(min_length=1, max_length=LONGEST_SESSION)]
+    run: Annotated[str, Meta(max_length=4096)]
+    round: _Round
+    outcome: Annotated[str, _OF_SESSION]
+    line: _Hash
+    commitment: _Hash
+    before: _Hash | None = None
+    after: _Hash | None = None
+
+
 class Question(Struct, frozen=True):
-    """What the server says when it asks: its run and ledger, the round, and outcomes that the node did not confirm."""
+    """What the server says when it asks: its run and ledger, the round, and outcomes that the node did not confirm.
+
+    `sealed`: it does not want to be told any request; `sessions` then says what became of the node's cover exchanges.
+    """
 
     run: Annotated[str, Meta(max_length=4096)] = msgspec.field(name=protocol.RUN)
     ledger: _Hash = msgspec.field(name=protocol.LEDGER)
     head: _Hash = msgspec.field(name=protocol.LEDGER_HEAD)
     round: _Round = msgspec.field(name=protocol.SERVER_ROUND)
     outcomes: tuple[dict[str, Any], ...] = msgspec.field(name=protocol.OUTCOMES, default=())
+    sealed: bool = msgspec.field(name=protocol.SEALED, default=False)
+    sessions: tuple[SessionOutcome, ...] = msgspec.field(name=protocol.SESSIONS, default=())
 
 
 class _Outcomes(Struct):
     """The outcomes of a question as they travel, each as JSON."""
 
     texts: Annotated[list[str], _LINES] = msgspec.field(name=protocol.OUTCOMES)
+    sessions: Annotated[list[str], _LINES] = msgspec.field(name=protocol.SESSIONS, default_factory=list)
 
 
 class _Outcome(Struct, forbid_unknown_fields=True):
@@ -120,15 +149,21 @@ def valid_id(text: str) -> bool:
 def write_question(question: Question) -> dict[str, Any]:
     """The config of a query."""
     outcomes = [json.dumps(outcome, allow_nan=False) for outcome in question.outcomes]
-    return {**msgspec.to_builtins(question), protocol.OUTCOMES: outcomes}
+    sessions = [msgspec.json.encode(session).decode() for session in question.sessions]
+    config = {**msgspec.to_builtins(question), protocol.OUTCOMES: outcomes, protocol.SESSIONS: sessions}
+    if not question.sealed:
+        del config[protocol.SEALED], config[protocol.SESSIONS]
+    return config
 
 
 def read_question(config: Mapping[str, object]) -> Question | None:
     """The question in the config of a query; None where the server wants no more than the partition. WireError."""
     if protocol.LEDGER not in config:
         return None
-    outcomes = [_outcome(*numbered) for numbered in enumerate(_check({**config}, _Outcomes).texts)]
-    question = _check({**config, protocol.OUTCOMES: outcomes}, Question)
+    found = _check({**config}, _Outcomes)
+    outcomes = [_outcome(*numbered) for numbered in enumerate(found.texts)]
+    sessions = [_decoded(text, f"{protocol.SESSIONS}[{number}]") for number, text in enumerate(found.sessions)]
+    question = _check({**config, protocol.OUTCOMES: outcomes, protocol.SESSIONS: sessions}, Question)
     return msgspec.structs.replace(question, run=clean(question.run, LONGEST_TEXT))
 
 
@@ -181,12 +216,16 @@ def read_answer(record: Mapping[str, object]) -> Answer:
 
 def _outcome(number: int, text: str) -> dict[str, Any]:
     where = f"{protocol.OUTCOMES}[{number}]"
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise WireError(f"{where}: {_shown(text)} is no JSON ({error})") from None
+    value = _decoded(text, where)
     _check(value, _Outcome, where)
     return value | {key: clean(value[key], LONGEST_TEXT) for key in ("reason", "why") if key in value}
+
+
+def _decoded(text: str, where: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise WireError(f"{where}: {_shown(text)} is no JSON ({error})") from None
 
 
 def _check(value: Any, expected: type[_Checked], where: str = "") -> _Checked:
@@ -198,7 +237,7 @@ def _check(value: Any, expected: type[_Checked], where: str = "") -> _Checked:
         keys = re.findall(r"\.([^.[]+)|\[(\d+)\]", path.rstrip("`"))
         for key, index in keys:
             value = value[key] if key else value[int(index)]
-        for meta in (_SHA256, _ID, _SCOPE, _EVENT, _OUTCOME):
+        for meta in (_SHA256, _ID, _SCOPE, _EVENT, _OUTCOME, _OF_SESSION):
             text = text.replace(f"`str` matching regex {meta.pattern!r}", meta.description or "")
         place = where + "".join(f".{key}" if key else f"[{index}]" for key, index in keys)
         found = "" if text.startswith("Object") else f"; found {_shown(value)}"

@@ -12,6 +12,7 @@ Layout of `runs/<name>/`:
 - `verdicts.json`: is the unlearned model over- or under-unlearned beside the retrained one?
 - `figures.json`: what tests say of the finished stages, kept so that showing the run needs none of them
 - `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again; `left.json`: it left
+- `privacy.json`: with `privacy.level`, every noised release and the ε of all together
 - `report.html`, `requests/<id>.html`: a page per deletion request
 - `tensorboard/`, `wandb/`, `tracking.json`, `tracking.jsonl`: with `tracking`
 

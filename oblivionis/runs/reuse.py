@@ -77,6 +77,7 @@ def differing(ours: Config, theirs: Config) -> list[str]:
         dataclasses.replace(ours.strategy, **keep_free),
         dataclasses.replace(theirs.strategy, **keep_free),
     )
+    pairs["privacy.level"] = (ours.privacy.level, theirs.privacy.level)
     pairs["evaluation.full"] = (ours.evaluation.full, theirs.evaluation.full)
     return [name for name, (a, b) in pairs.items() if _plain(a) != _plain(b)]
 

@@ -48,6 +48,52 @@ class Environment(TypedDict, total=False):
     trainable_parameters: int
 
 
+class _Client(TypedDict):
+    rate: float
+    steps: int
+
+
+class _Release(TypedDict):
+    stage: str
+    round: Round
+    kind: str
+    noise_multiplier: float
+    clipping_norm: float
+
+
+class _Released(_Release, total=False):
+    clients: int
+    population: int | None
+    of_clients: dict[str, _Client]
+
+
+class _Spent(TypedDict):
+    epsilon: float
+    epsilon_if_drawing_is_known: float
+    releases: int
+    unlearning_exchanges: int
+
+
+class _Request(TypedDict):
+    id: str
+    round: Round
+    epsilon_before: float
+    epsilon_after: float
+
+
+class PrivacyAccount(TypedDict):
+    """privacy.json."""
+
+    level: str
+    delta: float
+    units: int
+    target_epsilon: float | None
+    noise_multiplier: float
+    lineages: dict[str, _Spent]
+    releases: list[_Released]
+    requests: list[_Request]
+
+
 class Band(TypedDict):
     """A noise band of retrained models."""
 

@@ -119,7 +119,8 @@ def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: t
         grid = NudgingGrid(grid)
     if config.federation.churn:
         grid = ChurningGrid(grid, config.federation.churn, config.seed)
-    server = Server(config, StoppableGrid(grid, stop, events.arrived), run, events, stop, registered)
+    stoppable = StoppableGrid(grid, stop, events.arrived)
+    server = Server(config, stoppable, run, events, stop, registered, simulated=watched is not None)
     if watched is not None:
         watched.partition = server.nodes.partition
     run_stages(server)

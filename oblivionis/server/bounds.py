@@ -34,7 +34,7 @@ def bounds_of(config: Config, count: Callable[[int], int | None], size: int, *, 
         records=count,
         longest=longest,
         max_weight_share=(0.5 if told else 1.0) if share is None else share,
-        max_update_norm=federation.max_update_norm,
+        max_update_norm=None if config.privacy.level == "client" else federation.max_update_norm,
         free_share=1 / LONGEST_STEP,
     )
 

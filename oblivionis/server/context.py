@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord
-from flwr.serverapp import Grid
 
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
@@ -22,19 +23,26 @@ from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.requests.alternatives import check_alternatives
-from oblivionis.requests.from_nodes import NodeRequests
+from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_records import CONFIG_HASH, DATA_NODES, NODES_DIR
 from oblivionis.requests.remote_holdings import RemoteHoldings, query_config
 from oblivionis.requests.schedule import holdings_of, policy_of
+from oblivionis.requests.sealed import seals
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.known_nodes import FILE as KNOWN_NODES
 from oblivionis.runs.known_nodes import Keys, KnownNodes
+from oblivionis.runs.privacy import Account, open_account
 from oblivionis.runs.progress import Events
 from oblivionis.server.bounds import bounds_of
+from oblivionis.server.grid import StoppableGrid
 from strategies import protocol
 from strategies.fedtu import NodeMap
+from strategies.private_mean import PrivateMean
+from strategies.secure.terms import SecureSettings
 
+LOUD = 3.0
+"""From this ratio of the noise's length to the updates' on, a user is warned."""
 QUERY_S = 300.0
 """Longest wait for what a node says of itself."""
 
@@ -43,16 +51,19 @@ class Server:
     """Everything that the stages share: model, questions, partition, ledger, and the way to the clients.
 
     `registered`: files with the public keys of the nodes, by which clients are known; None: nodes have no keys.
+    `simulated`: nobody is to be protected from who knows the seed, so that noise may come from it.
     """
 
     def __init__(
         self,
         config: Config,
-        grid: Grid,
+        grid: StoppableGrid,
         run: RunDirectory,
         events: Events,
         stop: threading.Event,
         registered: Sequence[Path] | None = None,
+        *,
+        simulated: bool = False,
     ) -> None:
         self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
         if config.federation.server_threads:
@@ -82,6 +93,8 @@ class Server:
         self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, told=self.remote)
         self.assessor = Assessor(self.assembled, corpus, config, self.start_vector)
         self.oracles: list[Oracle] = []
+        self.simulated = simulated
+        self.account: Account | None = None
         self.settings = configuration.to_yaml(config)
         run.write_environment(
             seed=config.seed,
@@ -102,23 +115,97 @@ class Server:
                 NODES_DIR: str(self.run.nodes_path),
                 **({DATA_NODES: self.config.data.nodes} if self.remote and self.config.data.nodes else {}),
                 "exclude": "forget-split" if stage == "retrain" else "",
+                **self._noise(),
             }
         )
 
-    def node_requests(self) -> NodeRequests:
-        """The requests that are made on the clients' machines, by the run's ledger."""
-        return NodeRequests(
-            Ledger(self.run.ledger_path),
-            self.config.unlearning.requests.verify_max_rouge,
-            run=self.run.name,
-            nodes=self.nodes,
-            grid=self.grid,
-            settings={NODES_DIR: str(self.run.nodes_path), CONFIG_HASH: config_hash(self.config)},
-            live=lambda client: self.holdings.live(client, without_forget_split=False),
-            warn=self.events.warning,
-            most=self.config.unlearning.requests.max_per_round,
-            again=self.config.unlearning.again,
+    def secure_sums(self, private: PrivateMean | None) -> SecureSettings | None:
+        """How exchanges are held as secure sums, in which clients bring the noise of `private`; None: they are not."""
+        secure = self.config.federation.secure_aggregation
+        if not secure.enabled:
+            return None
+        return SecureSettings(
+            clipping=secure.clipping,
+            shares=secure.shares,
+            threshold=secure.threshold,
+            bits=secure.bits,
+            max_weight=secure.max_weight,
+            patience=secure.patience,
+            private=None if private is None else private.shared,
+            tell=self.config.privacy.level == "none" and not seals(self.config),
         )
+
+    def _noise(self) -> dict[str, float]:
+        """What clients need to know that add noise themselves."""
+        account = self.account
+        if account is None or (account.level != "record" and not self.config.federation.secure_aggregation.enabled):
+            return {}
+        return {protocol.NOISE_MULTIPLIER: account.noise_multiplier}
+
+    def open_account(self) -> None:
+        """Begin the account of the run's privacy, or go on with it, and say what it starts from."""
+        clients = range(self.config.federation.clients)
+        marked = self.holdings.forget
+        records = {c: (n, len(marked.get(c, ()))) for c in clients if (n := self.holdings.count(c)) > 0}
+        self.account = open_account(self.config, self.run, records, secret=not self.simulated)
+        if self.account is None:
+            return
+        self.events.note(self.account.sentence)
+        federation = self.config.federation
+        drawn = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        longer = self.account.noise_multiplier * math.sqrt(self.assembled.flat.size) / drawn
+        if self.account.level == "client" and longer > LOUD:
+            self.events.warning(
+                f"the noise of a round is about {longer:.0f} times as long as the mean of its {drawn} clipped updates "
+                "can be, whatever privacy.clipping_norm is: little will be learnt. More clients in a round "
+                "(federation.clients, federation.fraction_train), fewer trainable numbers (model.lora.rank, "
+                "model.lora.target_modules) or a larger privacy.epsilon make it less"
+            )
+
+    def private_mean(self, stage: str) -> PrivateMean | None:
+        """What makes one noised update of those of an exchange of `stage`; None unless clients are to be hidden."""
+        privacy, account = self.config.privacy, self.account
+        if account is None or privacy.level != "client":
+            return None
+        assert privacy.clipping_norm is not None
+        return PrivateMean(
+            account.noise_multiplier,
+            privacy.clipping_norm,
+            adaptive=privacy.clipping == "adaptive",
+            seed=seeds.derive(self.config.seed, "noise", stage) if self.simulated else None,
+            on_release=lambda release: account.release(stage, release),
+        )
+
+    def node_requests(self) -> NodeRequests | SealedRequests:
+        """The requests that are made on the clients' machines, by the run's ledger."""
+        unlearning = self.config.unlearning
+        if seals(self.config):
+            return self._sealed_requests()
+        return NodeRequests(
+            *self._ledger_and_limit(),
+            **self._asking(),
+            most=unlearning.requests.max_per_round,
+            again=unlearning.again,
+        )
+
+    def _sealed_requests(self) -> SealedRequests:
+        """The same where the server sees none of them: each round of the stage unlearn has a cover exchange."""
+        last_round = self.config.federation.rounds.unlearn
+        return SealedRequests(*self._ledger_and_limit(), **self._asking(), last_round=last_round)
+
+    def _ledger_and_limit(self) -> tuple[Ledger, float]:
+        return Ledger(self.run.ledger_path), self.config.unlearning.requests.verify_max_rouge
+
+    def _asking(self) -> dict[str, Any]:
+        """What a source that asks the nodes needs for it."""
+        return {
+            "run": self.run.name,
+            "nodes": self.nodes,
+            "grid": self.grid,
+            "settings": {NODES_DIR: str(self.run.nodes_path), CONFIG_HASH: config_hash(self.config)},
+            "live": lambda client: self.holdings.live(client, without_forget_split=False),
+            "warn": self.events.warning,
+        }
 
     def _set_aside(self, client: int, node: int, reason: str) -> None:
         self.events.warning(f"node {node} says that it is client {client}, and is set aside: {reason}")

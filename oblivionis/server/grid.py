@@ -14,10 +14,13 @@ from strategies.passing import PassingGrid
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
 _POLLING_SHARE = 0.02
+_NUMBER = 8
 
 
 class StoppableGrid(PassingGrid):
     """Passes everything on to `grid`; waiting ends with RunInterrupted as soon as `stop` is set.
+
+    `sent`, `received`: bytes of all messages so far, what arrays, texts and numbers in them take.
 
     `arrived` is called with (answers so far, messages sent). Asking for answers takes two percent of the waiting time:
     in a simulation, where it costs microseconds, that is every few milliseconds, over a network every half second.
@@ -26,6 +29,7 @@ class StoppableGrid(PassingGrid):
     def __init__(self, grid: Grid, stop: threading.Event, arrived: Callable[[int, int], None]) -> None:
         super().__init__(grid)
         self._stop, self._arrived = stop, arrived
+        self.sent = self.received = 0
 
     def get_node_ids(self) -> Iterable[int]:
         if self._stop.is_set():
@@ -34,7 +38,9 @@ class StoppableGrid(PassingGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and wait for their answers, at most `timeout` seconds; returns what came in time."""
-        waiting = set(self.push_messages(list(messages)))
+        messages = list(messages)
+        self.sent += sum(map(size_of, messages))
+        waiting = set(self.push_messages(messages))
         total, received = len(waiting), []
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = _SHORTEST_PAUSE
@@ -48,9 +54,28 @@ class StoppableGrid(PassingGrid):
                 pause = min(max(cost / _POLLING_SHARE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
             else:
                 received.extend(fresh)
+                self.received += sum(map(size_of, fresh))
                 waiting.difference_update(m.metadata.reply_to_message_id for m in fresh)
                 self._arrived(len(received), total)
             if not waiting or (deadline is not None and time.monotonic() >= deadline):
                 break
             self._stop.wait(pause)
         return received
+
+
+def size_of(message: Message) -> int:
+    """Bytes that the content of a message takes: its arrays, texts and bytes, and eight for each number."""
+    if not message.has_content():
+        return 0
+    content = message.content
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    others = [*content.config_records.values(), *content.metric_records.values()]
+    return arrays + sum(_size(value) for record in others for value in record.values())
+
+
+def _size(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes) else _NUMBER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,11 +26,12 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.requests import seal
-from oblivionis.requests.from_nodes import NodeRequests
+from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
 from oblivionis.requests.holdings import SimulatedRequests
 from oblivionis.requests.ledger import in_words
 from oblivionis.runs.directory import Checkpoint, vector_hash
 from oblivionis.runs.forecast import plan
+from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.reuse import import_stages
 from oblivionis.runs.tracking import follow
 from oblivionis.runs.updates import open_updates
@@ -42,8 +44,10 @@ from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Listener, Options
 from strategies.server_step import ServerStep
 from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
-from strategies.told import NUMBERS, TRAIN
+from strategies.told import COUNTS, NUMBERS, TRAIN
 
+SENT, RECEIVED = "bytes_sent", "bytes_received"
+"""Bytes of all messages of a round, from the server and to it."""
 SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
 """Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
 
@@ -91,6 +95,7 @@ def _run_stages(server: Server) -> None:
     events.planned(plan(config, planned_rounds(config), effort[False], effort[True]))
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
+    server.open_account()
     _tell_of_data(server)
     _check_ruler(server)
     if config.evaluation.base and run.stage_summary(BASE) is None and not server.assessor.empty:
@@ -160,13 +165,15 @@ class Stage:
         self.before: ruler.Before | None = None
         self.label = SAMPLING[name]
         self.updates = open_updates(self.config, self.run.path, name)
+        self.private = server.private_mean(name)
         wanted = self.config.evaluation.rebound
-        self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and server.remote else None
+        named = server.remote and not isinstance(self.requests, SealedRequests)
+        self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and named else None
         local = name == "unlearn" and not server.remote
         self.verification = Verification(self.run, self.config, server.assessor, name) if local else None
         self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if local and wanted.enabled else None
 
-    def _requests(self) -> SimulatedRequests | NodeRequests:
+    def _requests(self) -> SimulatedRequests | NodeRequests | SealedRequests:
         """Where this stage's requests come from: the nodes, a policy that plays them, or nowhere."""
         server = self.server
         if self.name == "unlearn" and self.config.unlearning.requests.policy == "nodes":
@@ -207,13 +214,18 @@ class Stage:
 
     def _recover(self) -> tuple[int, np.ndarray]:
         """Continue after the last complete round, or start afresh."""
-        if not self.run.checkpoint_rounds(self.name):
+        checkpoints = self.run.checkpoint_rounds(self.name)
+        if self.server.account is not None:
+            self.server.account.roll_back(self.name, self.run.load_checkpoint(self.name).round if checkpoints else 0)
+        if not checkpoints:
             self.run.forget_metrics_after(self.name, -1)
             self.requests.roll_back(0)
             self._recover_updates(0)
             return 0, self.server.initial_vector(self.name)
         checkpoint = self.run.load_checkpoint(self.name)
         self.inner.load_state_dict(checkpoint.strategy_state)
+        if self.private is not None:
+            self.private.clipping_norm = float(checkpoint.info.get("clipping_norm", self.private.clipping_norm))
         self.run.forget_metrics_after(self.name, checkpoint.round)
         self.requests.roll_back(checkpoint.round)
         self._recover_updates(checkpoint.round)
@@ -253,8 +265,12 @@ class Stage:
                 stage=self.label,
                 server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
                 extra_rounds=self.config.unlearning.requests.extra_rounds,
-                numbers=NUMBERS,
+                numbers=COUNTS if self.config.privacy.level == "record" else NUMBERS,
                 bounds=self.server.bounds,
+                secure=self.server.secure_sums(self.private),
+                cover=self.config.unlearning.cover if self.name == "unlearn" else 0,
+                cover_each=self.config.unlearning.merge == "sum",
+                private_mean=self.private,
             ),
         )
         fedtu.start(
@@ -268,9 +284,37 @@ class Stage:
 
     def _eligible(self, client: int) -> bool:
         """Whether `client` may train in this stage: it has records left and does not leave."""
+        return self._live(client) > 0
+
+    @property
+    def norm(self) -> dict[str, float]:
+        """The norm to which the next round clips, where it moves."""
+        private = self.private
+        return {"clipping_norm": private.clipping_norm} if private is not None and private.adaptive else {}
+
+    def account_for(self, kind: str, server_round: int, clients: Sequence[int]) -> None:
+        """Enter an exchange in which `clients` train with DP-SGD; who then does not answer counts, too."""
+        account, privacy = self.server.account, self.config.privacy
+        if account is None or privacy.level != "record":
+            return
+        assert privacy.clipping_norm is not None
+        if kind == "unlearn":
+            asked = Counter({c: 0 for c in clients})
+            for request in self.requests.waiting(server_round):
+                asked[request.client] += len(request.record_ids)
+            steps = {c: unlearn_steps(self.config, asked[c], max(self._live(c) - asked[c], 0)) for c in clients}
+            if isinstance(self.requests, SealedRequests):  # nobody knows how a client divides what it holds
+                steps = {c: (1.0, unlearn_steps(self.config, self._live(c), 0)[1]) for c in clients}
+        else:
+            count = self.server.holdings.count
+            steps = {c: train_steps(self.config, live := self._live(c), max(live, count(c))) for c in clients}
+        account.local(self.name, server_round, kind, privacy.clipping_norm, steps)
+
+    def _live(self, client: int) -> int:
+        """Records that `client` may train on in this stage."""
         if self.name == "unlearn":
-            return self.requests.live(client) > 0
-        return self.server.holdings.live(client, without_forget_split=self.name == "retrain") > 0
+            return self.requests.live(client)
+        return self.server.holdings.live(client, without_forget_split=self.name == "retrain")
 
     def evaluate(self, server_round: int, moment: str, vector: np.ndarray) -> Measured:
         """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
@@ -304,6 +348,7 @@ class Stage:
                 "seed": self.config.seed,
                 "fingerprint": self.server.fingerprint,
                 "metrics": {**measured.metrics, **rebound},
+                "traffic": self._traffic(),
                 "requests": outcome,
                 **self._ruler_facts(measured),
                 **({"rebound": per_request} if per_request else {}),
@@ -311,6 +356,12 @@ class Stage:
             measured.log,
         )
         self.events.stage_finished(self.name, seconds)
+
+    def _traffic(self) -> dict[str, float]:
+        """Mean bytes of a round, both ways."""
+        rows = [r["metrics"] for r in self.run.metrics() if (r["stage"], r["evaluator"]) == (self.name, "federation")]
+        known = [row for row in rows if SENT in row]
+        return {name: sum(row[name] for row in known) / len(known) for name in (SENT, RECEIVED)} if known else {}
 
     def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
         """Check the served requests; where the clients keep their records, by what they measured."""
@@ -349,11 +400,13 @@ class _Recorder(Listener):
         self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
         self._kind, self._clients = "", dict[str, list[int]]()
         self._cuts: list[dict[str, object]] = []
+        self._sent = self._received = 0
 
     def round_started(self, server_round: int, total: int) -> None:
         self._stage.server.check_stop()
         self._round, self._replies, self._failures, self._trained = server_round, 0, 0, False
         self._clients, self._cuts = {}, []
+        self._sent, self._received = self._stage.server.grid.sent, self._stage.server.grid.received
         self._stage.events.round_started(server_round)
 
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
@@ -363,7 +416,10 @@ class _Recorder(Listener):
             first = {r.client for r in asking}
             if self._stage.audits is not None:
                 self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
-            self._stage.events.requests(in_words(asking, again=sum(n not in first for n in nodes)))
+            others = sum(n not in first for n in nodes)
+            covered = self._stage.config.unlearning.cover > 0
+            self._stage.events.requests(in_words(asking, **{"covering" if covered else "again": others}))
+        self._stage.account_for(kind, self._round, nodes)
         self._trained |= kind == "train"
         self._kind = kind
         self._stage.events.exchange_started(kind, nodes)
@@ -385,6 +441,9 @@ class _Recorder(Listener):
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
             stage.requests.applied(server_round, vector_hash(stage.vector), vector_hash(vector))
+            if (account := stage.server.account) is not None:
+                served = [r.id for r in stage.requests.served_so_far() if r.served_round == server_round]
+                account.served(served, server_round)
             if stage.verification is not None:
                 stage.verification.exchanged(stage.requests.served_so_far(), server_round, stage.vector, vector)
             if stage.rebound is not None:
@@ -392,7 +451,8 @@ class _Recorder(Listener):
             if stage.audits is not None:
                 served = [r for r in stage.requests.served_so_far() if r.served_round == server_round]
                 stage.audits.ask(served, server_round, "after", vector)
-            if evaluation.after_unlearn and any(r.served_round == server_round for r in stage.requests.served_so_far()):
+            first = any(r.served_round == server_round for r in stage.requests.served_so_far())
+            if evaluation.after_unlearn and (first or isinstance(stage.requests, SealedRequests)):
                 stage.evaluate(server_round, moment, vector)
             return
         every = evaluation.every
@@ -403,7 +463,7 @@ class _Recorder(Listener):
         if stage.rebound is not None:
             stage.rebound.round_ended(stage.requests.served_so_far(), server_round, vector)
         stage.run.save_checkpoint(
-            Checkpoint(stage.name, server_round, vector, dict(state), {"seed": stage.config.seed}),
+            Checkpoint(stage.name, server_round, vector, dict(state), {"seed": stage.config.seed, **stage.norm}),
             keep=stage.config.federation.keep_checkpoints,
         )
         if stage.updates is not None:
@@ -418,7 +478,9 @@ class _Recorder(Listener):
             least = stage.config.federation.min_clients
             stage.events.warning(f"round {server_round}: nobody trained, fewer than {least} clients are left that may")
         values = {k: float(v) for k, v in metrics.items() if k in TRAIN and isinstance(v, int | float)}
-        values = {"seconds": seconds, "replies": self._replies, "failures": self._failures, **values}
+        grid = stage.server.grid
+        traffic = {SENT: grid.sent - self._sent, RECEIVED: grid.received - self._received}
+        values = {"seconds": seconds, "replies": self._replies, "failures": self._failures, **traffic, **values}
         row = {
             "stage": stage.name,
             "round": server_round,

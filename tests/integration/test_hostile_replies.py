@@ -121,7 +121,13 @@ def test_the_liar_is_left_out_and_nobody_else(finetuned):
 
 def test_only_known_numbers_are_in_a_round_s_line(finetuned):
     for row in federation_rows(finetuned[1]):
-        assert row["metrics"].keys() <= TRAIN.keys() | {"seconds", "replies", "failures"}
+        assert row["metrics"].keys() <= TRAIN.keys() | {
+            "seconds",
+            "replies",
+            "failures",
+            "bytes_sent",
+            "bytes_received",
+        }
         assert row["metrics"]["replies"] + row["metrics"]["failures"] == CLIENTS and row["metrics"]["seconds"] < 1e5
 
 

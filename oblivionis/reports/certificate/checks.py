@@ -14,7 +14,7 @@ from oblivionis.requests.judgement import judge_request
 from oblivionis.requests.judgements import records_of
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
-FORMAL = ("ledger", "binding", "model")
+FORMAL = ("ledger", "binding", "commitment", "model")
 """Checks of the evidence, not of what the model knows."""
 Figures = Mapping[str, Any]
 
@@ -68,7 +68,9 @@ def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testabl
     avoided = (evidence["oracle"] or {}).get("verdict") == OVER_UNLEARNED
     required = {*settings.required, *(["oracle"] if avoided else [])}
     wanted = [Check(c.name, c.result, c.figure, c.why, c.name in required) for c in found]
-    return [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), check_model(evidence), *wanted]
+    sealed = [check_commitment(evidence["sealed"])] if "sealed" in evidence else []
+    formal = [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), *sealed, check_model(evidence)]
+    return [*formal, *wanted]
 
 
 def _about_others(check: Check, found: Figures | None) -> Check:
@@ -92,6 +94,13 @@ def check_binding(missing: str) -> Check:
     if missing:
         return Check("binding", INCONCLUSIVE, {}, missing)
     return Check("binding", PASS, {}, "configuration, models and files are those that the ledger names")
+
+
+def check_commitment(sealed: Figures) -> Check:
+    """Is the request one that its node committed to before the exchange? Where it is not, nothing is certified."""
+    figure = {name: sealed[name] for name in ("clients in the sum", "records in the sum")}
+    why = "the ledger's line about the exchange holds the commitment that it opens, and counts the client's part"
+    return Check("commitment", PASS, figure, why)
 
 
 def check_model(evidence: Figures) -> Check:

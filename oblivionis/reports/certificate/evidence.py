@@ -8,18 +8,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from oblivionis.assessment.audit_numbers import read_audit
-from oblivionis.chain import HASH, check_chain
+from oblivionis.assessment.audit_numbers import (
+    REQUEST_RECITED,
+    REQUEST_ROUGE,
+    REQUEST_SHORT,
+    check_numbers,
+    read_audit,
+)
+from oblivionis.assessment.verification import doubt
+from oblivionis.chain import HASH, Checked, check_chain
 from oblivionis.config.schema import Config
+from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.request_figures import request_figures
+from oblivionis.requests.judgement import INCONCLUSIVE, judge_counts
 from oblivionis.requests.judgements import MOMENTS, exchanges, judgement_of
-from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.requests.node_key import signers
 from oblivionis.requests.seal import MEASURED
+from oblivionis.requests.sealed import Opened, SealError
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
@@ -36,7 +46,7 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
 
     `source` says who measured `before`, `after` and `final`, `signed_by` whose key signed what a client told.
     `leakage`, `rank`, `oracle` and `attacks` are None where nothing was measured; each says in `of` what it is about,
-    and in `own` whether that are the request's own records.
+    and in `own` whether that are the request's own records. `privacy` is there only with differential privacy.
     """
     audit = client_audit(run.path, request.id)
     judgement = judgement_of(run, request.id)
@@ -60,6 +70,7 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
         "models": _models(run, checked.entries, request),
         "rounds": _rounds(run),
+        **({} if (spent := privacy_report.of_request(run, request.id)) is None else {"privacy": spent}),
     }
 
 
@@ -71,14 +82,118 @@ def _signers(run: RunDirectory, request_id: str) -> list[str]:
 def client_audit(run: Path, request_id: str) -> dict[str, Any] | None:
     """What the client measured for a request, with `rouge` and `prob` of its records; None where it did not."""
     found = read_audit(run, request_id)
-    if found is None or found.get("request") != request_id:
-        return None
+    return None if found is None or found.get("request") != request_id else _named(found)
+
+
+def _named(found: dict[str, Any]) -> dict[str, Any]:
+    """A client's audit whose numbers of its request's records are called `rouge`, `prob`, …."""
     for moment in ("before", "after", "final"):
         numbers = found.get(moment)
         if isinstance(numbers, dict):
             found[moment] = {k: v for k, v in sorted(numbers.items()) if not k.startswith("request_")}
             found[moment] |= {k.removeprefix("request_"): v for k, v in numbers.items() if k.startswith("request_")}
     return found
+
+
+def gather_opened(run: RunDirectory, config: Config, opened: Opened) -> dict[str, Any]:
+    """The same of a request that the server did not see, from what its node opened; `sealed` says of what exchange.
+
+    What the node measured counts if it is signed, the first time of the model that the exchange began with, the last
+    time of the run's final one. SealError where the run's ledger does not hold the commitment, where the client's part
+    is not in the sum, and where the numbers are not those that were signed.
+    """
+    checked = check_chain(run.ledger_path)
+    entry = exchange_of(checked, opened, run.name)
+    audit, judged, keys = _opened_audit(run, config, opened, entry["before"])
+    return {
+        "source": CLIENT,
+        "signed_by": keys,
+        "before": dict(audit.get("before", {})),
+        "after": {},
+        "final": dict(audit.get("final", {})),
+        "judgement": judged,
+        "leakage": _client_leakage(audit, config),
+        "rank": _client_rank(audit),
+        "oracle": None,
+        "attacks": None,
+        "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
+        "events": [_event(entry)],
+        "models": _models_of(run, entry),
+        "rounds": _rounds(run),
+        "sealed": {
+            "session": opened.session,
+            "commitment": opened.commitment,
+            "salts": list(opened.salts),
+            "digests": list(opened.digests),
+            "line": opened.line,
+            "clients addressed": len(entry["commitments"]),
+            "clients in the sum": len(entry["survivors"]),
+            "records in the sum": entry["count"],
+        },
+    }
+
+
+def exchange_of(checked: Checked, opened: Opened, run: str) -> Mapping[str, Any]:
+    """The line of a run's ledger that counts an opened request. SealError, with the reason, where there is none."""
+    opened.check()
+    if opened.run != run:
+        raise SealError(f"request {opened.demand.request_id!r} was served in a run called {opened.run!r}, not {run!r}")
+    if checked.faults:
+        raise SealError(f"{checked.path} is broken, and nothing is certified of it: {checked.faults[0]}")
+    lines = dict(zip(checked.hashes, enumerate(checked.entries, start=1), strict=True))
+    if opened.line not in lines:
+        raise SealError(
+            f"{checked.path} has no line with the hash {opened.line[:12]}…, of which the server told the node: it is "
+            "another ledger, or was written anew"
+        )
+    number, entry = lines[opened.line]
+    where, client = f"{checked.path}: line {number}", opened.client
+    told = (entry.get("event"), entry.get("session"), entry.get("round"))
+    if told != (EXCHANGE, opened.session, opened.round):
+        raise SealError(f"{where} is not about session {opened.session!r} in round {opened.round}")
+    if entry["commitments"].get(str(client)) != opened.commitment:
+        raise SealError(f"{where} does not hold the commitment {opened.commitment[:12]}… of client {client}")
+    if client not in entry["survivors"]:
+        raise SealError(f"{where} says that the part of client {client} is not in the sum")
+    if any(e.get("event") == EXCHANGE_UNDONE and e.get("of") == opened.line for e in checked.entries):
+        raise SealError(f"{where} was undone: the run resumed from an earlier checkpoint")
+    return entry
+
+
+def _opened_audit(
+    run: RunDirectory, config: Config, opened: Opened, before: str
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """What the node measured, what follows from it, and whose keys signed it."""
+    audit, settings = dict(opened.audit), config.unlearning.requests
+    unknown = {"outcome": INCONCLUSIVE, "why": "the node did not measure what the final model knows of its records"}
+    if not audit.get("final"):
+        return {}, unknown, []
+    records, name = len(opened.demand.record_ids), opened.demand.request_id
+    moments = [moment for moment in ("before", "final") if moment in audit]
+    keys = signers(audit)
+    about = (audit.get("request"), audit.get("client"))
+    if about != (name, opened.client) or set(moments) != keys.keys():
+        raise SealError(f"the numbers that were opened with request {name!r} are not those that its node signed")
+    models = {"before": before, "final": vector_hash(run.load_checkpoint(STAGE).vector)}
+    if other := [moment for moment in moments if audit["signatures"][moment]["model"] != models[moment]]:
+        which = " and ".join("final" if moment == "final" else "first" for moment in other)
+        return {}, unknown | {"why": f"the node measured another model than the {which} one of the exchange"}, []
+    try:
+        numbers = {m: check_numbers(audit[m], records, settings.verify_max_rouge) for m in moments}
+    except ValueError as error:
+        raise SealError(f"the numbers that were opened with request {name!r} make no sense: {error}") from None
+    final, first = numbers["final"], numbers.get("before", {})
+    why_not = "evaluators failed in the node's audit" if final.get("failed_evaluators") else ""
+    outcome, why = judge_counts(
+        records,
+        first.get(REQUEST_RECITED),
+        final[REQUEST_RECITED],
+        untestable=final[REQUEST_SHORT],
+        least_testable=settings.verify_min_testable,
+        doubt=why_not or doubt({}, final, first, settings.verify_min_utility),
+    )
+    judged = {"outcome": outcome, "why": why, "rouge": final[REQUEST_ROUGE]}
+    return _named(audit), judged, sorted(set(keys.values()))
 
 
 def _of(measured: Mapping[str, Any], name: str, default: float | None) -> float | None:
@@ -254,12 +369,17 @@ def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _models(run: RunDirectory, entries: Sequence[Mapping[str, Any]], request: Request) -> dict[str, Any]:
     """The hashes of base model and adapters: before and after the exchange that served the request, and at the end."""
-    environment = run.environment()
     applied = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
+    return _models_of(run, applied[-1] if applied else {})
+
+
+def _models_of(run: RunDirectory, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of the exchange that a line of the ledger tells of."""
+    environment = run.environment()
     models: dict[str, Any] = {
         "base": {"source": environment.get("base_model"), "fingerprint": environment.get("fingerprint")},
-        "before": applied[-1]["before"] if applied else None,
-        "after": applied[-1]["after"] if applied else None,
+        "before": entry.get("before"),
+        "after": entry.get("after"),
     }
     checkpoint = run.load_checkpoint(STAGE)
     return models | {"final": {"round": checkpoint.round, "sha256": vector_hash(checkpoint.vector)}}

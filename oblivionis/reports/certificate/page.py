@@ -9,6 +9,7 @@ from typing import Any
 import htpy as h
 
 from oblivionis.reports.markup import facts_list, html_page, html_table
+from oblivionis.reports.privacy import certified
 
 FOLDER, JSON_FILE, PAGE_FILE = "certificates", "certificate.json", "certificate.html"
 SUPERSEDED_FILE = "superseded.json"
@@ -18,6 +19,7 @@ EVENTS = {
     "submitted": "asked",
     "served": "served: unlearned and averaged in",
     "applied": "the global model changed",
+    "cover_exchange": "the global model changed by a sum in which this client's part is",
     "failed": "attempt failed",
     "rejected": "rejected",
     "verified": "verified",
@@ -75,11 +77,13 @@ def _part(part: Mapping[str, Any], *, alone: bool) -> list[h.Node]:
         _rounds(evidence["rounds"], request["served_round"]),
         h.h3["Models"],
         _models(evidence["models"]),
+        *_sealed(evidence.get("sealed")),
         h.h3["What was measured"],
         h.p[f"By {_who(part)}."],
         _measured(evidence),
         _records(evidence["judgement"]),
         _further(evidence),
+        _privacy(evidence.get("privacy")),
     ]
 
 
@@ -160,6 +164,17 @@ def _models(models: Mapping[str, Any]) -> h.Element:
     )
 
 
+def _sealed(sealed: Mapping[str, Any] | None) -> list[h.Node]:
+    """Of a request that the server did not see: the commitment, and what opens it."""
+    if sealed is None:
+        return []
+    hashes = ("commitment", "line", "salts", "digests")
+    shown = [
+        (k, h.code[", ".join(v) if isinstance(v, list) else v] if k in hashes else str(v)) for k, v in sealed.items()
+    ]
+    return [h.h3["Sealed: the server did not see the request"], facts_list(shown)]
+
+
 def _code(text: object) -> h.Node:
     return h.code[str(text)] if text else None
 
@@ -195,6 +210,13 @@ def _further(evidence: Mapping[str, Any]) -> list[h.Element]:
         head = ["attack", "questions", "ROUGE-L before", "after", "beside the retrained model"]
         parts += [h.h3["Attacks"], html_table(head, ["", "n", "n", "n", ""], rows, "Attacks")]
     return parts
+
+
+def _privacy(spent: Mapping[str, Any] | None) -> h.Node:
+    if spent is None:
+        return None
+    shown = facts_list([(name, _shown(value)) for name, value in spent.items()])
+    return h.fragment[h.h3["Differential privacy"], h.p[certified(spent)], shown]
 
 
 def _replay(certificate: Mapping[str, Any]) -> list[h.Element]:

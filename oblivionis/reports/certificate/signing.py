@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from oblivionis.audits.people_outcomes import person_slug
+from oblivionis.chain import check_chain
 from oblivionis.config import compose as configuration
 from oblivionis.config import methods
 from oblivionis.config.identity import config_hash
@@ -29,10 +30,11 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
-from oblivionis.reports.certificate.evidence import STAGE, gather
+from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
 from oblivionis.requests import seal
-from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
+from oblivionis.requests.ledger import COVERED, EXCHANGE, PENDING, REJECTED, SERVED, Ledger, Request
+from oblivionis.requests.sealed import Opened
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
 
@@ -46,10 +48,13 @@ class CertificateError(OblivionisError):
     """A certificate that cannot be made or read, or a key that cannot be used."""
 
 
-def create(run: RunDirectory, demand: str, key: Path | None, out: Path | None = None) -> tuple[Path, dict[str, Any]]:
+def create(
+    run: RunDirectory, demand: str | Opened, key: Path | None, out: Path | None = None
+) -> tuple[Path, dict[str, Any]]:
     """Write `certificate.json` and `certificate.html` for a demand; returns their folder and the certificate.
 
-    demand: the id of a request, or of a demand that several clients had requests of: all of them are covered. The
+    demand: the id of a request, or of a demand that several clients had requests of: all of them are covered; of a
+    request that the server did not see, what its node opened (SealError where the run does not bear it out). The
     thresholds are those of the run's own configuration. Without `key`, the file of a private key, it is unsigned.
     Raises CertificateError for a demand that is unknown or of which a request was not served, an unfinished stage, an
     unfit key, or a run whose files are not those that its ledger names.
@@ -59,29 +64,32 @@ def create(run: RunDirectory, demand: str, key: Path | None, out: Path | None = 
     if private is not None:
         certificate[PUBLIC_KEY] = private.public_key().public_bytes_raw().hex()
         certificate[SIGNATURE] = private.sign(signed_bytes(certificate)).hex()
-    folder = out or run.path / FOLDER / person_slug(demand)
+    folder = out or run.path / FOLDER / person_slug(certificate["demand"]["id"])
     write_json(folder / JSON_FILE, certificate)
     write_atomic(folder / PAGE_FILE, certificate_page(certificate))
     (folder / SUPERSEDED_FILE).unlink(missing_ok=True)
     return folder, certificate
 
 
-def build(run: RunDirectory, demand: str) -> dict[str, Any]:
-    """The unsigned certificate of a demand, as JSON values. Raises CertificateError as `create`."""
-    requests = _served(run, demand)
+def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
+    """The unsigned certificate of a demand, as JSON values. Raises as `create`."""
+    opened = demand if isinstance(demand, Opened) else None
+    if opened is not None:
+        _need_stage(run)
+    requests = _served(run, demand) if isinstance(demand, str) else [_request_of(demand)]
     bound = seal.check(run)
     if bound.faults:
         named = "\n".join(f"- {fault}" for fault in bound.faults)
         raise CertificateError(f"{run.path} is not as its ledger says, and nothing is certified of it:\n{named}")
     text = run.read_config()
     config = configuration.from_yaml(text, run.config_place)
-    parts = [_part(run, config, request, bound.missing) for request in requests]
+    parts = [_part(run, config, request, bound.missing, opened) for request in requests]
     return {
         "format": FORMAT,
         "version": VERSION,
         "result": of_all([part["result"] for part in parts]),
         "demand": {
-            "id": demand,
+            "id": demand if opened is None else opened.demand.request_id,
             "clients": sorted({request.client for request in requests}),
             "records": sum(len(request.record_ids) for request in requests),
         },
@@ -106,9 +114,18 @@ def build(run: RunDirectory, demand: str) -> dict[str, Any]:
     }
 
 
-def _part(run: RunDirectory, config: Config, request: Request, missing: str) -> dict[str, Any]:
+def _request_of(opened: Opened) -> Request:
+    """A request that the server did not see, as it would stand in its ledger."""
+    name, scope, records = opened.demand.request_id, opened.demand.scope, opened.demand.record_ids
+    return Request(name, opened.client, records, opened.round, state=SERVED, served_round=opened.round, scope=scope)
+
+
+def _part(
+    run: RunDirectory, config: Config, request: Request, missing: str, opened: Opened | None = None
+) -> dict[str, Any]:
     """What the certificate says of one request of the demand."""
-    evidence = gather(run, config, request) | {"binding": missing}
+    found = gather(run, config, request) if opened is None else gather_opened(run, config, opened)
+    evidence = found | {"binding": missing}
     checks = run_checks(evidence, config.certificate, config.unlearning.requests.verify_min_testable)
     return {
         "result": overall(checks),
@@ -121,7 +138,7 @@ def _part(run: RunDirectory, config: Config, request: Request, missing: str) -> 
             "record_ids": list(request.record_ids),
             "round": request.round,
             "served_round": request.served_round,
-            "state": request.outcome,
+            "state": request.outcome if opened is None else found["judgement"]["outcome"],
         },
         "evidence": evidence,
     }
@@ -258,7 +275,11 @@ def _served(run: RunDirectory, demand: str) -> list[Request]:
     mine = [r for r in known if demand in (r.id, r.group, r.told)]
     if not mine:
         names = ", ".join(r.id for r in known) if len(known) <= 10 else f"{len(known)} others"
-        raise CertificateError(f"{run.path} knows no request {demand!r}; it has {names or 'none'}")
+        sealed = any(e.get("event") == EXCHANGE for e in check_chain(run.ledger_path).entries)
+        hint = "; its requests are sealed: name the node's folder (--node-dir), or what it opened (--opened)"
+        raise CertificateError(
+            f"{run.path} knows no request {demand!r}; it has {names or 'none'}{hint if sealed else ''}"
+        )
     for request in mine:
         why = {PENDING: "is not served yet", REJECTED: "was rejected"}.get(request.state)
         if why is not None:
@@ -267,9 +288,13 @@ def _served(run: RunDirectory, demand: str) -> list[Request]:
         raise CertificateError(
             f"request {demand!r} is covered: all its records were asked for by earlier requests; make theirs"
         )
+    _need_stage(run)
+    return [request for request in mine if request.state != COVERED]
+
+
+def _need_stage(run: RunDirectory) -> None:
     if run.stage_summary(STAGE) is None:
         raise CertificateError(f"{run.path}: the stage {STAGE} is unfinished; oblivionis simulate --resume {run.path}")
-    return [request for request in mine if request.state != COVERED]
 
 
 def _replay(run: RunDirectory, config: Config) -> dict[str, str]:

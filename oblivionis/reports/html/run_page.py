@@ -13,6 +13,7 @@ from oblivionis.reports import attacks as attack_report
 from oblivionis.reports import forget_quality, outcome, verdicts
 from oblivionis.reports import membership as membership_report
 from oblivionis.reports import overview as run_overview
+from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import warnings as run_warnings
@@ -123,6 +124,7 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
         paragraphs(verdicts.sentences(found), "verdict"),
         paragraphs(ruler_report.sentences(run)),
         paragraphs(membership_report.sentences(metrics)),
+        paragraphs(privacy_report.sentences(run)),
         paragraphs([*legends, *([doubt] if doubt else []), *report.legends(metrics)], "legend"),
     ]
 

@@ -181,3 +181,12 @@ def test_cores_are_dealt_out():
     cores = os.sched_getaffinity(0)
     assert set().union(*(slot.cpus for slot in slots(2))) == cores
     assert all(slot.cpus for slot in slots(len(cores) + 3))
+
+
+def test_a_target_of_privacy_is_shared_by_the_stages_of_a_cell():
+    """A finetune stage is another one for another plan of unlearning: its noise is."""
+    target = ("privacy=record", "privacy.epsilon=8")
+    config = identity.stage_config(compose("smoke", list(target)), "finetune")
+    assert config.stages == ["finetune"]
+    assert config.privacy.stages == compose("smoke", []).stages
+    assert base(*target) != base(*target, "federation.rounds.unlearn=9")

@@ -12,7 +12,7 @@ PROJECT = Path(__file__).resolve().parents[4]
 PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
 
 COUNTS = {
-    *("strategies", "clients", "clients/losses"),
+    *("strategies", "strategies/secure", "clients", "clients/losses"),
     *("evaluation", "evaluation/engine", "evaluation/metrics", "evaluation/leakage"),
     *("evaluation/ruler", "evaluation/wikimem"),
     *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/models", "oblivionis/runs"),

@@ -435,3 +435,36 @@ def test_the_limits_of_a_simulation_stay(node):
     assert isinstance(guard.permitted(changed(federation__local_epochs=2), {}), Config)
     with pytest.raises(Refused, match="3 epochs"):
         guard.permitted(changed(federation__local_epochs=3), {})
+
+
+@pytest.mark.parametrize("kind", [protocol.UNLEARN, protocol.BURY, protocol.AUDIT])
+def test_where_requests_are_sealed_no_guess_tells_one_from_none(node, kind):
+    (node / "node.toml").write_text("[requests]\nsealed = true\n")
+    NodeLedger(node).submit(["p1-home"], reason="by letter", identifier="art17")
+    guesses = [
+        {"request_ids": ["art17"], "record_ids": ["p1-home"]},
+        {"request_ids": ["art17"], "record_ids": ["p4-home"]},
+        {"request_ids": ["art17"], "record_ids": ["p1-home"], "scopes": ["client"]},
+        {"request_ids": ["another"], "record_ids": ["p1-home"]},
+    ]
+    (reason,) = {send(node, kind, **guess) for guess in guesses}
+    assert reason.endswith("served in cover exchanges only, and not by name (requests.sealed)")
+    assert NodeFolder(node).tombstones() == frozenset()
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_sealed_client_trains_under_masks_only_and_does_not_say_why(tmp_path, left):
+    folder = write_nodes(tmp_path / "nodes") / "node1"
+    (folder / "node.toml").write_text("[requests]\nsealed = true\n")
+    if left:
+        NodeFolder(folder).leave("art17")
+    config = configuration.compose("smoke", ["data=node", "unlearning.requests.policy=nodes", "federation.clients=2"])
+    worker_of = worker.resident(config)
+    reason = send(
+        folder,
+        protocol.TRAIN,
+        config,
+        fingerprint=fingerprint(),
+        manifest_hash=worker_of.assembled.manifest_hash,
+    )
+    assert reason.endswith("it goes into sums under masks only (requests.sealed)")

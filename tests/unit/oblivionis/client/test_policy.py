@@ -35,18 +35,27 @@ folders = ["/srv/models"]
 download = true
 [requests]
 from_server = true
+[updates]
+masked = true
+least_clients = 5
 [limits]
 epochs = 3
 rounds_per_day = 4
 audits_per_day = 5
 queries_per_day = 6
+exchanges = 9
 audit_samples = 7
 audit_tokens = 8
 """
     policy = read_policy(written(tmp_path, text))
-    assert asdict(policy) == tomllib.loads(text)
-    defaults = asdict(Policy())
-    assert all(asdict(policy)[s][k] != defaults[s][k] for s, _, k in (path.partition(".") for path in KEYS))
+    assert asdict(policy) == tomllib.loads(text) | {"requests": {"from_server": True, "sealed": False}}
+    other = asdict(read_policy(written(tmp_path, "[requests]\nsealed = true")))
+    assert other == asdict(Policy()) | {"requests": {"from_server": False, "sealed": True}}
+    defaults = asdict(Policy()) | {"requests": {"from_server": False}}
+    assert all(
+        asdict(policy)[s][k] != defaults[s][k]
+        for s, _, k in (path.partition(".") for path in KEYS if path != "requests.sealed")
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,6 +71,7 @@ audit_tokens = 8
         ("[limits]\nepochs = true", "limits.epochs: "),
         ("[limits]\nepochs = 2.5", "limits.epochs: "),
         ('[requests]\nfrom_server = "no"', "requests.from_server: 'no' is not true or false"),
+        ("[requests]\nfrom_server = true\nsealed = true", "requests.sealed: true as `requests.from_server` is"),
         ('[models]\nfingerprints = ["abc"]', "models.fingerprints: 'abc' is none; expected 64 hexadecimal digits"),
         ('[models]\nfolders = ["models"]', "models.folders: 'models' is none; expected absolute paths"),
         ("[models]\nfolders = 3", "models.folders: 3 is not a list"),

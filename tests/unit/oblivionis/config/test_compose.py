@@ -16,7 +16,7 @@ from clients import losses
 from oblivionis.config import declared
 from oblivionis.config import reference as config_docs
 from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml
-from oblivionis.config.layers import GROUPS, list_choices, list_experiments, parse_overrides
+from oblivionis.config.layers import GROUPS, list_choices, list_experiments, parse_overrides, selector
 from oblivionis.config.limits import About
 from oblivionis.config.problems import ConfigError, Problem, nearest, render_problems
 from oblivionis.config.schema import Config
@@ -66,7 +66,7 @@ def test_every_choice_composes_on_the_default(group: str, name: str, tmp_path: P
         methods = [*losses.names(), "federaser"]
         assert section.method in methods and (section.method == name or name not in methods)
     else:
-        assert section.name == name
+        assert getattr(section, selector(group).partition(".")[2]) == name
 
 
 def test_every_yaml_file_is_an_experiment_a_choice_or_settings() -> None:

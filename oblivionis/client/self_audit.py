@@ -1,0 +1,182 @@
+"""A node's own verdict on its sealed requests: what models that it received know of its records.
+
+It is measured at the user's command, outside of any message, and stays on the node: a reply that took longer, or told
+numbers, would say who asked. For that a node keeps two models: the one that the exchange of a request began with, and
+the newest that it received. It keeps them whether or not it asks, and deletes at the next exchange what nobody needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oblivionis.array_files import write_arrays
+from oblivionis.assessment.audit_numbers import (
+    REQUEST_RECITED,
+    REQUEST_ROUGE,
+    REQUEST_SHORT,
+    audit_path,
+    check_numbers,
+    read_audit,
+)
+from oblivionis.assessment.verification import doubt, moved
+from oblivionis.client.audit import audit
+from oblivionis.client.guard import Guard
+from oblivionis.client.policy import read_policy
+from oblivionis.client.worker import Worker
+from oblivionis.config import compose as configuration
+from oblivionis.config.schema import Config
+from oblivionis.errors import ClientError, OblivionisError
+from oblivionis.files import write_json
+from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.requests.judgement import VERIFIED, Judgement, judge_counts
+from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.requests.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
+from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.requests.node_records import read_node
+from oblivionis.requests.sealed import Opened, open_commitment, unsettled_sessions
+from oblivionis.runs.directory import Checkpoint, read_checkpoint, vector_hash
+from strategies import protocol
+
+FOLDER, LATEST = "models", "latest.safetensors"
+"""Where a node keeps models, and the newest of them."""
+STAGE = "unlearn"
+
+
+class SelfAuditError(OblivionisError):
+    """A request that the node cannot measure: a model is not at hand, or not one of its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept beside a model: whose message brought it, and what makes it a model again."""
+
+    run: str
+    stage: str
+    round: int
+    settings: str
+    fingerprint: str
+
+
+def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | None = None) -> None:
+    """Keep the flat model (n,) float32 that a message brought, durably.
+
+    `session`: of the cover exchange that it begins; None: as the newest model of all.
+    """
+    place = folder / FOLDER / (LATEST if session is None else _name(session))
+    info = {name: getattr(about, name) for name in Kept.__slots__}
+    write_arrays(place, {"adapter": vector}, info)
+    if session is None:
+        return
+    needed = {LATEST, place.name, *map(_name, unsettled_sessions(folder).values())}
+    for file in place.parent.glob("*.safetensors"):
+        if file.name not in needed:
+            file.unlink()
+
+
+def audit_request(folder: Path, request_id: str, final: Path | None = None) -> Judgement:
+    """Measure what the models before its exchange and now know of a request's records; the verdict goes into the node's
+    ledger, the signed numbers into `audits/` of its folder.
+
+    `final`: a checkpoint of the run, such as its last; None: the newest model that the node received. Raises SealError
+    for a request that no cover exchange has served, SelfAuditError where a model is missing, and what a message with
+    the same configuration would raise.
+    """
+    opened = open_commitment(folder, request_id)
+    first = _kept(folder / FOLDER / _name(opened.session), f"the model before the exchange of request {request_id!r}")
+    last = _kept(final or folder / FOLDER / LATEST, "the model to measure now")
+    if final is None and last.info["run"] != opened.run:
+        raise SelfAuditError(
+            f"the newest model here is of run {last.info['run']!r}, the request was served in {opened.run!r}: give "
+            "--final, a checkpoint of that run"
+        )
+    worker = _worker(folder, opened.client, first.info)
+    if first.vector.shape != last.vector.shape or last.vector.size != worker.flat.size:
+        raise SelfAuditError("the two models are not of one shape: --final is a checkpoint of another run")
+    limit = worker.config.unlearning.requests.verify_max_rouge
+    numbers: dict[str, dict[str, float]] = {}
+    for moment, model in (("before", first), ("final", last)):
+        numbers[moment] = _measured(worker, folder, opened, model.vector, limit)
+        _keep_numbers(folder, opened, moment, numbers[moment], model)
+    found = _judged(worker.config, numbers, len(opened.demand.record_ids), moved(last.vector, first.vector))
+    event = "verified" if found.outcome == VERIFIED else "verification_failed"
+    said = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
+    NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **said)
+    return found
+
+
+def _measured(worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, limit: float) -> dict[str, float]:
+    withheld = {*NodeFolder(folder).tombstones(), *NodeLedger(folder).asked()}
+    records = set(opened.demand.record_ids)
+    numbers = audit(worker, opened.client, vector, records, withheld, folder)
+    return check_numbers(numbers, len(records), limit)
+
+
+def _judged(config: Config, numbers: Mapping[str, Mapping[str, float]], records: int, ruined: str) -> Judgement:
+    settings, before, final = config.unlearning.requests, numbers["before"], numbers["final"]
+    failed = "evaluators failed; the log says why" if final.get("failed_evaluators") else ""
+    outcome, why = judge_counts(
+        records,
+        before[REQUEST_RECITED],
+        final[REQUEST_RECITED],
+        untestable=final[REQUEST_SHORT],
+        least_testable=settings.verify_min_testable,
+        doubt=failed or ruined or doubt({}, final, before, settings.verify_min_utility),
+    )
+    return Judgement(outcome, why, final[REQUEST_ROUGE])
+
+
+def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint) -> None:
+    """Write the numbers of a moment, signed, into the request's audit, in the form that a run keeps audits in."""
+    name, key = opened.demand.request_id, audit_key(folder)
+    known = (read_audit(folder, name) or {}) if moment != "before" else {}
+    facts: dict[str, Any] = {
+        "run": opened.run,
+        "stage": STAGE,
+        "round": model.round,
+        "model": vector_hash(model.vector),
+    }
+    signature = key.sign(audit_bytes(name, opened.client, moment, numbers, facts)).hex()
+    signed = {SIGNATURE: signature, **{fact: facts[fact] for fact in SIGNED}}
+    write_json(
+        audit_path(folder, name),
+        {
+            **known,
+            "request": name,
+            "client": opened.client,
+            "round": opened.round,
+            moment: dict(numbers),
+            "signed_by": public_hex(key),
+            "signatures": {**known.get("signatures", {}), moment: signed},
+        },
+    )
+
+
+def _worker(folder: Path, client: int, info: Mapping[str, Any]) -> Worker:
+    """What measures with the configuration that came with a model, within the node's own policy."""
+    config = configuration.from_yaml(info["settings"])
+    guard = Guard(read_policy(folder), folder, client, protocol.AUDIT)
+    guard.check_settings(info["settings"], info["run"])
+    config = guard.permitted(config, {"fingerprint": info["fingerprint"]})
+    actual = fingerprint_source(config.model.source, config.model.revision)
+    if actual != info["fingerprint"]:
+        raise ClientError(f"the base model here is {actual[:12]}, that of the run {info['fingerprint'][:12]}")
+    worker = Worker(config)
+    if config.data.name == "node":
+        worker.hold(client, read_node(folder))
+    return worker
+
+
+def _kept(path: Path, what: str) -> Checkpoint:
+    if not path.is_file():
+        raise SelfAuditError(f"{path}: {what} is not here")
+    return read_checkpoint(path)
+
+
+def _name(session: str) -> str:
+    return f"{hashlib.sha256(session.encode()).hexdigest()[:16]}.safetensors"

@@ -1,0 +1,107 @@
+"""Integers instead of numbers, and masks over them: what a client sends looks uniformly random."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from strategies.secure.terms import LARGEST_TALLY, TALLY_STEP, Terms
+
+Words = NDArray[np.uint64]
+
+SEED_BYTES: Final = 32
+_BLOCK = 1 << 18
+
+
+def new_private() -> bytes:
+    """A new X25519 private key, 32 bytes."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_of(private: bytes) -> bytes:
+    """The public key of a private one, 32 bytes each."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
+    """The secret (32,) that the owners of two key pairs share, for one purpose. ValueError for a degenerate key."""
+    secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    return _derived(secret, purpose)
+
+
+def fernet_key(private: bytes, public: bytes, purpose: str) -> bytes:
+    """The key by which two clients encrypt for each other, as Flower's `encrypt` takes it."""
+    return base64.urlsafe_b64encode(agreed(private, public, purpose))
+
+
+def _derived(secret: bytes, purpose: str) -> bytes:
+    kdf = HKDF(algorithm=hashes.SHA256(), length=SEED_BYTES, salt=None, info=f"oblivionis/{purpose}".encode())
+    return kdf.derive(secret)
+
+
+class Stream:
+    """Uniform 64-bit words from a seed of 32 bytes by ChaCha20; each `add` takes the next ones."""
+
+    def __init__(self, seed: bytes, session: str) -> None:
+        cipher = Cipher(ChaCha20(_derived(seed, f"mask/{session}"), bytes(16)), mode=None)
+        self._encryptor = cipher.encryptor()
+
+    def add(self, words: Words, *, negative: bool = False) -> None:
+        """Add the next words to `words` (n,) in place, or subtract them, modulo 2^64."""
+        for start in range(0, words.size, _BLOCK):
+            part = words[start : start + _BLOCK]
+            mask = np.frombuffer(self._encryptor.update(bytes(8 * part.size)), "<u8")
+            if negative:
+                part -= mask
+            else:
+                part += mask
+
+
+def quantised(update: NDArray, terms: Terms) -> tuple[NDArray[np.int64], int]:
+    """An update (n,) as integers in ± L, each the nearest; how many numbers were clipped. ValueError unless finite."""
+    if not np.isfinite(update).all():
+        raise ValueError("the update holds NaN or infinite numbers")
+    clipped = int(np.count_nonzero(np.abs(update) > terms.clipping))
+    scaled = np.clip(update.astype(np.float64), -terms.clipping, terms.clipping) / terms.step
+    return np.rint(scaled).astype(np.int64), clipped
+
+
+def fixed_point(values: Sequence[float]) -> NDArray[np.int64]:
+    """Numbers told beside an update as integers, in steps of `TALLY_STEP`, clipped to ± `LARGEST_TALLY`."""
+    return np.rint(np.clip(np.asarray(values, np.float64), -LARGEST_TALLY, LARGEST_TALLY) / TALLY_STEP).astype(np.int64)
+
+
+def packed(words: Words, bits: int) -> bytes:
+    """`words` (n,) modulo 2^bits in as few whole bytes each as hold them."""
+    width = -(-bits // 8)
+    return words.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
+
+
+def unpacked(data: bytes, count: int, bits: int) -> Words:
+    """What `packed` gave, modulo 2^bits. ValueError for another number of bytes."""
+    width = -(-bits // 8)
+    if len(data) != count * width:
+        raise ValueError(f"{len(data)} bytes for {count} words of {width} bytes")
+    full = np.zeros((count, 8), np.uint8)
+    full[:, :width] = np.frombuffer(data, np.uint8).reshape(count, width)
+    return full.view("<u8").reshape(-1).astype(np.uint64) & modulus_mask(bits)
+
+
+def modulus_mask(bits: int) -> np.uint64:
+    """2^bits − 1."""
+    return np.uint64(2**bits - 1)
+
+
+def signed(words: Words, bits: int) -> NDArray[np.int64]:
+    """Residues modulo 2^bits as the integers from −2^(bits−1) on that they stand for."""
+    shift = np.uint64(64 - bits)
+    return (words << shift).view(np.int64) >> np.int64(64 - bits)

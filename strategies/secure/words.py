@@ -1,0 +1,45 @@
+"""The keys of the messages of secure aggregation, and of what a client keeps between them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RECORD: Final = "secure"
+"""The ConfigRecord of a message or a reply that belongs to a secure sum; in Flower's context what a client keeps."""
+
+SESSION: Final = "session"
+STAGE: Final = "stage"
+CLIENTS: Final = "among"
+"""list[int]: partition ids of the neighbours (stage 2), of those whose shares come (stages 2 and 3)."""
+MASK_PUBLIC: Final = "mask-public"
+SHARE_PUBLIC: Final = "share-public"
+MASK_KEYS: Final = "mask-keys"
+"""list[bytes]: public keys in the order of `CLIENTS`."""
+SHARE_KEYS: Final = "share-keys"
+SEALED: Final = "sealed"
+"""list[bytes]: encrypted shares in the order of `CLIENTS`."""
+SUM: Final = "sum"
+"""bytes: the masked update."""
+TAIL: Final = "tail"
+"""bytes: masked tallies, the weight, whether it was cut, how many numbers were clipped."""
+NUMBERS: Final = "numbers"
+COMMITMENT: Final = "commitment"
+"""str: what a client commits itself to without telling it (stage 3, of an exchange in which some only cover others)."""
+ACTIVE: Final = "active"
+"""list[int]: whose vectors arrived."""
+DROPPED: Final = "dropped"
+SEED_SHARES: Final = "seed-shares"
+KEY_SHARES: Final = "key-shares"
+
+MASK_KEY: Final = "mask-key"
+SHARE_KEY: Final = "share-key"
+SEED: Final = "seed"
+HELD: Final = "held"
+HELD_SEEDS: Final = "held-seeds"
+HELD_KEYS: Final = "held-keys"
+
+KEYS_TYPE: Final = "query.secure_keys"
+SHARES_TYPE: Final = "query.secure_shares"
+CONFIRM_TYPE: Final = "query.secure_confirm"
+UNMASK_TYPE: Final = "query.secure_unmask"
+"""Message types of the stages in which nothing is trained; the third stage is the message of the exchange itself."""

@@ -1,0 +1,253 @@
+"""DP-SGD: clipped gradients of single records against a loop over them, draws and noise against their distributions."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from support import tiny_llama
+from torch import nn
+
+from clients import losses
+from clients.entropy import Entropy
+from clients.flat import FlatParameters
+from clients.optimisation import Ball, Prox, Updater
+from clients.per_record import clipped_sum
+from clients.private import Privacy, drawn, train_privately, unlearn_privately
+from clients.reference import Received
+from clients.training import TrainSettings, train
+from clients.unlearning import UnlearnOptions, unlearn
+from evaluation.engine.forward import token_log_probs
+from evaluation.engine.packing import PackedBatch, sequence_nll
+
+RECORDS = tiny_llama.sequences(9)
+FORGET, RETAIN = tiny_llama.sequences(5, seed=1), tiny_llama.sequences(7, seed=2)
+
+
+def settings(**changes) -> TrainSettings:
+    return TrainSettings(**{"epochs": 2, "batch_size": 4, "learning_rate": 3e-3, "warmup_epochs": 0, **changes})
+
+
+def own_gradients(model: nn.Module, records) -> list[torch.Tensor]:
+    """Of each record alone, through the padded forward pass."""
+    parameters = [p for _, p in sorted(named(model), key=lambda item: item[1].ndim < 2)]
+    found = []
+    for record in records:
+        loss = -tiny_llama.padded_log_probs(model, [record])[0].mean()
+        found.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]))
+    return found
+
+
+def named(model):
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+
+
+def mean_losses(model, records):
+    def of(numbers):
+        return torch.stack([-x.mean() for x in tiny_llama.padded_log_probs(model, [records[i] for i in numbers])])
+
+    return of
+
+
+def packed_losses(model, records):
+    def of(numbers):
+        batch = PackedBatch.build([records[i] for i in numbers])
+        return sequence_nll(token_log_probs(model, batch), batch)[1]
+
+    return of
+
+
+@pytest.mark.parametrize("exactly", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_each_gradient_is_clipped_by_itself(exactly, share):
+    """A norm that so many of the records exceed."""
+    model = tiny_llama.lora()
+    own = own_gradients(model, RECORDS)
+    lengths = torch.stack([g.norm() for g in own])
+    norm = float(lengths.quantile(1 - share)) * (1.01 if share == 0 else 0.99 if share == 1 else 1.0)
+    expected = torch.stack([g * min(1.0, norm / float(g.norm())) for g in own]).sum(0)
+    flat = FlatParameters(model)
+    flat.zero_grad()
+    norms = clipped_sum(model, flat, RECORDS, packed_losses(model, RECORDS), norm, exactly=exactly)
+    torch.testing.assert_close(norms, lengths, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_all_weights_are_clipped_record_by_record_too():
+    model = tiny_llama.base()
+    own = own_gradients(model, RECORDS[:3])
+    flat = FlatParameters(model)
+    norms = clipped_sum(model, flat, RECORDS[:3], mean_losses(model, RECORDS[:3]), 0.5)
+    expected = torch.stack([g * min(1.0, 0.5 / float(g.norm())) for g in own]).sum(0)
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(norms, torch.stack([g.norm() for g in own]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("exactly", [False, True])
+def test_a_padded_batch_gives_the_same(exactly):
+    model = tiny_llama.lora()
+    own = own_gradients(model, RECORDS)
+    flat = FlatParameters(model)
+    clipped_sum(model, flat, RECORDS, mean_losses(model, RECORDS), 0.3, exactly=exactly)
+    expected = torch.stack([g * min(1.0, 0.3 / float(g.norm())) for g in own]).sum(0)
+    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("exactly", [False, True])
+def test_a_record_without_a_finite_gradient_adds_nothing(exactly):
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    plain = mean_losses(model, RECORDS)
+    bad = torch.tensor([1.0] * 8 + [math.inf])
+    clipped_sum(model, flat, RECORDS, lambda n: plain(n) * bad[list(n)], 0.3, exactly=exactly)
+    got = flat.grad.clone()
+    flat.zero_grad()
+    clipped_sum(model, flat, RECORDS[:8], mean_losses(model, RECORDS[:8]), 0.3)
+    torch.testing.assert_close(got, flat.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_without_noise_clipping_or_drawing_it_is_plain_training():
+    """One update of all records: the same as `train`, whose loss is a mean over tokens, for answers of one length."""
+    records = [r for r in tiny_llama.sequences(60) if len(r.answer) == len(RECORDS[0].answer)][:4]
+    assert len(records) == 4
+    plain, private = tiny_llama.lora(), tiny_llama.lora()
+    mine, yours = FlatParameters(plain), FlatParameters(private)
+    prox = Prox(0.3, mine.numpy() + 0.1)
+    report = train(plain, mine, records, settings(epochs=3), prox=prox, seed=1)
+    told = train_privately(private, yours, records, settings(epochs=3), Privacy(0.0, 1e6, 0), prox=prox, seed=1)
+    np.testing.assert_allclose(yours.numpy(), mine.numpy(), rtol=1e-4, atol=1e-5)
+    assert (told.steps, told.num_examples) == (report.steps, report.num_examples)
+    assert math.isnan(told.first_loss) and math.isnan(told.last_loss), "no noise covers a loss"
+
+
+@pytest.mark.parametrize("method", ["grad_ascent", "grad_diff", "npo", "simnpo"])
+@pytest.mark.parametrize("retain_loss", ["nll", "kl"])
+def test_without_noise_clipping_or_drawing_it_is_plain_unlearning(method, retain_loss):
+    options = UnlearnOptions(retain_loss=retain_loss)
+    plain, private = tiny_llama.lora(), tiny_llama.lora()
+    mine, yours = FlatParameters(plain), FlatParameters(private)
+    whole = settings(epochs=3, batch_size=5)
+    values = {"simnpo": {"beta": 0.5}}.get(method, {})  # by default its gradient vanishes here, and Adam hears rounding
+    unlearn(plain, mine, FORGET, RETAIN[:5], method, values, whole, seed=1, options=options)
+    report = unlearn_privately(
+        private, yours, FORGET, RETAIN[:5], method, values, whole, Privacy(0.0, 1e6, 0), seed=1, options=options
+    )
+    np.testing.assert_allclose(yours.numpy(), mine.numpy(), rtol=1e-3, atol=2e-5)
+    assert report.steps == 3 and report.retain_used == (method != "grad_ascent")
+    assert math.isnan(report.first_loss) and math.isnan(report.last_forget_nll)
+
+
+@pytest.mark.parametrize("method", ["grad_ascent", "grad_diff", "npo", "simnpo"])
+def test_the_quick_way_unlearns_as_the_exact_one(method):
+    found = []
+    for exactly in (False, True):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        privacy = Privacy(0.5, 0.2, 11)
+        unlearn_privately(model, flat, FORGET, RETAIN, method, {}, settings(), privacy, seed=1, exactly=exactly)
+        found.append(flat.numpy())
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=2e-5)
+
+
+def test_no_record_moves_the_sum_by_more_than_the_norm(monkeypatch):
+    """The sensitivity, through the whole of one update: with and without a record that screams."""
+
+    def gradient(records):
+        seen = []
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        monkeypatch.setattr(Updater, "step", lambda self: seen.append(flat.grad.clone()))
+        monkeypatch.setattr("clients.private.drawn", lambda count, rate, generator: list(range(count)))
+        train_privately(
+            model, flat, records, settings(epochs=1, batch_size=len(records)), Privacy(0.0, 0.25, 0), seed=1
+        )
+        return seen[0] * len(records)
+
+    for out in range(3):
+        moved = gradient(RECORDS) - gradient(RECORDS[:out] + RECORDS[out + 1 :])
+        assert 0.05 < moved.norm() <= 0.25 * (1 + 1e-4)
+
+
+def test_the_noise_deviates_by_the_multiplier_times_the_norm_over_the_batch(monkeypatch):
+    seen = []
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    monkeypatch.setattr(Updater, "step", lambda self: (seen.append(flat.grad.clone()), flat.zero_grad()))
+    monkeypatch.setattr("clients.private.drawn", lambda count, rate, generator: [])
+    train_privately(model, flat, RECORDS, settings(epochs=1), Privacy(1.5, 0.2, 3), seed=1)
+    assert len(seen) == 3
+    values = torch.cat(seen).numpy() / (1.5 * 0.2 / 4)
+    assert stats.kstest(values, "norm").pvalue > 1e-3
+    assert stats.kstest(values / 1.05, "norm").pvalue < 1e-3
+    assert abs(np.corrcoef(seen[0], seen[1])[0, 1]) < 0.1
+
+
+def test_each_record_is_drawn_by_itself():
+    generator = torch.Generator().manual_seed(0)
+    draws = np.zeros((4000, 6))
+    for row in draws:
+        row[drawn(6, 0.3, generator)] = 1
+    assert np.abs(draws.mean(0) - 0.3).max() < 0.03
+    sizes = np.bincount(draws.sum(1).astype(int), minlength=7)
+    assert stats.chisquare(sizes, stats.binom.pmf(range(7), 6, 0.3) * 4000).pvalue > 1e-3
+    assert abs(np.corrcoef(draws.T) - np.eye(6)).max() < 0.06
+    assert drawn(3, 1.0, generator) == [0, 1, 2]
+
+
+def test_a_seed_repeats_it_and_without_one_nothing_does():
+    def trained(seed):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        train_privately(model, flat, RECORDS, settings(epochs=1), Privacy(1.0, 0.2, seed), seed=1)
+        return flat.numpy().tobytes()
+
+    assert trained(3) == trained(3)
+    assert len({trained(3), trained(4), trained(None), trained(None)}) == 4
+
+
+def test_draws_and_noise_come_from_different_numbers():
+    one, two = (Privacy(1.0, 1.0, 3).generator(number) for number in (0, 1))
+    assert torch.rand(1, generator=one) != torch.rand(1, generator=two)
+
+
+def test_the_model_is_as_before_but_for_what_was_trained():
+    model = tiny_llama.lora()
+    frozen = copy.deepcopy({n: p for n, p in model.named_parameters() if not p.requires_grad})
+    flat = FlatParameters(model)
+    train_privately(model, flat, RECORDS, settings(epochs=1), Privacy(1.0, 0.2, 3), seed=1)
+    assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if n in frozen)
+    assert not any(m._forward_hooks for m in model.modules())
+    assert Received(model, flat) is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        UnlearnOptions(entropy=Entropy(0.1, 0.0)),
+        UnlearnOptions(forget_nll_limit=3.0),
+        UnlearnOptions(ball=Ball(np.zeros(3), 1.0)),
+    ],
+)
+def test_what_is_not_clipped_record_by_record_is_refused(options):
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    with pytest.raises(ValueError, match="more than clipped and noised gradients"):
+        unlearn_privately(model, flat, FORGET, [], "npo", {}, settings(), Privacy(1.0, 1.0, 0), seed=1, options=options)
+
+
+@pytest.mark.parametrize("method", [n for n in losses.names() if not losses.get(n).per_record])
+def test_other_losses_are_refused(method):
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    with pytest.raises(ValueError, match="no sum of terms about one record each"):
+        unlearn_privately(model, flat, FORGET, RETAIN, method, {}, settings(), Privacy(1.0, 1.0, 0), seed=1)
+
+
+@pytest.mark.parametrize("values", [(-1.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.nan)])
+def test_values_out_of_range(values):
+    with pytest.raises(ValueError, match=r"must be (finite|positive)"):
+        Privacy(*values)

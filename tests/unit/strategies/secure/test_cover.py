@@ -1,0 +1,299 @@
+"""FedTU under masks: who asks hides among those that cover, and the model is what it would be without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from statsmodels.stats.proportion import proportion_confint
+from support.fedtu_clients import adapter, flat
+from support.secure import SecureClient, vanishing
+
+from strategies import build, protocol
+from strategies.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
+from strategies.memory_grid import MemoryGrid
+from strategies.secure import words as w
+from strategies.secure.masks import unpacked
+from strategies.secure.terms import SecureSettings
+
+SIZE = 24
+START = np.linspace(-0.5, 0.5, SIZE).astype(np.float32)
+FORGOTTEN = np.linspace(0.3, -0.2, SIZE)
+"""What an asking client adds to the model in order to forget, times its number + 1."""
+
+
+def _client(me: int, **more) -> SecureClient:
+    """Trains by adding 0.01 · (me + 1) with weight me + 1; forgets, if asked, by `FORGOTTEN` · (me + 1)."""
+
+    def asked(message) -> int:
+        config = message.content.config_records[protocol.CONFIG]
+        return len(config.get(protocol.RECORD_IDS, []))
+
+    def update(message):
+        if message.metadata.message_type == protocol.UNLEARN:
+            return FORGOTTEN * (me + 1)
+        return np.full(SIZE, 0.01 * (me + 1))
+
+    def weight(message):
+        return asked(message) if message.metadata.message_type == protocol.UNLEARN else me + 1
+
+    return SecureClient(me, update, weight, **more)
+
+
+def _run(grid: MemoryGrid, due, *, rounds: int = 1, strategy: str = "fedavg", **options):
+    requests = RequestList(due)
+    settings = SecureSettings(clipping=10.0, patience=1.0)
+    fedtu = FedTU(
+        build(strategy),
+        requests=requests,
+        nodes=NodeMap(),
+        options=Options(secure=settings, **{"cover": 4, **options}),
+    )
+    return fedtu.start(grid, adapter(START), num_rounds=rounds, timeout=1.0), requests
+
+
+def _ask(client: int, records: int = 1) -> UnlearnRequest:
+    return UnlearnRequest(f"request-{client}", client, tuple(f"{client}-{i}" for i in range(records)))
+
+
+def test_a_round_of_training_is_the_weighted_mean():
+    grid = MemoryGrid({c: _client(c) for c in range(5)})
+    result, _ = _run(grid, [])
+    weights = np.arange(1, 6)
+    np.testing.assert_allclose(flat(result.arrays), START + 0.01 * (weights**2).sum() / weights.sum(), atol=1e-5)
+    assert result.train_metrics_clientapp[1]["train-loss"] == pytest.approx(0.5, abs=1e-4)
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["mean", "sum"])
+def test_what_is_forgotten_under_cover_is_what_the_askers_forget(each):
+    """Two of six ask, with one record and with three; two others cover them."""
+    grid = MemoryGrid({c: _client(c) for c in range(6)}, keep_log=True)
+    result, requests = _run(grid, [(1, _ask(0)), (1, _ask(3, 3))], cover_each=each, stage="unlearn")
+    assert set(requests.served_in) == {"request-0", "request-3"}
+    addressed = [c for kind, c, content in grid.log if kind == protocol.UNLEARN]
+    assert len(addressed) == len(set(addressed)) == 4
+    assert {0, 3} < set(addressed)
+    sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
+    factor = (1 + 4) if each else (1 * 1 + 3 * 4) / 4
+    np.testing.assert_allclose(flat(sent["arrays"]), START + factor * FORGOTTEN, atol=1e-4)
+    assert flat(result.arrays).shape == START.shape
+
+
+@pytest.mark.parametrize("stage", [w.KEYS_TYPE, w.SHARES_TYPE, "vectors"])
+def test_an_asker_that_drops_out_stays_pending(stage):
+    nodes = {c: _client(c) for c in range(6)}
+    nodes[2] = _client(2, spoil=vanishing(stage))
+    grid = MemoryGrid(nodes, keep_log=True)
+    _, requests = _run(grid, [(1, _ask(2))])
+    assert requests.attempts == {"request-2": 1}
+    assert not requests.served_in
+    sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
+    assert np.array_equal(flat(sent["arrays"]), START)
+
+
+def test_too_few_left_leaves_the_model_and_the_requests():
+    nodes = {c: _client(c) for c in range(4)} | {c: _client(c, spoil=vanishing("vectors")) for c in (1, 2)}
+    grid = MemoryGrid(nodes, keep_log=True)
+    result, requests = _run(grid, [(1, _ask(0))])
+    assert requests.reasons["request-0"].startswith("the secure sum failed: 2 clients are left")
+    assert np.array_equal(flat(result.arrays), START)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedavgm", "fedprox", "fedadagrad", "fedadam", "fedyogi"])
+def test_every_aggregator_takes_the_sum(strategy):
+    """Beside the same clients without masks, round after round."""
+
+    def bare(me):
+        client = _client(me)
+
+        def answer(message):
+            update, weight = client.update(message), client.weight(message)
+            arrays = ArrayRecord(
+                {protocol.ADAPTER: Array((flat(message.content["arrays"]) + update).astype("float32"))}
+            )
+            metrics = {"num-examples": weight, "train-loss": 0.5}
+            return RecordDict({protocol.ARRAYS: arrays, protocol.METRICS: MetricRecord(metrics)})
+
+        return answer
+
+    due = [(2, _ask(1))]
+    masked, _ = _run(MemoryGrid({c: _client(c) for c in range(4)}), due, rounds=3, strategy=strategy)
+    plain = FedTU(build(strategy), requests=RequestList(due)).start(
+        MemoryGrid({c: bare(c) for c in range(4)}), adapter(START), num_rounds=3
+    )
+    np.testing.assert_allclose(flat(masked.arrays), flat(plain.arrays), atol=2e-4)
+
+
+def test_cover_takes_masks():
+    with pytest.raises(ValueError, match="cover takes secure aggregation"):
+        Options(cover=3)
+
+
+EXCHANGES, CLIENTS = 200, 3
+
+
+def _numbers(record, bits: int) -> list[float]:
+    """Everything of one message from a client as numbers: lengths, bytes, and what the masked words look like."""
+    found: list[float] = []
+    for key in sorted(record):
+        value = record[key]
+        values = value if isinstance(value, list) else [value]
+        raw = b"".join(v for v in values if isinstance(v, bytes))
+        found += [len(values), len(raw), float(np.mean([*raw])) if raw else 0.0]
+    if w.SUM in record:
+        words = unpacked(record[w.SUM], SIZE, bits) / 2.0**bits
+        found += [*words, float(np.corrcoef(words, FORGOTTEN)[0, 1]), float(words.std())]
+    return found
+
+
+def _seen() -> tuple[np.ndarray, np.ndarray]:
+    """What a server sees of each client in exchanges in each of which one of them asks, and which one that was."""
+    rows, asked = [], []
+    random = np.random.default_rng(7)
+    for _ in range(EXCHANGES):
+        views: dict[int, list[float]] = {c: [] for c in range(CLIENTS)}
+        bits = SecureSettings(clipping=10.0).terms("unlearn", CLIENTS, (), SIZE).modulus_bits
+
+        def spy(me, views=views, bits=bits):
+            def spoil(stage, answer):
+                views[me] += _numbers(answer, bits)
+                return answer
+
+            return spoil
+
+        asker = int(random.integers(CLIENTS))
+        grid = MemoryGrid({c: _client(c, spoil=spy(c)) for c in range(CLIENTS)}, keep_log=True)
+        _run(grid, [(1, _ask(asker))], cover=CLIENTS)
+        for client in range(CLIENTS):
+            rows.append(views[client])
+            asked.append(int(client == asker))
+    return np.array(rows), np.array(asked)
+
+
+def test_a_server_that_watches_cannot_tell_who_asked():
+    """200 exchanges: a classifier trained on half of them guesses the other half at chance.
+
+    Beside it the same classifier with the unmasked updates, which it tells apart without an error: it could do it.
+    """
+    rows, asked = _seen()
+    half = len(rows) // 2
+    guesser = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000, C=0.01))
+    guesses = guesser.fit(rows[:half], asked[:half]).predict_proba(rows[half:])[:, 1]
+    assert _interval(asked[half:], guesses)[0] <= 0.5 <= _interval(asked[half:], guesses)[1]
+
+    clients = np.arange(len(rows)) % CLIENTS + 1
+    bare = asked[:, None] * FORGOTTEN * clients[:, None]
+    seen = np.hstack([rows, bare])
+    sure = guesser.fit(seen[:half], asked[:half]).predict_proba(seen[half:])[:, 1]
+    assert roc_auc_score(asked[half:], sure) == 1.0
+
+
+def _interval(truth: np.ndarray, score: np.ndarray) -> tuple[float, float]:
+    """A 99 % interval of the AUC: of pairs of one asker and one other in the same exchange, how often it is right."""
+    right = total = 0
+    for start in range(0, len(truth), CLIENTS):
+        part, scores = truth[start : start + CLIENTS], score[start : start + CLIENTS]
+        other = np.random.default_rng(start).choice(np.flatnonzero(part == 0))
+        right += int(scores[part == 1][0] > scores[other])
+        total += 1
+    low, high = proportion_confint(right, total, alpha=0.01, method="beta")
+    return float(low), float(high)
+
+
+def test_without_cover_the_server_knows_who_asked():
+    """Only who asks is addressed: the AUC of "was addressed" is 1."""
+    addressed, asked = [], []
+    for asker in range(CLIENTS):
+        grid = MemoryGrid({c: lambda _: None for c in range(CLIENTS)}, keep_log=True)
+        FedTU(build("fedavg"), requests=RequestList([(1, _ask(asker))])).start(grid, adapter(START), num_rounds=1)
+        to = {c for kind, c, _ in grid.log if kind == protocol.UNLEARN}
+        addressed += [int(c in to) for c in range(CLIENTS)]
+        asked += [int(c == asker) for c in range(CLIENTS)]
+    assert roc_auc_score(asked, addressed) == 1.0
+
+
+class Sealed(RequestList):
+    """A source that knows nobody who asks, and writes down what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.exchanges, self.failures = [], []
+
+    def cover_due(self, server_round):
+        return True
+
+    def covered(self, *told):
+        self.exchanges.append(told)
+
+    def cover_failed(self, *told):
+        self.failures.append(told)
+
+
+def _sealed(me: int, asks: bool, commitment: str | None) -> SecureClient:
+    """A client that brings its own request, and commits itself."""
+
+    def commit(stage, answer):
+        if stage == "vectors" and commitment is not None:
+            answer[w.COMMITMENT] = commitment
+        return answer
+
+    honest = _client(me)
+
+    def weight(message):
+        return int(asks) if message.metadata.message_type == protocol.UNLEARN else me + 1
+
+    return SecureClient(me, honest.update, weight, spoil=commit)
+
+
+def _run_sealed(clients: dict[int, SecureClient], cover: int = 4):
+    source, grid = Sealed(), MemoryGrid(clients, keep_log=True)
+    settings = SecureSettings(clipping=10.0, patience=1.0)
+    options = Options(secure=settings, cover=cover, stage="unlearn")
+    FedTU(build("fedavg"), requests=source, options=options).start(grid, adapter(START), num_rounds=1, timeout=1.0)
+    sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
+    return source, grid, flat(sent["arrays"])
+
+
+def test_sealed_requests_are_served_without_a_name():
+    """One of four asks by itself: no message says so, the model forgets, the source has the commitments of all."""
+    hexes = {c: f"{c:064x}" for c in range(4)}
+    source, grid, model = _run_sealed({c: _sealed(c, c == 2, hexes[c]) for c in range(4)})
+    np.testing.assert_allclose(model, START + 3 * FORGOTTEN, atol=1e-4)
+    ((server_round, session, commitments, survivors, before, after, records),) = source.exchanges
+    assert (server_round, commitments, survivors, records) == (1, hexes, (0, 1, 2, 3), 1)
+    assert len(session) == 32
+    assert before != after
+    asked = [content.config_records[protocol.CONFIG] for kind, _, content in grid.log if kind == protocol.UNLEARN]
+    assert len({tuple(sorted(config.items())) for config in asked}) == 1
+    assert protocol.REQUEST_IDS not in asked[0]
+
+
+def test_an_exchange_in_which_nobody_asks_changes_nothing():
+    source, _, model = _run_sealed({c: _sealed(c, False, f"{c:064x}") for c in range(4)})
+    assert np.array_equal(model, START)
+    ((*_, before, after, records),) = source.exchanges
+    assert before == after
+    assert records == 0
+
+
+@pytest.mark.parametrize("commitment", [None, "0" * 63, "G" * 64, "0" * 200])
+def test_who_commits_itself_to_nothing_is_left_out(commitment):
+    clients = {c: _sealed(c, c == 2, commitment if c == 2 else f"{c:064x}") for c in range(5)}
+    source, _, model = _run_sealed(clients, cover=5)
+    assert source.exchanges[0][3] == (0, 1, 3, 4)
+    assert np.array_equal(model, START)
+
+
+def test_a_sealed_exchange_that_fails_is_told():
+    clients = {c: _sealed(c, c == 2, f"{c:064x}") for c in range(4)}
+    for c in (0, 1):
+        clients[c] = _client(c, spoil=vanishing("vectors"))
+    source, _, model = _run_sealed(clients)
+    ((_, _, commitments, reason),) = source.failures
+    assert commitments == {2: f"{2:064x}", 3: f"{3:064x}"}
+    assert "2 clients are left" in reason
+    assert np.array_equal(model, START)

@@ -1,0 +1,85 @@
+"""FedTU ∘ differential privacy ∘ aggregator under masks: the noise comes from the clients, in shares."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+from support.fedtu_clients import adapter, flat
+from support.secure import SecureClient, vanishing
+
+from strategies import build, protocol
+from strategies.fedtu import FedTU, Options, RequestList, UnlearnRequest
+from strategies.memory_grid import MemoryGrid
+from strategies.private_mean import PrivateMean
+from strategies.secure.terms import SecureSettings
+
+SIZE, CLIENTS, THRESHOLD = 4000, 5, 4
+START = np.zeros(SIZE, np.float32)
+
+
+def _client(me: int, length: float, **more) -> SecureClient:
+    """Its update has this length and points along its own axis; it asks to forget what the message names."""
+    update = np.zeros(SIZE)
+    update[me] = length
+
+    def weight(message):
+        config = message.content.config_records[protocol.CONFIG]
+        named = len(config.get(protocol.RECORD_IDS, []))
+        return named if message.metadata.message_type == protocol.UNLEARN else 7 * (me + 1)
+
+    return SecureClient(me, lambda _: update, weight, random=np.random.default_rng(100 + me), **more)
+
+
+def _run(multiplier: float, norm: float, length: float, due=(), strategy="fedavg", spoil=None):
+    releases = []
+    private = PrivateMean(multiplier, norm, seed=0, on_release=releases.append)
+    settings = SecureSettings(clipping=50.0, threshold=THRESHOLD, patience=1.0, private=private.shared, tell=False)
+    options = Options(secure=settings, private_mean=private, cover=CLIENTS if due else 0, stage="unlearn")
+    clients = {c: _client(c, length, **({"spoil": spoil} if spoil and c == 1 else {})) for c in range(CLIENTS)}
+    grid = MemoryGrid(clients, keep_log=True)
+    fedtu = FedTU(build(strategy), requests=RequestList(due), options=options)
+    result = fedtu.start(grid, adapter(START), num_rounds=1, timeout=1.0)
+    return flat(result.arrays), releases, grid
+
+
+@pytest.mark.parametrize("spoil", [None, vanishing("vectors")], ids=["all", "one dropped out"])
+def test_the_sum_has_at_least_the_noise_that_is_accounted_for(spoil):
+    """Variance of the mean of n survivors by the formula, (z·C)²/t · n / n², within what 4000 numbers tell."""
+    multiplier, norm = 0.7, 2.0
+    model, releases, _ = _run(multiplier, norm, 0.0, spoil=spoil)
+    survivors = CLIENTS - (spoil is not None)
+    deviation = multiplier * norm * math.sqrt(survivors / THRESHOLD) / survivors
+    low, high = (np.sqrt(q / SIZE) for q in chi2.ppf([1e-4, 1 - 1e-4], SIZE))
+    assert low < model.std() / deviation < high
+    assert [(r.kind, r.clients, r.population, r.noise_multiplier, r.clipping_norm) for r in releases] == [
+        ("train", CLIENTS, None, multiplier, norm)
+    ]
+
+
+def test_every_client_counts_alike_and_no_longer_than_the_norm():
+    """Lengths of 30 and weights from 7 to 35: each moves the mean by C/n along its axis."""
+    model, _, _ = _run(1e-3, 2.0, 30.0)
+    np.testing.assert_allclose(model[:CLIENTS], 2.0 / CLIENTS, atol=0.01)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedadam"])
+def test_a_request_is_one_more_release(strategy):
+    due = [(1, UnlearnRequest("one", 3, ("a", "b")))]
+    _, releases, grid = _run(1e-3, 2.0, 30.0, due, strategy)
+    assert [(r.kind, r.population) for r in releases] == [("unlearn", None), ("train", None)]
+    sent = next(flat(content["arrays"]) for kind, _, content in grid.log if kind == protocol.TRAIN)
+    expected = np.zeros(CLIENTS)
+    expected[3] = 2.0
+    np.testing.assert_allclose(sent[:CLIENTS], expected, atol=0.02)
+
+
+def test_a_grid_too_coarse_for_the_noise_is_no_exchange():
+    private = PrivateMean(1e-9, 1.0, seed=0)
+    settings = SecureSettings(clipping=1.0, bits=8, patience=1.0, private=private.shared)
+    fedtu = FedTU(build("fedavg"), options=Options(secure=settings, private_mean=private))
+    grid = MemoryGrid({c: _client(c, 1.0) for c in range(3)})
+    result = fedtu.start(grid, adapter(START), num_rounds=1, timeout=1.0)
+    assert np.array_equal(flat(result.arrays), START)

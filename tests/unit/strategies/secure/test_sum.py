@@ -1,0 +1,408 @@
+"""Secure sums of real clients on an in-memory federation: what the server learns, and what it does not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from scipy.stats import kstest, pearsonr
+from support.secure import STAGES, hold, vanishing
+
+from strategies.memory_grid import MemoryGrid
+from strategies.private_mean import PrivateMean
+from strategies.secure import words as w
+from strategies.secure.client import Participant, SecureError
+from strategies.secure.masks import Stream, agreed, public_of, signed, unpacked
+from strategies.secure.terms import SecureSettings, Terms
+
+
+def _updates(count: int, size: int = 40, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, int]]:
+    """Updates within ± 1 and weights over four orders of magnitude."""
+    random = np.random.default_rng(seed)
+    updates = {c: random.uniform(-1, 1, size) for c in range(count)}
+    return updates, {c: int(10 ** random.uniform(0, 4)) for c in updates}
+
+
+@pytest.mark.parametrize(
+    ("clients", "settings"),
+    [
+        (3, {}),
+        (4, {"bits": 8}),
+        (9, {"bits": 31, "max_weight": 10_000}),
+        (12, {"shares": 5, "threshold": 3}),
+        (100, {"shares": 5, "threshold": 3}),
+    ],
+)
+def test_the_sum_is_the_weighted_mean_within_a_step(clients, settings):
+    updates, weights = _updates(clients, seed=clients)
+    weights[0], weights[1] = 1, 10_000
+    summed = hold(updates, weights, **settings)
+    assert summed.fault == ""
+    assert summed.survivors == tuple(range(clients))
+    total = sum(weights.values())
+    assert summed.weight == total
+    mean = sum(weights[c] * updates[c] for c in updates) / total
+    assert summed.terms is not None
+    assert np.abs(summed.update / total - mean).max() <= summed.terms.step / 2 * (1 + 1e-9)
+    assert summed.tallies[0] / total == pytest.approx(0.5, abs=1e-4)
+    assert (summed.clipped, summed.cut, dict(summed.left_out)) == (0, 0, {})
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_clients_may_drop_out_at_every_stage_down_to_the_threshold(stage):
+    updates, weights = _updates(7)
+    summed = hold(updates, weights, {c: vanishing(stage) for c in (1, 4)}, threshold=5)
+    late = (w.CONFIRM_TYPE, w.UNMASK_TYPE)
+    expected = set(updates) if stage in late else set(updates) - {1, 4}
+    assert summed.fault == ""
+    assert set(summed.survivors) == expected
+    assert set(summed.left_out) == {1, 4}
+    total = sum(weights[c] for c in expected)
+    assert summed.weight == total
+    assert summed.terms is not None
+    mean = sum(weights[c] * updates[c] for c in expected) / total
+    assert np.abs(summed.update / total - mean).max() <= summed.terms.step / 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_below_the_threshold_there_is_no_sum(stage):
+    updates, weights = _updates(7)
+    summed = hold(updates, weights, {c: vanishing(stage) for c in (1, 4, 6)}, threshold=5)
+    assert "5" in summed.fault
+    assert summed.update.size == 0
+
+
+def test_all_of_them_vanish_at_different_stages():
+    updates, weights = _updates(12)
+    vanish = {c: vanishing(stage) for c, stage in enumerate(STAGES)}
+    summed = hold(updates, weights, vanish, threshold=7)
+    assert summed.fault == ""
+    assert summed.survivors == tuple(range(3, 12))
+    assert summed.weight == sum(weights[c] for c in range(3, 12))
+
+
+def test_a_client_above_the_largest_weight_counts_as_that():
+    updates, weights = _updates(4)
+    weights[2] = 50_000
+    summed = hold(updates, weights)
+    assert summed.cut == 1
+    assert summed.weight == sum(weights.values()) - 40_000
+
+
+def test_numbers_out_of_range_are_cut_and_counted():
+    updates, weights = _updates(3, size=4)
+    updates[1][:] = [5.0, -7.0, 0.1, 1.0]
+    summed = hold(updates, dict.fromkeys(weights, 1))
+    assert summed.clipped == 2
+    expected = updates[0] + updates[2] + np.array([1.0, -1.0, 0.1, 1.0])
+    np.testing.assert_allclose(summed.update, expected, atol=3e-6)
+
+
+def test_garbage_in_place_of_masks_is_noticed():
+    updates, weights = _updates(5)
+    random = np.random.default_rng(0)
+
+    def garbage(stage, answer):
+        return ConfigRecord({**answer, w.SUM: random.bytes(len(answer[w.SUM]))}) if stage == "vectors" else answer
+
+    assert "somebody sent no masked update" in hold(updates, weights, {3: garbage}).fault
+
+
+def test_an_update_that_was_not_masked_is_noticed():
+    updates, weights = _updates(5)
+
+    def bare(stage, answer):
+        return ConfigRecord({**answer, w.SUM: bytes(len(answer[w.SUM]))}) if stage == "vectors" else answer
+
+    assert "somebody sent no masked update" in hold(updates, weights, {0: bare}).fault
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "text"),
+    [
+        (w.KEYS_TYPE, {w.MASK_PUBLIC: b"short"}, "no public keys"),
+        (w.SHARES_TYPE, {w.SEALED: []}, "a share for each neighbour"),
+        (w.SHARES_TYPE, {w.CLIENTS: [7, 8, 9]}, "a share for each neighbour"),
+        ("vectors", {w.SUM: b"\x00"}, "has 1 bytes"),
+        ("vectors", {w.NUMBERS: 1}, "no masked vector of 40 numbers"),
+        (w.UNMASK_TYPE, {w.SEED_SHARES: []}, "the shares that were asked for"),
+        (w.UNMASK_TYPE, {w.SEED_SHARES: [b"x"] * 4}, "shares of another length"),
+    ],
+)
+def test_an_answer_that_is_none_leaves_its_client_out(stage, change, text):
+    updates, weights = _updates(4)
+    summed = hold(updates, weights, {2: lambda now, a: ConfigRecord({**a, **change}) if now == stage else a})
+    assert summed.fault == ""
+    assert text in summed.left_out[2]
+
+
+def test_shares_that_do_not_fit_are_noticed():
+    updates, weights = _updates(3)
+
+    def shifted(stage, answer):
+        shares = answer.get(w.SEED_SHARES, [])
+        return ConfigRecord({**answer, w.SEED_SHARES: [*shares[1:], *shares[:1]]}) if stage == w.UNMASK_TYPE else answer
+
+    assert hold(updates, weights, {0: shifted}).fault != ""
+
+
+def test_a_message_of_a_client_that_is_not_in_the_set_counts_nothing():
+    """A stranger answers with vectors of its own, to the server's messages and to none."""
+    updates, weights = _updates(4)
+
+    class Intruded(MemoryGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            forged = Message(RecordDict({w.RECORD: ConfigRecord({w.SUM: b"", w.TAIL: b""})}), reply_to=messages[0])
+            forged.metadata.__dict__["_src_node_id"] = 99
+            return [forged, *replies]
+
+    summed = hold(updates, weights, grid=Intruded)
+    assert summed.fault == ""
+    assert summed.weight == sum(weights.values())
+
+
+def test_what_the_server_sees_of_one_client_is_uniform():
+    """A masked vector has the same distribution whatever is behind it, and nothing to do with it."""
+    seen = {}
+
+    def watch(stage, answer):
+        if stage == "vectors":
+            seen[len(seen)] = answer
+        return answer
+
+    size, random = 4000, np.random.default_rng(1)
+    updates = {c: random.uniform(-1, 1, size) for c in range(3)}
+    summed = hold(updates, dict.fromkeys(updates, 1), dict.fromkeys(updates, watch))
+    assert summed.terms is not None
+    bits = summed.terms.modulus_bits
+    for client in updates:
+        fractions = unpacked(seen[client][w.SUM], size, bits) / 2.0**bits
+        assert kstest(fractions, "uniform").pvalue > 1e-3
+        assert pearsonr(fractions, updates[client]).pvalue > 1e-3
+
+
+def _session(
+    clients: int = 5, few: dict[int, list[int]] | None = None, **settings
+) -> tuple[Terms, dict[int, Participant], dict[int, dict]]:
+    """Participants after three stages, by hand, with what each sent; `few`: who is shown the shares of few others."""
+    terms = SecureSettings(clipping=1.0, **settings).terms("train", clients, (), 3)
+    everybody = list(range(clients))
+    members = {c: Participant({}, c) for c in everybody}
+    keys = {c: members[c].keys(terms.to_wire()) for c in everybody}
+    introduction = {
+        w.SESSION: terms.session,
+        w.CLIENTS: everybody,
+        w.MASK_KEYS: [keys[c][w.MASK_PUBLIC] for c in everybody],
+        w.SHARE_KEYS: [keys[c][w.SHARE_PUBLIC] for c in everybody],
+    }
+    shares = {c: members[c].shares(introduction) for c in everybody}
+    sent = {}
+    for c in everybody:
+        others = [o for o in (few or {}).get(c, everybody) if o != c]
+        sealed = [shares[o][w.SEALED][shares[o][w.CLIENTS].index(c)] for o in others]
+        post = {w.SESSION: terms.session, w.CLIENTS: others, w.SEALED: sealed}
+        sent[c] = {"post": post, "vector": members[c].masked(post, np.full(3, 0.25), 1), "keys": keys}
+    return terms, members, sent
+
+
+def _ask(terms: Terms, active: list[int], dropped: list[int]) -> dict:
+    return {w.SESSION: terms.session, w.ACTIVE: active, w.DROPPED: dropped}
+
+
+@pytest.mark.parametrize(
+    ("active", "dropped", "text"),
+    [
+        ([0, 1, 2, 3, 4], [4], "sent its vector and dropped out"),
+        ([1, 2, 3, 4], [0], "the list of survivors"),
+        ([0, 1, 1, 2, 3, 4], [], "the list of survivors"),
+        ([0, 1, 2], [3, 4], "at least 4"),
+        ([0, 1, 2, 3, 9], [4], "no share of client 9"),
+    ],
+)
+def test_a_client_confirms_no_false_list_of_survivors(active, dropped, text):
+    terms, members, _ = _session()
+    with pytest.raises(SecureError, match=text):
+        members[0].confirm(_ask(terms, active, dropped))
+
+
+def test_a_client_tells_nothing_twice_and_nothing_out_of_turn():
+    terms, members, sent = _session()
+    with pytest.raises(SecureError, match="out of turn"):
+        members[0].masked(sent[0]["post"], np.zeros(3), 1)
+    members[0].confirm(_ask(terms, [0, 1, 2, 3], [4]))
+    with pytest.raises(SecureError, match="out of turn"):
+        members[0].confirm(_ask(terms, [0, 1, 2, 4], [3]))
+    with pytest.raises(SecureError, match="another session"):
+        members[1].confirm({**_ask(terms, [0, 1, 2, 3, 4], []), w.SESSION: "other"})
+    with pytest.raises(SecureError, match="1 clients confirm who is left, at least 4 must"):
+        members[0].unmask({w.SESSION: terms.session})
+    with pytest.raises(SecureError, match="takes part in no secure sum"):
+        Participant({}, 0).confirm(_ask(terms, [0, 1, 2], []))
+
+
+def test_a_client_looks_at_keys_and_shares():
+    terms = SecureSettings(clipping=1.0).terms("train", 3, (), 3)
+    member = Participant({}, 0)
+    member.keys(terms.to_wire())
+    asked = {w.SESSION: terms.session, w.CLIENTS: [0, 1, 2]}
+    with pytest.raises(SecureError, match="another key than this client's own"):
+        member.shares({**asked, w.MASK_KEYS: [b"a" * 32, b"b" * 32, b"c" * 32], w.SHARE_KEYS: [b"d" * 32] * 3})
+    with pytest.raises(SecureError, match="do not belong together"):
+        member.shares({**asked, w.MASK_KEYS: [b"a" * 32] * 3, w.SHARE_KEYS: [b"d" * 32] * 3})
+    with pytest.raises(SecureError, match="does not accept the terms"):
+        Participant({}, 0).keys({**terms.to_wire(), "threshold": 1})
+    terms, members, sent = _session(3)
+    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    post = {**sent[0]["post"], w.SEALED: sent[0]["post"][w.SEALED][::-1]}
+    with pytest.raises(SecureError, match="cannot be opened"):
+        fresh.check(post)
+
+
+def _told_apart(terms: Terms, members: dict[int, Participant], calls: dict[int, tuple[list[int], list[int]]]) -> dict:
+    """What clients give back to a server that tells each of them other survivors, and forwards to each only such
+    confirmations as do not contradict what it was told; by client, nothing of those that refuse.
+    """
+    views = {c: members[c].confirm(_ask(terms, *call)) for c, call in calls.items()}
+    found = {}
+    for c, (active, dropped) in calls.items():
+        fitting = [
+            o
+            for o in views
+            if o != c
+            and c in views[o][w.CLIENTS]
+            and o in active
+            and not set(calls[o][0]) & set(dropped)
+            and not set(calls[o][1]) & set(active)
+        ]
+        sealed = [views[o][w.SEALED][views[o][w.CLIENTS].index(c)] for o in fitting]
+        with suppress(SecureError):
+            found[c] = members[c].unmask({w.SESSION: terms.session, w.CLIENTS: fitting, w.SEALED: sealed})
+    return found
+
+
+def _secret(told: dict, client: int, whose: str, shares: str, threshold: int) -> bytes:
+    got = [t[shares][t[whose].index(client)] for t in told.values() if client in t[whose]]
+    assert len(got) >= threshold, "too few shares"
+    return combine_shares(got[:threshold])
+
+
+def _uncovered(terms: Terms, sent: dict[int, dict], told: dict, victim: int, peers: list[int]) -> np.ndarray:
+    """The victim's update, from its seed and its masks with `peers`. AssertionError without shares enough."""
+    words = unpacked(sent[victim]["vector"][w.SUM], 3, terms.modulus_bits)
+    seed = _secret(told, victim, w.ACTIVE, w.SEED_SHARES, terms.threshold)
+    Stream(seed, terms.session).add(words, negative=True)
+    keys = sent[victim]["keys"]
+    for peer in peers:
+        if peers == [victim]:
+            break
+        private = _secret(told, peer, w.DROPPED, w.KEY_SHARES, terms.threshold)
+        shared = agreed(private, keys[victim][w.MASK_PUBLIC], "masks")
+        Stream(shared, terms.session).add(words, negative=victim < peer)
+    if peers == [victim]:
+        private = _secret(told, victim, w.DROPPED, w.KEY_SHARES, terms.threshold)
+        assert public_of(private) == keys[victim][w.MASK_PUBLIC]
+        for other in [o for o in keys if o != victim]:
+            shared = agreed(private, keys[other][w.MASK_PUBLIC], "masks")
+            Stream(shared, terms.session).add(words, negative=victim < other)
+    return signed(words & np.uint64(2**terms.modulus_bits - 1), terms.modulus_bits) * terms.step
+
+
+def _lists(clients: int, threshold: int, victim: int) -> dict[int, tuple[list[int], list[int]]]:
+    """As many as the threshold hear that `victim` dropped out, all others that it did not."""
+    everybody = list(range(clients))
+    liars = [c for c in everybody if c != victim][:threshold]
+    gone = ([c for c in everybody if c != victim], [victim])
+    return {c: gone if c in liars else (everybody, []) for c in everybody if c != victim}
+
+
+def test_a_server_that_lies_about_survivors_uncovers_nobody():
+    terms, members, sent = _session(7)
+    told = _told_apart(terms, members, _lists(7, terms.threshold, 3))
+    with pytest.raises(AssertionError, match="too few shares"):
+        _uncovered(terms, sent, told, 3, [3])
+
+
+def test_with_a_low_threshold_the_lie_would_work(monkeypatch):
+    """Why thresholds are above half of the shares; and that the test before this one could fail."""
+    monkeypatch.setattr(Terms, "_fault", lambda self: "")
+    terms, members, sent = _session(7, threshold=3)
+    told = _told_apart(terms, members, _lists(7, 3, 3))
+    np.testing.assert_allclose(_uncovered(terms, sent, told, 3, [3]), np.full(3, 0.25), atol=1e-6)
+
+
+ISOLATING = {1: [2, 3, 4], 2: [1, 3, 4], 3: [1, 2, 4], 4: [1, 2, 3], 5: [1, 2, 3], 6: [1, 2, 4], 7: [3, 4], 0: []}
+"""Of eight clients with a threshold of five: who hears that whom of the victim's only four peers dropped out."""
+
+
+@pytest.mark.parametrize("confirmed", [True, False], ids=["confirmed", "without the stage"])
+def test_a_victim_among_few_neighbours_is_not_uncovered_peer_by_peer(monkeypatch, confirmed):
+    """The server lets the victim mask with four others only, and has their keys given away piece by piece.
+
+    Without the confirmations it would work: every list by itself is one that an honest server could send.
+    """
+    if not confirmed:
+        monkeypatch.setattr(Participant, "_check_views", lambda *_: None)
+    terms, members, sent = _session(8, few={0: [1, 2, 3, 4]})
+    calls = {}
+    for c in range(8):
+        held = [0, 1, 2, 3, 4] if c == 0 else list(range(8))
+        calls[c] = ([o for o in held if o not in ISOLATING[c]], ISOLATING[c])
+    told = _told_apart(terms, members, calls)
+    if confirmed:
+        with pytest.raises(AssertionError, match="too few shares"):
+            _uncovered(terms, sent, told, 0, [1, 2, 3, 4])
+    else:
+        np.testing.assert_allclose(_uncovered(terms, sent, told, 0, [1, 2, 3, 4]), np.full(3, 0.25), atol=1e-6)
+
+
+def test_a_client_that_hears_of_another_list_gives_nothing():
+    terms, members, _ = _session(5)
+    one = members[0].confirm(_ask(terms, [0, 1, 2, 3], [4]))
+    views = {c: members[c].confirm(_ask(terms, [0, 1, 2, 3, 4], [])) for c in (1, 2, 3)}
+    sealed = [view[w.SEALED][view[w.CLIENTS].index(0)] for view in views.values()]
+    with pytest.raises(SecureError, match="client 1 was told of other survivors"):
+        members[0].unmask({w.SESSION: terms.session, w.CLIENTS: [1, 2, 3], w.SEALED: sealed})
+    with pytest.raises(SecureError, match="the confirmation of client 0 cannot be opened"):
+        forged = [sealed[1], sealed[0], one[w.SEALED][0]]
+        members[1].unmask({w.SESSION: terms.session, w.CLIENTS: [0, 2, 3], w.SEALED: forged})
+
+
+@pytest.mark.parametrize("clients", [[1, 1], [0, 1], [1, 2, 0]])
+def test_shares_for_the_wrong_clients_do_not_stop_the_others(clients):
+    updates, weights = _updates(5)
+
+    def wrong(stage, answer):
+        return ConfigRecord({**answer, w.CLIENTS: clients}) if stage == w.SHARES_TYPE else answer
+
+    summed = hold(updates, weights, {0: wrong})
+    assert summed.fault == ""
+    assert summed.survivors == (1, 2, 3, 4)
+
+
+def test_clients_that_were_told_different_terms_do_not_work_together():
+    """A server that has others quantise their updates to nothing would have one client's update for a sum."""
+    updates, weights = _updates(5)
+
+    class Lying(MemoryGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            for message in messages:
+                record = message.content.config_records[w.RECORD]
+                if "clipping" in record and message.metadata.dst_node_id != self.node_ids[2]:
+                    record["clipping"] = 1e9
+            return super().send_and_receive(messages, timeout=timeout)
+
+    assert hold(updates, weights, grid=Lying).fault != ""
+
+
+def test_a_private_sum_has_no_number_without_noise_beside_it():
+    """Whether a client holds more than counts, and how many of its numbers were clipped, no noise would hide."""
+    private = PrivateMean(1.0, 5.0, seed=0)
+    updates, weights = _updates(4)
+    weights[1] = 50_000
+    loud = {c: update * 9 for c, update in updates.items()}
+    summed = hold(loud, weights, clipping=0.5, private=private.shared)
+    assert (summed.cut, summed.clipped, summed.weight) == (0, 0, 4)
