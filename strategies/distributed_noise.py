@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 NEGLIGIBLE = 1e-6
 """By so much, relatively, the sum of the shares may be worse than one discrete Gaussian of its variance."""
+COUNT_SHARE = 20
+"""Andrew et al. 2021: the noise on the count of clipped updates deviates by the clients over this."""
 _BLOCK = 1 << 20
 
 
@@ -33,6 +35,19 @@ def clipped(update: NDArray, norm: float) -> NDArray[np.float64]:
     scaled = values / largest  # whose square neither overflows nor vanishes
     length = float(np.linalg.norm(scaled.reshape(-1)))
     return values.copy() if length * largest <= norm else scaled * (norm / length)
+
+
+def contribution(update: NDArray, norm: float, count: float) -> NDArray[np.float64]:
+    """What a client adds to a sum in which it is hidden: its `clipped` update (n,).
+
+    For `count` > 0 with one number more behind it, count/2 if the update was no longer than the norm and −count/2 if it
+    was. Raises as `clipped`.
+    """
+    shortened = clipped(update, norm)
+    if not count:
+        return shortened
+    within = not np.any(shortened != update)
+    return np.append(shortened, count / 2 if within else -count / 2)
 
 
 def discrete_gaussian(size: int, sigma: float, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -85,6 +100,23 @@ def share_sigma(multiplier: float, norm: float, step: float, dim: int, survivors
             "discrete Gaussian; take a smaller step"
         )
     return sigma
+
+
+def counting(multiplier: float, norm: float, clients: int) -> float:
+    """κ: clients that add ± κ/2 to the sum tell how many of their updates were no longer than `norm`, C.
+
+    Andrew et al. 2021: noise of σ_b = `clients`/20 (at least z, the multiplier) on the count and of z_Δ·C on the
+    updates, z_Δ = (z⁻² − (2σ_b)⁻²)^(−½), is as private as z·C on the updates alone. In one vector that takes the same
+    noise everywhere the count weighs κ = z_Δ·C/σ_b, and what one client adds is no longer than `joint_norm`, of which
+    the noise is z times.
+    """
+    deviation = max(clients / COUNT_SHARE, multiplier)
+    return norm / math.sqrt((deviation / multiplier) ** 2 - 0.25)
+
+
+def joint_norm(norm: float, count: float) -> float:
+    """How long an update of the length `norm` is with ± `count`/2 behind it."""
+    return math.hypot(norm, count / 2)
 
 
 def shortfall(sigma: float, clients: int) -> float:

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from strategies import protocol
 from strategies.arrays import view
-from strategies.distributed_noise import share_sigma
+from strategies.distributed_noise import COUNT_SHARE, counting, joint_norm, share_sigma
 from strategies.secure.terms import Terms
 
 TARGET_QUANTILE = 0.5
 """Adaptive clipping: the share of updates that are to be longer than the clipping norm."""
-_COUNT_SHARE = 20
-"""Andrew et al. 2021: the noise on the count of clipped updates deviates by the clients over this."""
+RATE = 0.2
+"""Adaptive clipping: how fast the norm moves, η."""
 _TINY = 1e-150
 """Flower divides by an update's length, which of a client that sends nothing new is 0; beside any noise this is 0."""
 
@@ -100,7 +100,7 @@ class PrivateMean:
         z, norm = self.noise_multiplier, self.clipping_norm
         if not self.adaptive:
             return _added(sent, _fixed(updates, z, norm, rng))
-        deviation = max(clients / _COUNT_SHARE, z)
+        deviation = max(clients / COUNT_SHARE, z)
         adaptive = _Adaptive(
             FlowerFedAvg(),
             z,
@@ -131,12 +131,18 @@ class PrivateMean:
     def shared(self, kind: str, terms: Terms, numbers: int) -> Terms:
         """The terms of a secure sum in which the clients clip their updates of so many numbers and bring the noise.
 
-        As many as the threshold bring all of it; where more are left there is more. ValueError where the steps are too
-        coarse for the noise.
+        As many as the threshold bring all of it; where more are left there is more. Where the norm moves, by training
+        alone, the clients also add whether they were clipped. ValueError where the steps are too coarse for the noise.
         """
-        clipped = replace(terms, norm=self.clipping_norm, clipping=min(terms.clipping, self.clipping_norm))
-        share = share_sigma(self.noise_multiplier, clipped.norm, clipped.step, numbers, terms.threshold)
+        z, norm = self.noise_multiplier, self.clipping_norm
+        count = counting(z, norm, terms.clients) if self.adaptive and kind == "train" else 0.0
+        clipped = replace(terms, norm=norm, clipping=max(min(terms.clipping, norm), count / 2), counting=count)
+        share = share_sigma(z, joint_norm(norm, count), clipped.step, numbers + bool(count), terms.threshold)
         return replace(clipped, noise=share)
+
+    def follow(self, halves: float, clients: int) -> None:
+        """Move the norm after a secure sum; `halves`: the noised sum over `clients` of ½, −½ where one was clipped."""
+        self.clipping_norm = _moved(self.clipping_norm, 0.5 - halves / clients)
 
     def announce(self, kind: str, server_round: int, clients: int, population: int | None) -> None:
         """A secure sum is about to be held, whose noise the clients bring: one more release."""
@@ -186,8 +192,12 @@ class _Adaptive(_Noise, DifferentialPrivacyServerSideAdaptiveClipping):
         return (count + self.rng.normal(0.0, self.clipped_count_stddev)) / total
 
     def _geometric_update(self, clipped_fraction: float) -> None:
-        excess = clipped_fraction - self.target_clipped_quantile
-        self.next_norm = self.clipping_norm * math.exp(self.clip_norm_lr * excess)
+        self.next_norm = _moved(self.clipping_norm, clipped_fraction)
+
+
+def _moved(norm: float, clipped_fraction: float) -> float:
+    """C exp(−η (b̃ − γ)), Andrew et al. 2021, for the share b̃ of updates that were not clipped."""
+    return norm * math.exp(RATE * (clipped_fraction - TARGET_QUANTILE))
 
 
 def _fixed(updates: list[ArrayRecord], z: float, norm: float, rng: np.random.Generator) -> ArrayRecord:

@@ -45,7 +45,7 @@ from oblivionis.requests.node_records import (
 )
 from oblivionis.requests.sealed import MOST_EXCHANGES, Share, give_up, join, sealed_counts, seals
 from strategies import protocol
-from strategies.distributed_noise import clipped, discrete_gaussian, share_sigma
+from strategies.distributed_noise import contribution, discrete_gaussian, joint_norm, share_sigma
 from strategies.secure import words
 from strategies.secure.client import Participant
 from strategies.secure.exchange import difference
@@ -588,17 +588,21 @@ class _Task:
         if wanted.level != "client":
             return update, None
         multiplier = self.real(protocol.NOISE_MULTIPLIER, 0.0)
-        known = (wanted.noise_multiplier or multiplier, wanted.clipping_norm)
-        if not multiplier > 0 or known != (multiplier, terms.norm) or terms.names:
+        moves = wanted.clipping == "adaptive"
+        known = (wanted.noise_multiplier or multiplier, terms.norm if moves else wanted.clipping_norm)
+        if not multiplier > 0 or known != (multiplier, terms.norm) or not terms.norm > 0 or terms.names:
             raise ClientError(
                 f"client {self.client} is to be hidden, and the sum has another norm or noise than the run"
             )
-        least = share_sigma(multiplier, terms.norm, terms.step, update.size, terms.threshold)
+        numbers = update.size + bool(terms.counting)
+        longest = joint_norm(terms.norm, terms.counting)
+        least = share_sigma(multiplier, longest, terms.step, numbers, terms.threshold)
         if terms.noise < least * (1 - 1e-9):
             raise ClientError(f"client {self.client} is to be hidden, and the sum has less noise than the run asks for")
         labels = ("noise", self._message.metadata.message_type, self.text("exclude"))
         seed = seeds.derive(self.seed, *labels) if self._simulated else secrets.randbits(256)
-        return clipped(update, terms.norm), discrete_gaussian(update.size, terms.noise, np.random.default_rng(seed))
+        noise = discrete_gaussian(numbers, terms.noise, np.random.default_rng(seed))
+        return contribution(update, terms.norm, terms.counting), noise
 
     def _masked(self, vector: np.ndarray, metrics: Mapping[str, int | float]) -> Message:
         asked = _asked(self._message)

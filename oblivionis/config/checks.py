@@ -140,9 +140,6 @@ def _secure(config: Config) -> Iterator[Problem]:
     if not declared.code("strategy", config.strategy.name).literals.get("TAKES_MEAN", True):
         message = f"{config.strategy.name} compares single clients' models, and {sums}"
         yield Problem("strategy", message, "an aggregator of the weighted mean, or secure aggregation off")
-    if config.privacy.level == "client" and config.privacy.clipping == "adaptive":
-        message = f"the norm follows the lengths of single updates, and {sums}"
-        yield Problem("privacy.clipping", message, "fixed")
     if config.model.lora.aggregation == "product":
         message = f"the mean of LoRA's products takes every client's factors, and {sums}"
         yield Problem("model.lora.aggregation", message, "factors or freeze_a")

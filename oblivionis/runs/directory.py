@@ -49,7 +49,18 @@ from oblivionis.runs import shapes
 from oblivionis.version import __version__
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
-_PACKAGES = ("flwr", "torch", "transformers", "peft", "datasets", "flwr-datasets", "numpy", "scipy", "omegaconf")
+_PACKAGES = (
+    "flwr",
+    "torch",
+    "transformers",
+    "peft",
+    "datasets",
+    "flwr-datasets",
+    "numpy",
+    "scipy",
+    "omegaconf",
+    "dp-accounting",
+)
 T = TypeVar("T")
 
 

@@ -132,6 +132,7 @@ class Server:
             max_weight=secure.max_weight,
             patience=secure.patience,
             private=None if private is None else private.shared,
+            follow=None if private is None else private.follow,
             tell=self.config.privacy.level == "none" and not seals(self.config),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -51,7 +51,14 @@ class SecureExchange:
         except ValueError as error:
             return Summed(fault=str(error))
         session = SecureSum(self.grid, self.partition, terms, min(timeout, self.settings.patience))
-        return session.hold(messages, numbers, timeout, committed=committed)
+        if not terms.counting:
+            return session.hold(messages, numbers, timeout, committed=committed)
+        summed = session.hold(messages, numbers + 1, timeout, committed=committed)
+        if summed.fault:
+            return summed
+        if self.settings.follow is not None:
+            self.settings.follow(float(summed.update[-1]) / terms.counting, len(summed.survivors))
+        return replace(summed, update=summed.update[:-1])
 
     def tallies(self, kind: str) -> tuple[str, ...]:
         """Which numbers of a reply are summed."""

@@ -36,7 +36,8 @@ class Terms:
     `told`: names of the numbers that are told beside the update, joined by commas; `one_each`: every update counts 1,
     whatever is behind it, 0 where nothing is. With `norm` above 0 a client shortens its update to that L2
     norm and counts 1, whatever it holds; `noise`: the deviation in steps of the discrete Gaussian noise that it adds to
-    each number.
+    each number; `counting` above 0: behind its update it adds one number more, half of this, positive if the update was
+    no longer than the norm and negative if it was.
 
     Raises TermsError where the threshold is not above half of the shares (a server that tells some that a client
     dropped out and others that it did not could then take that client's masks off), or the sum could overflow.
@@ -53,6 +54,7 @@ class Terms:
     one_each: bool = False
     norm: float = 0.0
     noise: float = 0.0
+    counting: float = 0.0
 
     def __post_init__(self) -> None:
         if fault := self._fault():
@@ -73,7 +75,7 @@ class Terms:
             return f"bits is {self.bits}, expected 2 to 31"
         if self.max_weight < 1:
             return f"max_weight is {self.max_weight}, expected at least 1"
-        for name in ("norm", "noise"):
+        for name in ("norm", "noise", "counting"):
             if not (math.isfinite(value := getattr(self, name)) and value >= 0):
                 return f"{name} is {value}, expected at least 0"
         needed = max(self._bits_needed(self.largest), self._bits_needed(LARGEST_TALLY / TALLY_STEP))
@@ -148,6 +150,7 @@ _KINDS = {
     "one_each": bool,
     "norm": float,
     "noise": float,
+    "counting": float,
 }
 
 
@@ -167,8 +170,9 @@ class SecureSettings:
 
     `shares`, `threshold`: None: by the number of clients, see `strategies.secure.terms`. `clipping`, `bits`,
     `max_weight`: see `Terms`. `patience`: longest wait in seconds for the stages in which nothing is trained.
-    `private`: (kind of exchange, terms, how many numbers) → the same terms with a norm and noise. `tell`: whether
-    numbers such as losses are summed beside the updates: noise on the updates does not protect them.
+    `private`: (kind of exchange, terms, how many numbers) → the same terms with a norm and noise; `follow`: is told the
+    sum of ± ½ over the clients, by `Terms.counting`, and how many these are. `tell`: whether numbers such as losses are
+    summed beside the updates: noise on the updates does not protect them.
     """
 
     clipping: float
@@ -178,6 +182,7 @@ class SecureSettings:
     max_weight: int = 10_000
     patience: float = 120.0
     private: Callable[[str, Terms, int], Terms] | None = None
+    follow: Callable[[float, int], None] | None = None
     tell: bool = True
 
     def terms(self, kind: str, clients: int, told: Sequence[str], numbers: int, *, one_each: bool = False) -> Terms:

@@ -126,6 +126,16 @@ def test_noise_comes_in_shares_and_every_sum_is_one_release(tmp_path):
     assert 0.98 < moved.std() / expected < 1.02
 
 
+def test_a_norm_that_follows_the_updates_moves_under_masks(tmp_path):
+    noise = ("privacy=client", "privacy.clipping=adaptive", "privacy.epsilon=null", "privacy.noise_multiplier=2")
+    config, run = new_run(tmp_path, "adaptive", *MASKED, *noise, "stages=[finetune]", "federation.rounds.finetune=3")
+    events, _ = execute(config, run)
+    assert not events.left_out
+    norms = [r["clipping_norm"] for r in read_account(run)["releases"]]
+    norms.append(run.load_checkpoint("finetune").info["clipping_norm"])
+    assert norms[0] == 1.0 and len(set(norms)) == 4, "drawn by noise and by the share that was cut"
+
+
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
@@ -149,7 +159,6 @@ def test_noise_comes_in_shares_and_every_sum_is_one_release(tmp_path):
             "above 3 (half",
         ),
         (["federation.secure_aggregation.bits=31", "federation.secure_aggregation.max_weight=2000000000"], "modulus"),
-        (["privacy=client", "privacy.clipping=adaptive"], "follows the lengths of single updates"),
         (["federation.secure_aggregation.enabled=false"], "the server sees who sends a zero"),
         (
             ["federation.secure_aggregation.enabled=false", "unlearning.cover=0", "unlearning.cover_seconds=1"],

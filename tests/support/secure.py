@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from strategies import protocol
-from strategies.distributed_noise import clipped, discrete_gaussian
+from strategies.distributed_noise import contribution, discrete_gaussian
 from strategies.memory_grid import MemoryGrid
 from strategies.secure import words as w
 from strategies.secure.client import Participant, SecureError
@@ -59,7 +59,7 @@ class SecureClient:
             tallies = [0.5] * terms.tallies
             weight = min(self.weight(message), 1) if terms.one_each else self.weight(message)
             if terms.norm:
-                update = clipped(update, terms.norm)
+                update = contribution(update, terms.norm, terms.counting)
                 noise = discrete_gaussian(update.size, terms.noise, self.random)
             answer = participant.masked(asked, update, weight, tallies, noise)
         spoiled = self.spoil(kind if kind in STAGES else "vectors", answer)

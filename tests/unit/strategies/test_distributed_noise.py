@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from strategies.distributed_noise import clipped, discrete_gaussian, share_sigma, shortfall
+from strategies.distributed_noise import (
+    clipped,
+    contribution,
+    counting,
+    discrete_gaussian,
+    joint_norm,
+    share_sigma,
+    shortfall,
+)
 
 
 @pytest.mark.parametrize("sigma", [0.5, 0.9, 1.0, 3.7, 60.0])
@@ -47,6 +55,23 @@ def test_the_shares_of_the_survivors_add_up():
     total = sum(discrete_gaussian(100_000, sigma, rng) for _ in range(5))
     assert np.std(total) == pytest.approx(1.5 * 210, rel=0.01)
     assert stats.kstest(total / (1.5 * 210), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("multiplier", "clients"), [(1.0, 100), (2.5, 30), (0.3, 3)])
+def test_updates_and_their_count_are_together_as_private_as_updates_alone(multiplier, clients):
+    """Andrew et al. 2021: 1/z² = 1/z_Δ² + 1/(2σ_b)², with the same noise on both in units of what they weigh."""
+    norm = 0.7
+    count = counting(multiplier, norm, clients)
+    deviation = multiplier * joint_norm(norm, count)
+    on_updates, on_count = deviation / norm, deviation / count
+    assert 1 / multiplier**2 == pytest.approx(1 / on_updates**2 + 1 / (2 * on_count) ** 2)
+    assert on_count == pytest.approx(max(clients / 20, multiplier))
+
+
+def test_what_a_client_adds_says_whether_it_was_cut():
+    np.testing.assert_allclose(contribution(np.array([3.0, 4.0]), 5.0, 0.2), [3.0, 4.0, 0.1])
+    np.testing.assert_allclose(contribution(np.array([6.0, 8.0]), 5.0, 0.2), [3.0, 4.0, -0.1])
+    np.testing.assert_allclose(contribution(np.array([6.0, 8.0]), 5.0, 0.0), [3.0, 4.0])
 
 
 def test_no_rounded_update_is_longer_than_the_sensitivity():

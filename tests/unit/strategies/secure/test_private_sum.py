@@ -76,6 +76,42 @@ def test_a_request_is_one_more_release(strategy):
     np.testing.assert_allclose(sent[:CLIENTS], expected, atol=0.02)
 
 
+def test_the_norm_follows_the_median_length_under_masks():
+    """Lengths of 1 to 5: the median is 3, from wherever the norm starts, with little noise, all of it the clients'."""
+    for first in (0.5, 20.0):
+        private = PrivateMean(0.02, first, adaptive=True, seed=0)
+        told = {"private": private.shared, "follow": private.follow, "patience": 1.0, "tell": False}
+        options = Options(secure=SecureSettings(clipping=50.0, **told), private_mean=private)
+        grid = MemoryGrid({c: _client(c, c + 1.0) for c in range(CLIENTS)})
+        FedTU(build("fedavg"), options=options).start(grid, adapter(START), num_rounds=40, timeout=1.0)
+        assert 2.4 <= private.clipping_norm <= 3.6
+
+
+@pytest.mark.parametrize("spoil", [None, vanishing("vectors")], ids=["all", "one dropped out"])
+def test_a_norm_that_follows_has_the_noise_of_both(spoil):
+    """σ_b = max(5/20, z): the updates get 1/√0.75 times the noise, the count z in units of clients."""
+    multiplier, norm, moves = 0.7, 2.0, []
+    for seed in range(30):
+        private = PrivateMean(multiplier, norm, adaptive=True, seed=seed)
+        told = {"private": private.shared, "follow": private.follow, "patience": 1.0, "tell": False}
+        options = Options(secure=SecureSettings(clipping=50.0, threshold=THRESHOLD, **told), private_mean=private)
+        random = {c: np.random.default_rng([seed, c]) for c in range(CLIENTS)}
+        clients = {c: _client(c, 0.0, **({"spoil": spoil} if spoil and c == 1 else {})) for c in range(CLIENTS)}
+        for c, client in clients.items():
+            client.random = random[c]
+        result = FedTU(build("fedavg"), options=options).start(
+            MemoryGrid(clients), adapter(START), num_rounds=1, timeout=1.0
+        )
+        survivors = CLIENTS - (spoil is not None)
+        deviation = multiplier * norm / math.sqrt(0.75) * math.sqrt(survivors / THRESHOLD) / survivors
+        assert 0.93 < flat(result.arrays).std() / deviation < 1.07
+        moves.append(survivors * (0.5 + math.log(private.clipping_norm / norm) / 0.2))
+    expected = multiplier * math.sqrt(survivors / THRESHOLD)
+    assert abs(np.mean(moves)) < 4 * expected / math.sqrt(30), "nobody was cut"
+    low, high = (math.sqrt(q / 30) for q in chi2.ppf([1e-4, 1 - 1e-4], 30))
+    assert low < np.sqrt(np.mean(np.square(moves))) / expected < high
+
+
 def test_a_grid_too_coarse_for_the_noise_is_no_exchange():
     private = PrivateMean(1e-9, 1.0, seed=0)
     settings = SecureSettings(clipping=1.0, bits=8, patience=1.0, private=private.shared)
