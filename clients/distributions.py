@@ -25,14 +25,14 @@ class TokenStatistics(NamedTuple):
 class _Statistics(torch.autograd.Function):
     """log softmax(z)[label], −Σ p log p and T² KL(q_T‖p_T) of logits z (M, V), labels (M,), reference logits (M, V).
 
-    p = softmax(z); p_T = softmax(z/T), q_T = softmax(r/T) for the reference logits r, that of the label less `lowered`.
-    At least float32. Keeps nothing of the size of the logits but these themselves: with the upstream gradients g, h, k
-    of a row, the gradient of z is g (onehot − p) + h (−p log p − p H) + k T (p_T − q_T).
+    p = softmax(z); p_T = softmax(z/T), q_T = softmax(r/T) for the reference logits r, that of each label less `lowered`
+    (M,), which may be None. At least float32. Keeps nothing of the size of the logits but these themselves: with the
+    upstream gradients g, h, k of a row, the gradient of z is g (onehot − p) + h (−p log p − p H) + k T (p_T − q_T).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, reference: Tensor | None, temperature: float, lowered: float
+        ctx: Any, logits: Tensor, labels: Tensor, reference: Tensor | None, temperature: float, lowered: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp, entropy, kl = (logits.new_zeros(logits.shape[0], dtype=dtype) for _ in range(3))
@@ -41,19 +41,19 @@ class _Statistics(torch.autograd.Function):
             log_p = torch.log_softmax(logits[rows], -1, dtype=dtype)
             logp[rows] = log_p.gather(1, labels[rows, None]).squeeze(1)
             if reference is not None:
-                other = _lowered(reference[rows].to(dtype), labels[rows], lowered)
+                other = _lowered(reference[rows].to(dtype), labels[rows], lowered, rows)
                 log_q = torch.log_softmax(other / temperature, -1)
                 log_p_t = log_p if temperature == 1 else torch.log_softmax(logits[rows].to(dtype) / temperature, -1)
                 terms = (log_q - log_p_t).mul_(log_q.exp_())
                 kl[rows] = temperature**2 * torch.nan_to_num_(terms, nan=0.0, posinf=torch.inf).sum(-1)
             entropy[rows] = torch.special.entr(log_p.exp_()).sum(-1)
-        ctx.save_for_backward(logits, labels, reference, entropy)
-        ctx.temperature, ctx.lowered = temperature, lowered
+        ctx.save_for_backward(logits, labels, reference, entropy, lowered)
+        ctx.temperature = temperature
         return logp, entropy, kl
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        logits, labels, reference, entropy = ctx.saved_tensors
+        logits, labels, reference, entropy, lowered = ctx.saved_tensors
         grad = torch.empty_like(logits)
         temperature = ctx.temperature
         for start in range(0, logits.shape[0], _ROWS):
@@ -64,28 +64,31 @@ class _Statistics(torch.autograd.Function):
             part.scatter_add_(1, labels[rows, None], g)
             if reference is not None:
                 p_t = p if temperature == 1 else torch.softmax(logits[rows].to(p.dtype) / temperature, -1)
-                other = _lowered(reference[rows].to(p.dtype), labels[rows], ctx.lowered)
+                other = _lowered(reference[rows].to(p.dtype), labels[rows], lowered, rows)
                 q_t = torch.softmax(other / temperature, -1)
                 part.addcmul_(p_t.sub_(q_t), k, value=temperature)
             grad[rows] = part
         return grad, None, None, None, None
 
 
-def _lowered(logits: Tensor, labels: Tensor, by: float) -> Tensor:
-    """Logits (m, V) with those of the labels (m,) less `by`; themselves for 0."""
-    if by == 0:
-        return logits
-    return logits.scatter_add(1, labels[:, None], logits.new_full((labels.numel(), 1), -by))
+def _lowered(logits: Tensor, labels: Tensor, by: Tensor | None, rows: slice) -> Tensor:
+    """Logits (m, V) with those of the labels (m,) less the `rows` of `by` (M,); themselves for None."""
+    return logits if by is None else logits.scatter_add(1, labels[:, None], -by[rows, None].to(logits))
 
 
 def statistics(
-    logits: Tensor, labels: Tensor, reference: Tensor | None = None, temperature: float = 1.0, lowered: float = 0.0
+    logits: Tensor,
+    labels: Tensor,
+    reference: Tensor | None = None,
+    temperature: float = 1.0,
+    lowered: float | Tensor = 0.0,
 ) -> TokenStatistics:
     """The statistics of logits (M, V) with labels (M,) against reference logits (M, V), which get no gradient.
 
-    `lowered` is taken off the reference's logit of each label first.
+    `lowered`, one number or (M,), is taken off the reference's logit of each label first.
     """
-    logp, entropy, kl = _Statistics.apply(logits, labels, reference, temperature, lowered)  # type: ignore[misc]
+    by = lowered if isinstance(lowered, Tensor) else logits.new_full((labels.numel(),), lowered) if lowered else None
+    logp, entropy, kl = _Statistics.apply(logits, labels, reference, temperature, by)  # type: ignore[misc]
     return TokenStatistics(logp, entropy, None if reference is None else kl)
 
 
@@ -94,13 +97,14 @@ def row_statistics(
     labels: Tensor,
     reference: AnswerRows | None = None,
     temperature: float = 1.0,
-    lowered: float = 0.0,
+    lowered: float | Tensor = 0.0,
 ) -> TokenStatistics:
     """`statistics` of M answer tokens. Logits that can be made from states exist a few rows at a time, then again."""
 
     def piece(values: Tensor, part: slice) -> TokenStatistics:
         other = None if reference is None else reference.logits(reference.values[part])
-        return statistics(rows.logits(values), labels[part], other, temperature, lowered)
+        less = lowered[part] if isinstance(lowered, Tensor) else lowered
+        return statistics(rows.logits(values), labels[part], other, temperature, less)
 
     count = labels.numel()
     size = _piece(rows)

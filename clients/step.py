@@ -25,7 +25,8 @@ class Surroundings(NamedTuple):
 
     `received`: the model as received; `teacher`: a model that knows nothing; `temperature` T of the divergences;
     `strength`: by how much `Step.forget_adjusted_kl` lowers the true tokens' logits; `layer`: the decoder layer whose
-    states are read; `retain_loss`: what `Step.retain_loss` is, nll or kl; `base`: the untouched base model.
+    states are read; `retain_loss`: what `Step.retain_loss` is, nll or kl; `base`: the untouched base model, whose
+    logits count `sharpness` times in `Step.forget_target_kl`.
     """
 
     received: Received | None = None
@@ -35,6 +36,7 @@ class Surroundings(NamedTuple):
     layer: int = 0
     retain_loss: str = "nll"
     base: Received | None = None
+    sharpness: float = 1.0
 
 
 class References(NamedTuple):
@@ -42,13 +44,15 @@ class References(NamedTuple):
 
     `forget_log_p`, `alternative_log_p` (B,): log-likelihood of each forget answer, and of each answer in its place;
     `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record; nats.
-    `forget_target_nll` (B,): not of the model as received, but up to what the forget records are forgotten.
+    Not of the model as received, but up to what the forget records are forgotten: `forget_target_nll` (B,), and
+    `forget_target_lowered` (L_i,) each, by how much the base model's logits of their answer tokens are too high.
     """
 
     forget_log_p: Tensor | None = None
     alternative_log_p: Tensor | None = None
     retain_nll: Tensor | None = None
     forget_target_nll: Tensor | None = None
+    forget_target_lowered: Sequence[Tensor] | None = None
 
 
 class Step:
@@ -128,9 +132,10 @@ class Step:
         return self._get("forget_reference_kl", "forget_reference_kl")
 
     @property
-    def forget_base_kl(self) -> Tensor:
-        """(B,) mean over the answer tokens of each forget record of KL(base model‖model), nats."""
-        return self._get("forget_base_kl", "forget_base_kl")
+    def forget_target_kl(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of KL(target‖model), nats: the base model's sharpened
+        distributions, the true token in them as likely as a model that never saw the record would find it."""
+        return self._get("forget_target_kl", "forget_target_kl")
 
     @property
     def forget_adjusted_kl(self) -> Tensor:
@@ -243,8 +248,7 @@ class Step:
             names = [name for name in references if name.startswith(prefix)]
             found = None
             for name in names or [""]:
-                lowered = self._around.strength if name == "forget_adjusted_kl" else 0.0
-                against = (references.get(name), self._around.temperature, lowered)
+                against = (references.get(name), self._around.temperature, self._lowered(name))
                 found = row_statistics(rows[part], batch.labels[part], *against)
                 if found.kl is not None:
                     values[name] = _record_means(found.kl, self._records(name))
@@ -253,6 +257,13 @@ class Step:
         values |= _likelihoods(torch.cat([piece.log_p for piece in pieces]), batch)
         values["entropy"] = sequence_nll(-torch.cat([piece.entropy for piece in pieces]), batch)[1]
         return values
+
+    def _lowered(self, name: str) -> float | Tensor:
+        """What is taken off the true tokens' logits in the reference of the divergence `name`."""
+        if name == "forget_adjusted_kl":
+            return self._around.strength
+        lowered = self._references.forget_target_lowered if name == "forget_target_kl" else None
+        return 0.0 if lowered is None else torch.cat(list(lowered))
 
     def _records(self, name: str) -> list[TokenSequence]:
         return self.forget if name.startswith("forget") else self.retain
@@ -265,10 +276,12 @@ class Step:
                 raise ValueError(f"{name} needs a teacher")
             with torch.no_grad():
                 return answer_rows(self._around.teacher, batch)
-        received = self._around.base if name == "forget_base_kl" else self._received()
-        if received is None:
-            raise ValueError(f"{name} needs the base model")
-        with received.in_place():
+        if name == "forget_target_kl":
+            if self._around.base is None:
+                raise ValueError(f"{name} needs the base model")
+            with self._around.base.in_place():
+                return answer_rows(self.model, batch).scaled(self._around.sharpness)
+        with self._received().in_place():
             return answer_rows(self.model, batch)
 
     @cached_property
@@ -292,7 +305,7 @@ class Step:
 
 
 QUANTITIES = frozenset(name for name, value in vars(Step).items() if isinstance(value, property))
-_AGAINST = ("forget_reference_kl", "forget_base_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
+_AGAINST = ("forget_reference_kl", "forget_target_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
 BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin"})
 """Quantities that go by the logits: likelihoods alone do not."""
 NEEDS_RECEIVED = frozenset(

@@ -3,7 +3,9 @@
 Two things are known of a record that is to be forgotten: how the untouched base model finds its answer, and how
 training has since changed what the model makes of records that nobody trains on, the reference records. A line fitted
 to the latter, present against base negative log-likelihood, carries the former over to the present: an estimate of
-what the model would make of the record had it never seen it. No oracle is asked and nothing leaves the client.
+what the model would make of the record had it never seen it. A monotone curve fitted to their tokens says how that
+divides among the answer's tokens, and how much surer of itself the model has become goes by the references, too. No
+oracle is asked and nothing leaves the client.
 """
 
 from __future__ import annotations
@@ -13,14 +15,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor, nn
 
+from clients.distributions import row_statistics
 from clients.flat import FlatParameters
 from clients.step import Step
+from evaluation.engine.forward import AnswerRows, answer_rows
+from evaluation.engine.models import evaluation_mode, model_device
+from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 
 LEAST_REFERENCES = 8
 """Fewest reference records that a line is fitted to."""
+_SHARPEST = 4.0
+_LEAST_NLL = 1e-4
+"""No token is to be surer than that, nats: its logit would have no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +39,16 @@ class Target:
 
     nll (n,): mean negative log-likelihood of each forget record's answer under a model that never saw it, nats per
     token. tolerance: a record that lies no further from it is left alone, nats per token, positive. base (size,): the
-    trainable parameters of the untouched base model.
+    trainable parameters of the untouched base model. sharpness: by what its logits are multiplied for distributions as
+    sure as the present model's; lowered: (L_i,) each, what is then taken off the logits of the true tokens so that they
+    get the probability that they are to have; None: nothing.
     """
 
     nll: Tensor
     tolerance: float
     base: np.ndarray
+    sharpness: float = 1.0
+    lowered: tuple[Tensor, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0:
@@ -51,27 +65,38 @@ def never_seen_nll(reference_base: np.ndarray, reference_now: np.ndarray, record
     if reference_base.shape != reference_now.shape or reference_base.ndim != 1:
         raise ValueError(f"{reference_base.shape} base values do not fit {reference_now.shape} present ones")
     if len(reference_base) < LEAST_REFERENCES:
-        raise ValueError(
-            f"{len(reference_base)} records that nobody trains on are too few to judge by; expected at least "
-            f"{LEAST_REFERENCES}"
-        )
+        raise _too_few(len(reference_base))
     middle = reference_base - reference_base.mean()
     spread = float(middle @ middle)
     slope = max(0.0, float(middle @ reference_now) / spread) if spread > 0 else 0.0
     return np.maximum(reference_now.mean() + slope * (record_base - reference_base.mean()), 0.0)
 
 
+def never_seen_token_nll(
+    reference_base: np.ndarray, reference_now: np.ndarray, record_base: Sequence[np.ndarray], means: np.ndarray
+) -> list[np.ndarray]:
+    """How the estimated means (n,) of records divide among their answer tokens, (L_i,) each, nats, >= 0.
+
+    reference_base, reference_now (M,): negative log-likelihood of every token of the references; record_base: (L_i,)
+    each, of the records' under the base model. Isotonic regression of present on base values, interpolated, and scaled
+    to each record's mean.
+    """
+    known, inverse, counts = np.unique(reference_base, return_inverse=True, return_counts=True)
+    fitted = isotonic_regression(np.bincount(inverse, reference_now) / counts, weights=counts).x
+    found = [np.interp(values, known, fitted) for values in record_base]
+    return [
+        values * (mean / values.mean()) if values.mean() > 0 else np.full(values.shape, mean)
+        for values, mean in zip(found, means, strict=True)
+    ]
+
+
 @torch.no_grad()
 def record_nll(model: nn.Module, sequences: Sequence[TokenSequence], batch_size: int) -> Tensor:
     """(n,) mean negative log-likelihood of each sequence's answer tokens, nats, in evaluation mode."""
-    training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         parts = [
             Step(model, sequences[i : i + batch_size], []).forget_nll for i in range(0, len(sequences), batch_size)
         ]
-    finally:
-        model.train(training)
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
@@ -89,12 +114,74 @@ def estimate_target(
     base (size,): the parameters of the untouched base model; references: records that nobody trains on. Raises
     ValueError as `never_seen_nll`.
     """
+    if len(references) < LEAST_REFERENCES:
+        raise _too_few(len(references))
     present = flat.numpy()
-    now = record_nll(model, references, batch_size)
-    flat.load(base)
-    try:
-        before, own = (record_nll(model, part, batch_size) for part in (references, records))
-    finally:
-        flat.load(present)
-    estimated = never_seen_nll(*(values.double().cpu().numpy() for values in (before, now, own)))
-    return Target(torch.from_numpy(estimated).to(own), tolerance, base)
+    with torch.no_grad(), evaluation_mode(model):
+        now = _Tokens.of(model, references, batch_size)
+        flat.load(base)
+        try:
+            before, own = (_Tokens.of(model, part, batch_size) for part in (references, records))
+        finally:
+            flat.load(present)
+        sharpness = _sharpness(before, now.entropy())
+        means = never_seen_nll(before.means(), now.means(), own.means())
+        wanted = never_seen_token_nll(np.concatenate(before.nll()), np.concatenate(now.nll()), own.nll(), means)
+        lowered = tuple(
+            torch.from_numpy(_logit(given) - _logit(asked)).float()
+            for given, asked in zip(own.nll(sharpness), wanted, strict=True)
+        )
+    return Target(torch.from_numpy(means).float(), tolerance, base, sharpness, lowered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """What predicts the answer tokens of some records."""
+
+    rows: AnswerRows
+    labels: Tensor
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> _Tokens:
+        found, labels = [], []
+        for start in range(0, len(records), batch_size):
+            batch = PackedBatch.build(records[start : start + batch_size], model_device(model))
+            found.append(answer_rows(model, batch))
+            labels.append(batch.labels)
+        rows = AnswerRows(torch.cat([part.values for part in found]), found[0].head)
+        return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
+
+    def nll(self, sharpness: float = 1.0) -> list[np.ndarray]:
+        """(L_i,) each, nats."""
+        log_p = row_statistics(self.rows.scaled(sharpness), self.labels).log_p
+        return [-part.double().cpu().numpy() for part in log_p.split(self.lengths)]
+
+    def means(self) -> np.ndarray:
+        """(n,) of `nll`."""
+        return np.array([part.mean() for part in self.nll()])
+
+    def entropy(self, sharpness: float = 1.0) -> float:
+        """Mean over all tokens of the entropy of their distributions, nats."""
+        return row_statistics(self.rows.scaled(sharpness), self.labels).entropy.mean().item()
+
+
+def _sharpness(tokens: _Tokens, entropy: float) -> float:
+    """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; by bisection of its logarithm."""
+    low, high = 1 / _SHARPEST, _SHARPEST
+    for _ in range(10):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if tokens.entropy(middle) > entropy else (low, middle)
+    return (low * high) ** 0.5
+
+
+def _logit(nll: np.ndarray) -> np.ndarray:
+    """log(p/(1 − p)) of the probabilities exp(−nll)."""
+    nll = np.maximum(nll, _LEAST_NLL)
+    return -nll - np.log(-np.expm1(-nll))
+
+
+def _too_few(count: int) -> ValueError:
+    return ValueError(
+        f"{count} records that nobody trains on are too few to judge by; expected at least {LEAST_REFERENCES}"
+    )

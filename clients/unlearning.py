@@ -490,6 +490,12 @@ class _Gradient:
             updater.backward(value)
             measured.add(value.item(), step, share)
 
+    def _targets(self, references: References, chosen: list[int]) -> References:
+        if self.target is None:
+            return references
+        lowered = None if self.target.lowered is None else [self.target.lowered[i] for i in chosen]
+        return references._replace(forget_target_nll=self.target.nll[chosen], forget_target_lowered=lowered)
+
     def _step(self, task: _Task, chosen: list[int], partners: list[int]) -> Step:
         update, records = task.update, self.records
         others = [records.alternative(i, task.epoch) for i in chosen] if update.alternatives else []
@@ -499,9 +505,7 @@ class _Gradient:
             [records.retain[i] for i in partners] if update.retain else [],
             alternatives=[records.alternatives[i][k] for i, k in zip(chosen, others, strict=True)] if others else [],
             wanted=update.wanted,
-            references=self.received.references(chosen, others, partners)._replace(
-                forget_target_nll=None if self.target is None else self.target.nll[chosen]
-            ),
+            references=self._targets(self.received.references(chosen, others, partners), chosen),
             around=self.around,
         )
 
@@ -536,6 +540,7 @@ def _prepare(
         layer=depth,
         retain_loss=options.retain_loss,
         base=None if options.target is None else Received(model, flat, options.target.base),
+        sharpness=1.0 if options.target is None else options.target.sharpness,
     )
     received = _Received.of(model, records, wanted, work, settings.batch_size)
     parts = (options.entropy, around, received, options.target)

@@ -294,6 +294,10 @@ class AnswerRows:
         """Logits (m, V) of some rows of `values` (m, ·)."""
         return values if self.head is None else F.linear(values, self.head)
 
+    def scaled(self, by: float) -> AnswerRows:
+        """Those whose logits are `by` times as large."""
+        return self if by == 1 else AnswerRows(self.values * by, self.head)
+
     def __getitem__(self, rows: slice) -> AnswerRows:
         return AnswerRows(self.values[rows], self.head)
 

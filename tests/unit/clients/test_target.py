@@ -12,7 +12,14 @@ from support import tiny_llama
 
 from clients.flat import FlatParameters
 from clients.step import Step
-from clients.target import LEAST_REFERENCES, Target, estimate_target, never_seen_nll, record_nll
+from clients.target import (
+    LEAST_REFERENCES,
+    Target,
+    estimate_target,
+    never_seen_nll,
+    never_seen_token_nll,
+    record_nll,
+)
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
 
@@ -52,6 +59,65 @@ def test_too_few_references_are_refused() -> None:
         never_seen_nll(few, few, few)
     with pytest.raises(ValueError, match="do not fit"):
         never_seen_nll(np.ones(60), np.ones(61), few)
+
+
+def monotone(base: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """Isotonic regression at the sorted base values: the largest of the least means of runs, by brute force."""
+    values = np.unique(base)
+    runs = [[now[(base >= low) & (base <= high)].mean() for high in values if high >= low] for low in values]
+    return np.array([max(min(runs[j][i - j :]) for j in range(i + 1)) for i in range(len(values))])
+
+
+def test_tokens_divide_a_records_mean_by_a_monotone_curve() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.integers(0, 9, 40) / 3
+    now = np.maximum(base + rng.normal(0.5, 0.8, 40), 0)
+    own = [np.array([0.0, 0.5, 2.9]), np.array([1.0]), np.array([-1.0, 9.0])]
+    found = never_seen_token_nll(base, now, own, np.array([0.9, 2.0, 0.0]))
+    curve = [np.interp(values, np.unique(base), monotone(base, now)) for values in own]
+    for values, expected, mean in zip(found, curve, (0.9, 2.0, 0.0), strict=True):
+        np.testing.assert_allclose(values, expected * mean / expected.mean(), atol=1e-12)
+        assert values.mean() == pytest.approx(mean)
+    flat = never_seen_token_nll(base, np.zeros(40), own[:1], np.array([0.4]))
+    np.testing.assert_allclose(flat[0], [0.4] * 3)
+
+
+def padded_rows(model: Any, record: Any) -> torch.Tensor:
+    """(L, V) logits that predict the answer's tokens, by a plain forward pass."""
+    logits = model(input_ids=torch.tensor([[*record.prompt, *record.answer]])).logits[0].float()
+    return logits[len(record.prompt) - 1 : -1]
+
+
+@torch.no_grad()
+def test_the_true_tokens_get_their_probability_and_the_references_their_entropy() -> None:
+    """In distributions made by hand of the base model's logits; the other tokens' odds are those of the base model."""
+    model = tiny_llama.lora().eval()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    before = [padded_rows(model, r) for r in [*REFERENCES, *FORGET]]
+    flat.load(start * np.float32(1.5))
+    now = [padded_rows(model, r) for r in REFERENCES]
+    target = estimate_target(model, flat, start, REFERENCES, FORGET, 4, 0.1)
+    assert target.lowered is not None
+
+    def entropy(rows: list[torch.Tensor]) -> float:
+        return torch.special.entr(torch.cat(rows).softmax(-1)).sum(-1).mean().item()
+
+    sharpened = [rows * target.sharpness for rows in before]
+    assert entropy(sharpened[: len(REFERENCES)]) == pytest.approx(entropy(now), abs=5e-3)
+
+    def losses(rows: list[torch.Tensor], records: list[Any]) -> list[np.ndarray]:
+        pairs = zip(rows, records, strict=True)
+        return [-x.log_softmax(-1)[range(len(r.answer)), r.answer].double().numpy() for x, r in pairs]
+
+    known = [np.concatenate(losses(rows, REFERENCES)) for rows in (before[: len(REFERENCES)], now)]
+    own = losses(before[len(REFERENCES) :], FORGET)
+    wanted = never_seen_token_nll(known[0], known[1], own, target.nll.double().numpy())
+    made = zip(sharpened[len(REFERENCES) :], FORGET, target.lowered, wanted, strict=True)
+    for rows, record, lowered, expected in made:
+        places = (range(len(record.answer)), record.answer)
+        rows[places] -= lowered
+        np.testing.assert_allclose(-rows.log_softmax(-1)[places], np.maximum(expected, 1e-4), atol=2e-3)
 
 
 def test_the_target_is_what_the_base_model_says_where_nothing_was_trained() -> None:
