@@ -250,6 +250,27 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
 
 
+@_reads("unlearning", "privacy.level", "model.dtype")
+def _rectified(config: Config) -> Iterator[Problem]:
+    """Gradients that cannot be rectified."""
+    unlearning, key = config.unlearning, "unlearning.rectify.enabled"
+    if not unlearning.rectify.enabled:
+        return
+    if not methods.is_loss(unlearning.method):
+        yield Problem(key, f"{unlearning.method} minimises no loss on the records to forget", "false")
+    elif not methods.sees_forget_records(unlearning.method):
+        yield Problem(key, f"{unlearning.method} has no gradient of forget records to rectify", "false")
+    if unlearning.requests.scope == "client":
+        message = "a client that leaves has no retain records, against which the gradient is rectified"
+        yield Problem(key, message, "false", "or set unlearning.requests.scope=forget_split")
+    if config.privacy.level == "record":
+        message = "the gradient of retain records by which it goes is not clipped record by record"
+        yield Problem(key, message, "false", "or set privacy=none")
+    if config.model.dtype == "float16":
+        message = "gradients in float16 are scaled up, and their products overflow"
+        yield Problem("model.dtype", message, "float32 or bfloat16", f"or set {key}=false")
+
+
 @_reads("unlearning.method", "unlearning.alternatives", "data.name")
 def _alternatives(config: Config) -> Iterator[Problem]:
     """Other answers that the method would not look at, or that there cannot be."""

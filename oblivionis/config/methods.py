@@ -40,6 +40,11 @@ def sees_forget_likelihood(method: str) -> bool:
     return any(name.startswith("forget_") and not name.endswith("_states") for name in _code(method).quantities)
 
 
+def sees_forget_records(method: str) -> bool:
+    """Whether it asks for anything of the forget records, their questions with other answers included."""
+    return any(name.startswith(("forget_", "alternative_")) for name in _code(method).quantities)
+
+
 def needs_target(method: str) -> bool:
     """Whether it forgets each record up to an estimate of what a model that never saw it would make of it."""
     return "forget_target_nll" in _code(method).quantities
