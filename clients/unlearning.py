@@ -42,7 +42,8 @@ class UnlearnReport:
     """What an unlearning did.
 
     num_examples: forget records; num_retain: retain records at hand; retain_used: whether retain records took part;
-    first_forget_nll, last_forget_nll: mean over the forget records of an update, before it, nats per answer token;
+    first_forget_nll, last_forget_nll: mean over the forget records of an update, before it, nats per answer token; the
+    last one that of all of them at the end where the method trains a copy (`losses.Method.finish_in`);
     first_forget_entropy, last_forget_entropy: the same of the entropy; nan where the method did not ask for them;
     stopped: whether `forget_nll_limit` ended it early; first_gap, last_gap: mean over the records of how far their
     negative log-likelihood is from their target, before the first update and after the last one, nats per token; nan
@@ -135,8 +136,8 @@ def unlearn(
 
     Raises ValueError without forget records, for an unknown method or hyperparameter, if the method cannot do without
     retain records, or if it asks for alternatives and a record has none, or for a target and there is none; where
-    gradients are to be rectified and there are no retain records, or they are scaled (float16 on CUDA); NonFiniteError
-    as `train`.
+    gradients are to be rectified and there are no retain records, or they are scaled (float16 on CUDA); for options
+    that go by what the updates do to forget records where the method trains a copy on them; NonFiniteError as `train`.
     """
     if not forget:
         raise ValueError("no sequence to forget")
@@ -146,6 +147,7 @@ def unlearn(
         raise ValueError(f"{method} needs at least one alternative answer to the question of each forget record")
     if options.rectify is not None and flat.device.type == "cuda" and flat.compute_dtype == torch.float16:
         raise ValueError("gradients in float16 are scaled, and their products overflow: take bfloat16")
+    _check_copy(plan.loss, options)
     start = time.perf_counter()
     size = settings.records_per_update
     history: list[_Measured] = []
@@ -158,7 +160,8 @@ def unlearn(
         gradient, moving = _prepare(model, flat, records, plan, work, settings, options)
         updater = Updater(flat, settings, len(work), options.prox, moving, options.ball)
         rectifier = None if options.rectify is None else Rectifier(options.rectify, moving)
-        values = plan.values
+        values, finish = plan.values, plan.loss.finish_in
+        received = None if finish is None else flat.vector.detach().clone()
         for task in work:
             part = aim.part(task)
             if part is None:
@@ -177,6 +180,12 @@ def unlearn(
             if on_step is not None:
                 on_step(updater.steps, measured.loss)
         updater.finish()
+        ends = _ends(history)
+        if finish is not None:
+            with torch.no_grad():
+                flat.vector.copy_(finish(received, flat.vector.detach(), **values))
+            updater.finish()
+            ends["last_forget_nll"] = record_nll(model, forget, settings.batch_size).mean().item()
         gaps = aim.first_and_last()
     seconds = time.perf_counter() - start
     return UnlearnReport(
@@ -184,12 +193,20 @@ def unlearn(
         num_retain=len(retain),
         retain_used=plan.paired,
         steps=updater.steps,
-        **_ends(history),
+        **ends,
         stopped=stopped,
         seconds=seconds,
         first_gap=gaps[0],
         last_gap=gaps[1],
     )
+
+
+def _check_copy(loss: losses.Method, options: UnlearnOptions) -> None:
+    """Raise ValueError for options that go by what updates do to the forget records where these are made on a copy."""
+    told = [name for name in ("ball", "forget_nll_limit", "target", "rectify") if getattr(options, name) is not None]
+    told += ["entropy"] if options.entropy.forget or options.entropy.retain else []
+    if loss.finish_in is not None and told:
+        raise ValueError(f"{loss.name} trains a copy of the model and takes no {told[0]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,6 +250,22 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
 
 
+@_reads("unlearning")
+def _copy(config: Config) -> Iterator[Problem]:
+    """Options that go by what updates do to the forget records, of a method that learns these on a copy."""
+    unlearning = config.unlearning
+    if not methods.trains_copy(unlearning.method):
+        return
+    message = f"{unlearning.method} learns the records to forget on a copy, and goes back in the end"
+    if unlearning.entropy.forget or unlearning.entropy.retain:
+        yield Problem("unlearning.entropy", message, "weights of 0")
+    if unlearning.rectify.enabled:
+        yield Problem("unlearning.rectify.enabled", message, "false")
+    for key in ("forget_nll_limit", "target"):
+        if getattr(unlearning, key) is not None:
+            yield Problem(f"unlearning.{key}", message, "null")
+
+
 @_reads("unlearning", "privacy.level", "model.dtype")
 def _rectified(config: Config) -> Iterator[Problem]:
     """Gradients that cannot be rectified."""
