@@ -152,8 +152,8 @@ def _method(name: str, module: ModuleType) -> Method:
             optional.append(parameter.name)
     more = [getattr(module, name, None) for name in ("phases", "layers", "advance")]
     per_record, finish = bool(getattr(module, "PER_RECORD", False)), getattr(module, "finish", None)
-    known = {"per_record": per_record, "finish_in": finish}
-    return Method(name, function, tuple(required), tuple(optional), defaults, *more, **known)
+    quantities = (tuple(required), tuple(optional))
+    return Method(name, function, *quantities, defaults, *more, per_record=per_record, finish_in=finish)
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
