@@ -585,6 +585,28 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.entropy", message, "weights of 0")
 
 
+@_reads("unlearning", "stages", "federation.secure_aggregation", "privacy.level")
+def _served_by_server(config: Config) -> Iterator[Problem]:
+    """What does not go with a method by which the server changes the model itself, without clients' updates."""
+    unlearning, method = config.unlearning, config.unlearning.method
+    if methods.is_loss(method) or methods.updates(method) is not None:
+        return
+    if "local" in config.stages:
+        message = f"{method} needs other clients, and the stage local has none"
+        yield Problem("stages", message, "stages without local, or another unlearning method")
+    if unlearning.entropy.forget or unlearning.entropy.retain:
+        yield Problem("unlearning.entropy", f"{method} trains on nothing that is to be forgotten", "weights of 0")
+    if config.federation.secure_aggregation.enabled:
+        message = f"{method} makes no sum of clients' updates that could cover those that ask"
+        yield Problem("unlearning.method", message, "an unlearning loss, or secure aggregation off")
+    if config.privacy.level == "client":
+        message = f"{method} is no update of clients that privacy.level=client could clip and hide"
+        yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
+    if method == "weight_negation" and unlearning.requests.policy == "random_client_per_round":
+        message = "a negation in the round after another gives the weights back nearly as they were"
+        yield Problem("unlearning.requests.policy", message, "all_at_round, or a schedule with rounds between")
+
+
 @_reads("unlearning.requests", "federation.clients")
 def _request_clients(config: Config) -> Iterator[Problem]:
     requests, clients = config.unlearning.requests, config.federation.clients

@@ -21,6 +21,7 @@ from oblivionis.assessment.verification import Verification
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError, RunFailed
+from oblivionis.models.negation import negated_numbers
 from oblivionis.naming import BASE
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.request_figures import write_request_figures
@@ -45,6 +46,7 @@ from strategies.fedtu import FedTU, Listener, Options
 from strategies.server_step import ServerStep
 from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
 from strategies.told import COUNTS, NUMBERS, TRAIN
+from strategies.weight_negation import ByNegation
 
 SENT, RECEIVED = "bytes_sent", "bytes_received"
 """Bytes of all messages of a round, from the server and to it."""
@@ -243,6 +245,8 @@ class Stage:
         """How requests are served, and where the clients' updates are remembered."""
         unlearning, mean = self.config.unlearning, self.server.mean
         summed = unlearning.merge == "sum"
+        if unlearning.method == "weight_negation" and self.name == "unlearn":
+            return ByNegation(self._negated(), self.updates)
         if self.updates is not None and self.name == "unlearn":
             if unlearning.method == "federaser":
                 ratio, epochs = unlearning.params["calibration_ratio"], self.config.federation.local_epochs
@@ -250,6 +254,14 @@ class Stage:
             if unlearning.method == "pga":
                 return WithReference(self.updates, mean, summed=summed)
         return ByUnlearning(mean, self.updates, summed=summed)
+
+    def _negated(self) -> np.ndarray:
+        """Which numbers of the global vector NoT negates. RunError where the model has no such layers."""
+        assembled, layers = self.server.assembled, int(self.config.unlearning.params["layers"])
+        try:
+            return negated_numbers(assembled.model, assembled.flat, self.config.model.mode, layers)
+        except ValueError as error:
+            raise RunError(f"unlearning.params.layers: {error}") from None
 
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""
