@@ -28,8 +28,9 @@ epoch; who calls `unlearn` brings them.
 Literals tell more of it without importing it: `LIMITS` between what the hyperparameters may lie, `LABEL` what tables of
 suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
 that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint), `SCALED_BY` as
-above, `PER_RECORD = True` that it is a mean over forget records plus a mean over retain records, the terms of which are
-about one record each, so that each record's gradient can be clipped (`clients.private`).
+above, `OTHERS = True` that the server has the other clients train beside it, `PER_RECORD = True` that it is a mean over
+forget records plus a mean over retain records, the terms of which are about one record each, so that each record's
+gradient can be clipped (`clients.private`).
 
 So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
 well, by its path.

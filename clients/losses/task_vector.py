@@ -15,7 +15,7 @@ LIMITS = {
 }
 
 
-def task_vector(forget_nll: Tensor, *, alpha: float = 1.0) -> Tensor:
+def task_vector(forget_nll: Tensor, *, alpha: float = 3.0) -> Tensor:
     """E_forget ℓ(y_f|x), which the copy minimises (Ilharco et al. 2023, arXiv:2212.04089).
 
     `forget_nll` (B,): mean negative log-likelihood over the answer tokens of each record, in nats. `alpha` is that of

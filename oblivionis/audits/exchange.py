@@ -85,7 +85,7 @@ def replay_exchange(
     served_round = int(group[0].served_round or 0)
     if before_hash == after_hash:
         return [Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")]
-    if config.unlearning.method in ("federaser", "pga"):
+    if config.unlearning.method in ("federaser", "pga") or methods.asks_others(config.unlearning.method):
         raise AuditError(
             f"unlearning.method {config.unlearning.method} serves requests from the other clients' updates: one "
             "exchange cannot be replayed by itself; run the whole configuration again"

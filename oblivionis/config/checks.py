@@ -607,6 +607,25 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.requests.policy", message, "all_at_round, or a schedule with rounds between")
 
 
+@_reads("unlearning", "stages", "federation", "privacy.level")
+def _others(config: Config) -> Iterator[Problem]:
+    """What does not go with a method for which the clients that do not unlearn train, too."""
+    method = config.unlearning.method
+    if not methods.asks_others(method):
+        return
+    if "local" in config.stages:
+        message = f"{method} needs other clients, and the stage local has none"
+        yield Problem("stages", message, "stages without local, or another unlearning method")
+    if config.federation.clients < 2:
+        yield Problem("federation.clients", f"{method} needs other clients beside the one that asks", "at least 2")
+    if config.federation.secure_aggregation.enabled:
+        message = f"{method} goes by single clients' updates, and the server learns the clients' sum alone"
+        yield Problem("unlearning.method", message, "an unlearning loss, or secure aggregation off")
+    if config.privacy.level == "client":
+        message = f"{method} goes by single clients' models, which privacy.level=client keeps from leaving"
+        yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
+
+
 @_reads("unlearning.requests", "federation.clients")
 def _request_clients(config: Config) -> Iterator[Problem]:
     requests, clients = config.unlearning.requests, config.federation.clients

@@ -6,6 +6,7 @@ literals say the rest:
 - `NEEDS_RETAIN = True`: it cannot do without retain records though each of them is optional;
 - `UPDATES`: which rounds of clients' updates the server must keep for it: `"all"`, or `"newest"`, that of every
   checkpoint that a run may continue from;
+- `OTHERS = True`: the server asks clients that do not unlearn, too, and goes by each one's update;
 - `SCALED_BY = "key"`: its updates are made on a copy of the model, and the way that they led is gone so many times as
   this hyperparameter says, backwards;
 - `PER_RECORD = True`: it is a sum over records, each of whose gradients can be clipped.
@@ -80,6 +81,11 @@ def is_per_record(method: str) -> bool:
 def per_record() -> list[str]:
     """The methods that are, sorted."""
     return [name for name in declared.names("unlearning") if is_per_record(name)]
+
+
+def asks_others(method: str) -> bool:
+    """Whether the other clients train beside those that unlearn, each one's update being needed by itself."""
+    return bool(_code(method).literals.get("OTHERS"))
 
 
 def trains_copy(method: str) -> bool:
