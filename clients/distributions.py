@@ -131,6 +131,25 @@ def row_margins(rows: AnswerRows) -> Tensor:
     return torch.cat(pieces)
 
 
+def row_leads(rows: AnswerRows, labels: Tensor) -> Tensor:
+    """(M,) p(label) − max_{v ≠ label} p(v) of M answer tokens with labels (M,), from −1 to 1, at least float32.
+
+    Logits that can be made from states exist a few rows at a time, then again.
+    """
+
+    def piece(values: Tensor, labels: Tensor) -> Tensor:
+        logits = rows.logits(values)
+        p = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        true = p.gather(1, labels[:, None]).squeeze(1)
+        return true - p.scatter(1, labels[:, None], -1.0).max(-1).values
+
+    size = _piece(rows)
+    if labels.numel() <= size:
+        return piece(rows.values, labels)
+    pieces = zip(rows.values.split(size), labels.split(size), strict=True)
+    return torch.cat([checkpoint(piece, *part, use_reentrant=False) for part in pieces])  # type: ignore[arg-type]
+
+
 def _piece(rows: AnswerRows) -> int:
     """For how many answer tokens the logits are there at once: for all where they exist anyway."""
     return rows.values.shape[0] if rows.head is None else max(_ROWS // 2, _LOGITS // rows.head.shape[0])

@@ -153,7 +153,7 @@ def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
     """Raise ValueError unless every part of the gradient is about one record, which can be clipped."""
     if not loss.per_record:
         raise ValueError(f"{loss.name} is no sum of terms about one record each, which could be clipped")
-    told = [name for name in ("ball", "forget_nll_limit", "target") if getattr(options, name) is not None]
+    told = [name for name in ("ball", "forget_nll_limit", "target", "rectify") if getattr(options, name) is not None]
     told += ["entropy"] if options.entropy.forget or options.entropy.retain else []
     if told:
         raise ValueError(f"{told[0]} goes by more than clipped and noised gradients of single records")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clients.distributions import TokenStatistics, row_margins, row_statistics
+from clients.distributions import TokenStatistics, row_leads, row_margins, row_statistics
 from clients.reference import Received
 from evaluation.engine.forward import AnswerRows, answer_rows, layer_states, token_log_probs
 from evaluation.engine.models import model_device
@@ -118,6 +118,12 @@ class Step:
         """(B,) mean over the answer tokens of each forget record of the squared margin (max_k z_k − mean_k z_k)² of
         the logits z, which is 0 where their distribution is uniform."""
         return self._get("forget_margin", "forget_margin")
+
+    @property
+    def forget_lead(self) -> Tensor:
+        """(B,) mean over the answer tokens of each forget record of the true token's probability less that of the
+        likeliest other one, from −1 to 1."""
+        return self._get("forget_lead", "forget_lead")
 
     @property
     def forget_target_nll(self) -> Tensor:
@@ -245,6 +251,8 @@ class Step:
                 continue
             if f"{prefix}_margin" in self._wanted:
                 values[f"{prefix}_margin"] = _record_means(row_margins(rows[part]), records)
+            if f"{prefix}_lead" in self._wanted:
+                values[f"{prefix}_lead"] = _record_means(row_leads(rows[part], batch.labels[part]), records)
             names = [name for name in references if name.startswith(prefix)]
             found = None
             for name in names or [""]:
@@ -306,7 +314,7 @@ class Step:
 
 QUANTITIES = frozenset(name for name, value in vars(Step).items() if isinstance(value, property))
 _AGAINST = ("forget_reference_kl", "forget_target_kl", "forget_adjusted_kl", "forget_teacher_kl", "retain_reference_kl")
-BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin"})
+BY_LOGITS = frozenset({*_AGAINST, "forget_entropy", "retain_entropy", "forget_margin", "forget_lead"})
 """Quantities that go by the logits: likelihoods alone do not."""
 NEEDS_RECEIVED = frozenset(
     {"forget_reference_kl", "forget_adjusted_kl", "retain_reference_kl", "retain_reference_states"}

@@ -15,6 +15,7 @@ from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.optimisation import Ball, Prox, TrainSettings, Updater, local_work
+from clients.rectify import Rectifier
 from clients.reference import Received, incompetent_teacher
 from clients.step import (
     NEEDS_RECEIVED,
@@ -41,7 +42,8 @@ class UnlearnReport:
     """What an unlearning did.
 
     num_examples: forget records; num_retain: retain records at hand; retain_used: whether retain records took part;
-    first_forget_nll, last_forget_nll: mean over the forget records of an update, before it, nats per answer token;
+    first_forget_nll, last_forget_nll: mean over the forget records of an update, before it, nats per answer token; the
+    last one that of all of them at the end where the method trains a copy (`losses.Method.finish_in`);
     first_forget_entropy, last_forget_entropy: the same of the entropy; nan where the method did not ask for them;
     stopped: whether `forget_nll_limit` ended it early; first_gap, last_gap: mean over the records of how far their
     negative log-likelihood is from their target, before the first update and after the last one, nats per token; nan
@@ -80,6 +82,10 @@ class UnlearnOptions:
     if that is less. Under any other method each epoch takes the records that are not there: of those known too well the
     method's loss, while those less likely than their target are pulled back, by their squared distance from it.
 
+    rectify: γ of GRU (`clients.rectify.Rectifier`); None: the gradient is followed as it is. Of each update that has
+    forget records, the gradient is projected against that of the mean negative log-likelihood of as many retain
+    records, before clipping and the optimiser, so it takes a second pass.
+
     Raises ValueError for values that make no sense.
     """
 
@@ -89,8 +95,11 @@ class UnlearnOptions:
     retain_loss: str = "nll"
     forget_nll_limit: float | None = None
     target: Target | None = None
+    rectify: float | None = None
 
     def __post_init__(self) -> None:
+        if self.rectify is not None and not 0 < self.rectify <= 1:
+            raise ValueError(f"rectify must lie in (0, 1] or be None, got {self.rectify}")
         if self.forget_nll_limit is not None and not self.forget_nll_limit > 0:
             raise ValueError(f"forget_nll_limit must be positive or None, got {self.forget_nll_limit}")
         if self.retain_loss not in RETAIN_LOSSES:
@@ -126,15 +135,19 @@ def unlearn(
     of n.
 
     Raises ValueError without forget records, for an unknown method or hyperparameter, if the method cannot do without
-    retain records, or if it asks for alternatives and a record has none, or for a target and there is none;
-    NonFiniteError as `train`.
+    retain records, or if it asks for alternatives and a record has none, or for a target and there is none; where
+    gradients are to be rectified and there are no retain records, or they are scaled (float16 on CUDA); for options
+    that go by what the updates do to forget records where the method trains a copy on them; NonFiniteError as `train`.
     """
     if not forget:
         raise ValueError("no sequence to forget")
     options = options or UnlearnOptions()
-    plan = _Plan.of(losses.get(method), parameters, settings.epochs, options.entropy, bool(retain))
+    plan = _Plan.of(losses.get(method), parameters, settings.epochs, options, bool(retain))
     if plan.loss.needs_alternatives and not (len(alternatives) == len(forget) and all(alternatives)):
         raise ValueError(f"{method} needs at least one alternative answer to the question of each forget record")
+    if options.rectify is not None and flat.device.type == "cuda" and flat.compute_dtype == torch.float16:
+        raise ValueError("gradients in float16 are scaled, and their products overflow: take bfloat16")
+    _check_copy(plan.loss, options)
     start = time.perf_counter()
     size = settings.records_per_update
     history: list[_Measured] = []
@@ -146,7 +159,9 @@ def unlearn(
         records = _Records(forget, retain, alternatives if plan.loss.needs_alternatives else ())
         gradient, moving = _prepare(model, flat, records, plan, work, settings, options)
         updater = Updater(flat, settings, len(work), options.prox, moving, options.ball)
-        values = plan.values
+        rectifier = None if options.rectify is None else Rectifier(options.rectify, moving)
+        values, finish = plan.values, plan.loss.finish_in
+        received = None if finish is None else flat.vector.detach().clone()
         for task in work:
             part = aim.part(task)
             if part is None:
@@ -158,11 +173,19 @@ def unlearn(
                 history = history or [measured]
                 break
             history.append(measured)
+            if rectifier is not None and task.update.unlearns:
+                gradient.rectify(part.partners or task.partners, rectifier, flat, updater)
             updater.step()
             values = plan.loss.advanced(task.epoch, measured.means, values)
             if on_step is not None:
                 on_step(updater.steps, measured.loss)
         updater.finish()
+        ends = _ends(history)
+        if finish is not None:
+            with torch.no_grad():
+                flat.vector.copy_(finish(received, flat.vector.detach(), **values))
+            updater.finish()
+            ends["last_forget_nll"] = record_nll(model, forget, settings.batch_size).mean().item()
         gaps = aim.first_and_last()
     seconds = time.perf_counter() - start
     return UnlearnReport(
@@ -170,12 +193,20 @@ def unlearn(
         num_retain=len(retain),
         retain_used=plan.paired,
         steps=updater.steps,
-        **_ends(history),
+        **ends,
         stopped=stopped,
         seconds=seconds,
         first_gap=gaps[0],
         last_gap=gaps[1],
     )
+
+
+def _check_copy(loss: losses.Method, options: UnlearnOptions) -> None:
+    """Raise ValueError for options that go by what updates do to the forget records where these are made on a copy."""
+    told = [name for name in ("ball", "forget_nll_limit", "target", "rectify") if getattr(options, name) is not None]
+    told += ["entropy"] if options.entropy.forget or options.entropy.retain else []
+    if loss.finish_in is not None and told:
+        raise ValueError(f"{loss.name} trains a copy of the model and takes no {told[0]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +252,11 @@ class _Update:
         return max(1, batch_size // max(1, self.forget + self.retain + self.alternatives))
 
     @property
+    def unlearns(self) -> bool:
+        """Whether forget records take part, be it with other answers."""
+        return self.forget or self.alternatives
+
+    @property
     def tells_nll(self) -> bool:
         """Whether the likelihoods of the forget records are at hand."""
         return any(name.startswith("forget") and name not in NEEDS_STATES for name in self.wanted)
@@ -237,28 +273,36 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A method with its hyperparameters, and the kinds of updates that each epoch makes of every batch."""
+    """A method with its hyperparameters, and the kinds of updates that each epoch makes of every batch; `rectified`:
+    whether their gradients are held against that of retain records."""
 
     loss: losses.Method
     values: Mapping[str, Any]
     epochs: tuple[tuple[_Update, ...], ...]
+    rectified: bool = False
 
     @classmethod
     def of(
-        cls, loss: losses.Method, parameters: Mapping[str, Any], epochs: int, entropy: Entropy, available: bool
+        cls, loss: losses.Method, parameters: Mapping[str, Any], epochs: int, options: UnlearnOptions, available: bool
     ) -> _Plan:
-        """Raises ValueError for an unknown hyperparameter and as `_Update.of`."""
+        """Raises ValueError for an unknown hyperparameter, as `_Update.of`, and if gradients are to be rectified and no
+        retain record is available or no update has forget records."""
         values = loss.parameters(parameters)
-        kinds = (
-            tuple(_Update.of(loss, names, values, entropy, available) for names in loss.phases(epoch, values))
+        kinds = tuple(
+            tuple(_Update.of(loss, names, values, options.entropy, available) for names in loss.phases(epoch, values))
             for epoch in range(epochs)
         )
-        return cls(loss, values, tuple(kinds))
+        rectified = options.rectify is not None
+        if rectified and not available:
+            raise ValueError(f"{loss.name}: to rectify its gradients takes retain records, and the client has none")
+        if rectified and not any(update.unlearns for updates in kinds for update in updates):
+            raise ValueError(f"{loss.name} has no gradient of forget records to rectify")
+        return cls(loss, values, kinds, rectified)
 
     @property
     def paired(self) -> bool:
         """Whether retain records take part."""
-        return any(update.retain for updates in self.epochs for update in updates)
+        return self.rectified or any(update.retain for updates in self.epochs for update in updates)
 
     def work(self, forget: int, retain: int, size: int, seed: int) -> Iterator[_Task]:
         """All updates in their order, each of `size` forget records at most."""
@@ -477,6 +521,17 @@ class _Gradient:
             if self.loss.advance_in is not None:
                 measured.note(given, share)
         return measured
+
+    def rectify(self, partners: Sequence[int], rectifier: Rectifier, flat: FlatParameters, updater: Updater) -> None:
+        """Rectify the gradient of an update by that of the mean loss of the retain records `partners`."""
+        unlearning = flat.grad.clone()
+        flat.zero_grad()
+        for first in range(0, len(partners), self.batch_size):
+            part = partners[first : first + self.batch_size]
+            loss = Step(self.model, [], [self.records.retain[i] for i in part]).retain_nll
+            assert loss is not None
+            updater.backward(loss.sum() / len(partners))
+        flat.grad.copy_(rectifier.rectify(unlearning, flat.grad))
 
     def _pull_back(self, away: list[int], total: int, measured: _Measured, updater: Updater) -> None:
         """Add the gradient of the records that are less likely than their target, `total` being the update's."""

@@ -10,6 +10,7 @@ from functools import partial
 from logging import INFO, WARNING
 from typing import Any, cast
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
@@ -55,6 +56,16 @@ __all__ = [
 ]
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+SERVING = "serving/"
+"""In a state, before the names of what the serving keeps."""
+
+
+def divided_state(state: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A state of FedTU as that of the serving and that of the strategy within."""
+    own = {name.removeprefix(SERVING): values for name, values in state.items() if name.startswith(SERVING)}
+    return own, {name: values for name, values in state.items() if not name.startswith(SERVING)}
 
 
 class FedTU(WrappingStrategy):
@@ -111,6 +122,17 @@ class FedTU(WrappingStrategy):
         text = "\t├──> FedTU: stage %s, seed %d, server state on unlearn: %s"
         log(INFO, text, o.stage, o.seed, o.server_state_on_unlearn)
         super().summary()
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The state of `inner`, and beside it that of the serving, its names behind `SERVING`."""
+        own = {SERVING + name: values for name, values in self._serving.state_dict().items()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from what `state_dict` gave. Raises ValueError when `inner` or the serving cannot take it."""
+        own, other = divided_state(state)
+        super().load_state_dict(other)
+        self._serving.load_state_dict(own)
 
     def start(
         self,
@@ -357,7 +379,7 @@ class FedTU(WrappingStrategy):
         private = self._options.private_mean
         if private is None or self._options.secure is not None:
             updates = [ClientUpdate.of(reply.content, self._keys.weight, client) for client, reply in good]
-            self._serving.remember(server_round, arrays, self.state_dict(), updates)
+            self._serving.remember(server_round, arrays, super().state_dict(), updates)
         elif good:
             models = [reply.content.array_records[self._keys.arrays] for reply in replies]
             told = {"clients": len(verdicts), "population": run.drawn_from}
@@ -368,7 +390,7 @@ class FedTU(WrappingStrategy):
         new, metrics = self.inner.aggregate_train(server_round, replies)
         _keep(metrics, run.result.train_metrics_clientapp, server_round)
         if new is not None:
-            arrays = with_dtypes_of(arrays, new)
+            arrays = self._serving.after_training(server_round, arrays, with_dtypes_of(arrays, new))
             if not all(finite(view(array)) for array in arrays.values()):
                 stage = self._options.stage
                 raise AggregationError(f"round {server_round}: the aggregated model is not finite; {stage} diverged")

@@ -73,6 +73,19 @@ class Serving(ABC):
         """As `serve`, with the answers' updates merged by `private`; `asked`: how many clients were addressed."""
         raise NotImplementedError(f"{type(self).__name__} goes by single clients' models")
 
+    def after_training(self, server_round: int, before: ArrayRecord, after: ArrayRecord) -> ArrayRecord:
+        """The global model after a FedFT exchange that made `after` of `before`."""
+        return after
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """What must last beyond a round; it goes into checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from what `state_dict` gave. Raises ValueError for a state where there is none."""
+        if state:
+            raise ValueError(f"{type(self).__name__} cannot load a state ({sorted(state)})")
+
     def remember(
         self,
         server_round: int,

@@ -36,9 +36,10 @@ class Plan:
 def names() -> list[str]:
     """The methods that are a loss alone, which asks for nothing that a classifier cannot tell, sorted.
 
-    One that goes by other clients' updates is more: PGA without its projection is gradient ascent.
+    One that goes by other clients' updates is more: PGA without its projection is gradient ascent. So is one that
+    trains a copy.
     """
-    plain = [name for name in losses.names() if methods.updates(name) is None]
+    plain = [n for n in losses.names() if methods.updates(n) is None and not methods.trains_copy(n)]
     return [name for name in plain if set(losses.get(name).names) <= QUANTITIES]
 
 

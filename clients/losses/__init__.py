@@ -17,15 +17,20 @@ The module may also define, with the hyperparameters as keywords:
   on, until the unlearning ends. Called after each update with its epoch, from 0, and `means`, the mean over its records
   of each quantity that has one number a record. That is all the state that a method may have: a dual variable, say, is
   a hyperparameter that `advance` moves; the loss stays a function. Without it, all of them stay as they are.
+- `finish(received, trained, **hyperparameters)`: the parameters (n,) in which the unlearning ends, by those with which
+  it began and those after its last update, the updates being made on a copy of the model. `SCALED_BY` names the
+  hyperparameter, a number, that is the length of the way gone in the end as a multiple of the copy's. Such a method
+  takes no option that would stop or turn its updates by what they do to the forget records.
 
 Quantities whose names begin with `alternative_` are about other answers to the forget questions, one a record and
 epoch; who calls `unlearn` brings them.
 
 Literals tell more of it without importing it: `LIMITS` between what the hyperparameters may lie, `LABEL` what tables of
 suites call it, `NEEDS_RETAIN = True` that it cannot do without retain records though `phases` alone says so, `UPDATES`
-that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint), `PER_RECORD =
-True` that it is a mean over forget records plus a mean over retain records, the terms of which are about one record
-each, so that each record's gradient can be clipped (`clients.private`).
+that the server must keep clients' updates for it (`"all"`, or the `"newest"` round of every checkpoint), `SCALED_BY` as
+above, `OTHERS = True` that the server has the other clients train beside it, `PER_RECORD = True` that it is a mean over
+forget records plus a mean over retain records, the terms of which are about one record each, so that each record's
+gradient can be clipped (`clients.private`).
 
 So a loss can be called with plain tensors, and to add a method is to add a file. A file elsewhere is a method as
 well, by its path.
@@ -62,6 +67,7 @@ class Method:
     layers_in: Callable[..., range] | None = None
     advance_in: Callable[..., Mapping[str, Any]] | None = None
     per_record: bool = False
+    finish_in: Callable[..., Tensor] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,8 +152,9 @@ def _method(name: str, module: ModuleType) -> Method:
         else:
             optional.append(parameter.name)
     more = [getattr(module, name, None) for name in ("phases", "layers", "advance")]
-    per_record = bool(getattr(module, "PER_RECORD", False))
-    return Method(name, function, tuple(required), tuple(optional), defaults, *more, per_record=per_record)
+    per_record, finish = bool(getattr(module, "PER_RECORD", False)), getattr(module, "finish", None)
+    quantities = (tuple(required), tuple(optional))
+    return Method(name, function, *quantities, defaults, *more, per_record=per_record, finish_in=finish)
 
 
 def hyperparameters(name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from oblivionis.chain import check_chain
 from oblivionis.client.audit import audit
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
+from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import averaging
@@ -84,10 +85,15 @@ def replay_exchange(
     served_round = int(group[0].served_round or 0)
     if before_hash == after_hash:
         return [Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")]
-    if config.unlearning.method in ("federaser", "pga"):
+    if config.unlearning.method in ("federaser", "pga") or methods.asks_others(config.unlearning.method):
         raise AuditError(
             f"unlearning.method {config.unlearning.method} serves requests from the other clients' updates: one "
             "exchange cannot be replayed by itself; run the whole configuration again"
+        )
+    if not methods.is_loss(config.unlearning.method):
+        raise AuditError(
+            f"unlearning.method {config.unlearning.method} changes the model on the server: no client computes an "
+            "exchange that could be replayed"
         )
     before = _model_before(run, config, served_round)
     if vector_hash(before) != before_hash:

@@ -179,6 +179,11 @@ class Worker:
                 f"unlearning.method {unlearning.method} needs retain records, and client {client} has none left; "
                 "choose another method"
             )
+        if not retain_set and unlearning.rectify.enabled:
+            raise ClientError(
+                f"unlearning.rectify needs retain records, and client {client} has none left; set "
+                "unlearning.rectify.enabled=false"
+            )
         ball, limit = None, unlearning.forget_nll_limit
         if unlearning.method == "pga":
             if reference is None:
@@ -205,6 +210,7 @@ class Worker:
             retain_loss=unlearning.retain_loss,
             forget_nll_limit=limit,
             target=target,
+            rectify=unlearning.rectify.smoothing if unlearning.rectify.enabled else None,
         )
         method, values = unlearning.method, dict(unlearning.params)
         model = self.assembled.model

@@ -247,6 +247,43 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
 
 
+@_reads("unlearning")
+def _copy(config: Config) -> Iterator[Problem]:
+    """Options that go by what updates do to the forget records, of a method that learns these on a copy."""
+    unlearning = config.unlearning
+    if not methods.trains_copy(unlearning.method):
+        return
+    message = f"{unlearning.method} learns the records to forget on a copy, and goes back in the end"
+    if unlearning.entropy.forget or unlearning.entropy.retain:
+        yield Problem("unlearning.entropy", message, "weights of 0")
+    if unlearning.rectify.enabled:
+        yield Problem("unlearning.rectify.enabled", message, "false")
+    for key in ("forget_nll_limit", "target"):
+        if getattr(unlearning, key) is not None:
+            yield Problem(f"unlearning.{key}", message, "null")
+
+
+@_reads("unlearning", "privacy.level", "model.dtype")
+def _rectified(config: Config) -> Iterator[Problem]:
+    """Gradients that cannot be rectified."""
+    unlearning, key = config.unlearning, "unlearning.rectify.enabled"
+    if not unlearning.rectify.enabled:
+        return
+    if not methods.is_loss(unlearning.method):
+        yield Problem(key, f"{unlearning.method} minimises no loss on the records to forget", "false")
+    elif not methods.sees_forget_records(unlearning.method):
+        yield Problem(key, f"{unlearning.method} has no gradient of forget records to rectify", "false")
+    if unlearning.requests.scope == "client":
+        message = "a client that leaves has no retain records, against which the gradient is rectified"
+        yield Problem(key, message, "false", "or set unlearning.requests.scope=forget_split")
+    if config.privacy.level == "record":
+        message = "the gradient of retain records by which it goes is not clipped record by record"
+        yield Problem(key, message, "false", "or set privacy=none")
+    if config.model.dtype == "float16":
+        message = "gradients in float16 are scaled up, and their products overflow"
+        yield Problem("model.dtype", message, "float32 or bfloat16", f"or set {key}=false")
+
+
 @_reads("unlearning.method", "unlearning.alternatives", "data.name")
 def _alternatives(config: Config) -> Iterator[Problem]:
     """Other answers that the method would not look at, or that there cannot be."""
@@ -543,6 +580,47 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
     if not methods.is_loss(method) and (entropy.forget or entropy.retain):
         message = f"{method} trains on nothing that is to be forgotten"
         yield Problem("unlearning.entropy", message, "weights of 0")
+
+
+@_reads("unlearning", "stages", "federation.secure_aggregation", "privacy.level")
+def _served_by_server(config: Config) -> Iterator[Problem]:
+    """What does not go with a method by which the server changes the model itself, without clients' updates."""
+    unlearning, method = config.unlearning, config.unlearning.method
+    if methods.is_loss(method) or methods.updates(method) is not None:
+        return
+    if "local" in config.stages:
+        message = f"{method} needs other clients, and the stage local has none"
+        yield Problem("stages", message, "stages without local, or another unlearning method")
+    if unlearning.entropy.forget or unlearning.entropy.retain:
+        yield Problem("unlearning.entropy", f"{method} trains on nothing that is to be forgotten", "weights of 0")
+    if config.federation.secure_aggregation.enabled:
+        message = f"{method} makes no sum of clients' updates that could cover those that ask"
+        yield Problem("unlearning.method", message, "an unlearning loss, or secure aggregation off")
+    if config.privacy.level == "client":
+        message = f"{method} is no update of clients that privacy.level=client could clip and hide"
+        yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
+    if method == "weight_negation" and unlearning.requests.policy == "random_client_per_round":
+        message = "a negation in the round after another gives the weights back nearly as they were"
+        yield Problem("unlearning.requests.policy", message, "all_at_round, or a schedule with rounds between")
+
+
+@_reads("unlearning", "stages", "federation", "privacy.level")
+def _others(config: Config) -> Iterator[Problem]:
+    """What does not go with a method for which the clients that do not unlearn train, too."""
+    method = config.unlearning.method
+    if not methods.asks_others(method):
+        return
+    if "local" in config.stages:
+        message = f"{method} needs other clients, and the stage local has none"
+        yield Problem("stages", message, "stages without local, or another unlearning method")
+    if config.federation.clients < 2:
+        yield Problem("federation.clients", f"{method} needs other clients beside the one that asks", "at least 2")
+    if config.federation.secure_aggregation.enabled:
+        message = f"{method} goes by single clients' updates, and the server learns the clients' sum alone"
+        yield Problem("unlearning.method", message, "an unlearning loss, or secure aggregation off")
+    if config.privacy.level == "client":
+        message = f"{method} goes by single clients' models, which privacy.level=client keeps from leaving"
+        yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
 
 
 @_reads("unlearning.requests", "federation.clients")

@@ -1,15 +1,21 @@
 """What an unlearning method looks at, from its code file.
 
-A loss says most of it by the names of its function's positional parameters (`clients.step.QUANTITIES`); two literals
-say the rest:
+A loss says most of it by the names of its function's positional parameters (`clients.step.QUANTITIES`);
+literals say the rest:
 
 - `NEEDS_RETAIN = True`: it cannot do without retain records though each of them is optional;
 - `UPDATES`: which rounds of clients' updates the server must keep for it: `"all"`, or `"newest"`, that of every
   checkpoint that a run may continue from;
+- `OTHERS = True`: the server asks clients that do not unlearn, too, and goes by each one's update;
+- `SCALED_BY = "key"`: its updates are made on a copy of the model, and the way that they led is gone so many times as
+  this hyperparameter says, backwards;
 - `PER_RECORD = True`: it is a sum over records, each of whose gradients can be clipped.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from oblivionis.config import declared
 
@@ -38,6 +44,11 @@ def with_retain_choice() -> list[str]:
 def sees_forget_likelihood(method: str) -> bool:
     """Whether it asks for something that tells the likelihood of forget records: anything but their states."""
     return any(name.startswith("forget_") and not name.endswith("_states") for name in _code(method).quantities)
+
+
+def sees_forget_records(method: str) -> bool:
+    """Whether it asks for anything of the forget records, their questions with other answers included."""
+    return any(name.startswith(("forget_", "alternative_")) for name in _code(method).quantities)
 
 
 def needs_target(method: str) -> bool:
@@ -70,6 +81,21 @@ def is_per_record(method: str) -> bool:
 def per_record() -> list[str]:
     """The methods that are, sorted."""
     return [name for name in declared.names("unlearning") if is_per_record(name)]
+
+
+def asks_others(method: str) -> bool:
+    """Whether the other clients train beside those that unlearn, each one's update being needed by itself."""
+    return bool(_code(method).literals.get("OTHERS"))
+
+
+def trains_copy(method: str) -> bool:
+    """Whether its updates teach a copy the forget records, so that what they do to these says nothing of its end."""
+    return "SCALED_BY" in _code(method).literals
+
+
+def scale(method: str, params: Mapping[str, Any]) -> float:
+    """How many times as far as its updates led it goes in the end."""
+    return float(params[_code(method).literals["SCALED_BY"]]) if trains_copy(method) else 1.0
 
 
 def updates(method: str) -> str | None:

@@ -415,6 +415,25 @@ class Updates:
 
 
 @dataclass
+class Rectify:
+    """GRU (Wang et al. 2025): the gradient of any loss, projected so that it does not raise that of retain records."""
+
+    enabled: bool = field(
+        default=False,
+        metadata=about(
+            "Take from the gradient of each update with forget records what points against that of as many retain "
+            "records; a second pass over these."
+        ),
+    )
+    smoothing: float = field(
+        default=0.8,
+        metadata=about(
+            "Weight γ of an update's own retain gradient in its moving average; 1: no average.", above=0, at_most=1
+        ),
+    )
+
+
+@dataclass
 class Alternatives:
     """Other answers to the forget questions: `idk_nll`, `idk_dpo` and `altpo` teach them in place of the true ones."""
 
@@ -534,6 +553,7 @@ class Unlearning:
         ),
     )
     entropy: Entropy = field(default_factory=Entropy)
+    rectify: Rectify = field(default_factory=Rectify)
     alternatives: Alternatives = field(default_factory=Alternatives)
     updates: Updates = field(default_factory=Updates)
     requests: Requests = field(default_factory=Requests)

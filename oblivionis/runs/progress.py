@@ -113,7 +113,7 @@ class _Following(Events):
 
     def exchange_started(self, kind: str, clients: Sequence[int]) -> None:
         asking = self._asking or f"{_asking(clients)} to forget"
-        kinds = {"unlearn": f"FedTU: {asking}", "calibrate": "FedEraser: calibrating"}
+        kinds = {"unlearn": f"FedTU: {asking}", "calibrate": "FedTU: other clients train beside it"}
         self._exchange, self._asking = kinds.get(kind, "FedFT"), ""
         self.doing = f"{self._exchange}, 0/{len(clients)} replies"
 

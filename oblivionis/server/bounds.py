@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from oblivionis.config import methods
 from oblivionis.config.schema import Config, Training
 from strategies.bounds import Bounds
 
@@ -58,7 +59,7 @@ def longest_update(config: Config, kind: str, records: int, size: int, length: f
     steps, drift = _reach(training, rate, decay, epochs, records, size, unlearning.batch_size)
     if unlearning.method == "pga":  # it starts from the model of the other clients, not from the one that was sent
         return _total((steps, drift), 2 * length + trained) + 2 * length + trained
-    return _total((steps, drift), length)
+    return methods.scale(unlearning.method, unlearning.params) * _total((steps, drift), length)
 
 
 def _reach(

@@ -21,6 +21,7 @@ from oblivionis.assessment.verification import Verification
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError, RunFailed
+from oblivionis.models.negation import negated_numbers
 from oblivionis.naming import BASE
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.request_figures import write_request_figures
@@ -41,10 +42,12 @@ from oblivionis.server.local import run_local
 from strategies import factory, protocol
 from strategies.arrays import Mean
 from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, Listener, Options
+from strategies.fedtu import FedTU, Listener, Options, divided_state
+from strategies.orthogonal import Orthogonally
 from strategies.server_step import ServerStep
 from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
 from strategies.told import COUNTS, NUMBERS, TRAIN
+from strategies.weight_negation import ByNegation
 
 SENT, RECEIVED = "bytes_sent", "bytes_received"
 """Bytes of all messages of a round, from the server and to it."""
@@ -164,6 +167,7 @@ class Stage:
         self.references: References | None = None
         self.before: ruler.Before | None = None
         self.label = SAMPLING[name]
+        self.kept: dict[str, np.ndarray] = {}
         self.updates = open_updates(self.config, self.run.path, name)
         self.private = server.private_mean(name)
         wanted = self.config.evaluation.rebound
@@ -223,7 +227,8 @@ class Stage:
             self._recover_updates(0)
             return 0, self.server.initial_vector(self.name)
         checkpoint = self.run.load_checkpoint(self.name)
-        self.inner.load_state_dict(checkpoint.strategy_state)
+        self.kept, state = divided_state(checkpoint.strategy_state)
+        self.inner.load_state_dict(state)
         if self.private is not None:
             self.private.clipping_norm = float(checkpoint.info.get("clipping_norm", self.private.clipping_norm))
         self.run.forget_metrics_after(self.name, checkpoint.round)
@@ -243,6 +248,11 @@ class Stage:
         """How requests are served, and where the clients' updates are remembered."""
         unlearning, mean = self.config.unlearning, self.server.mean
         summed = unlearning.merge == "sum"
+        if unlearning.method == "weight_negation" and self.name == "unlearn":
+            return ByNegation(self._negated(), self.updates)
+        if unlearning.method == "fedosd" and self.name == "unlearn":
+            common = {"mean": mean, "history": self.updates, "summed": summed}
+            return Orthogonally(self._able, **unlearning.params, **common)
         if self.updates is not None and self.name == "unlearn":
             if unlearning.method == "federaser":
                 ratio, epochs = unlearning.params["calibration_ratio"], self.config.federation.local_epochs
@@ -251,12 +261,22 @@ class Stage:
                 return WithReference(self.updates, mean, summed=summed)
         return ByUnlearning(mean, self.updates, summed=summed)
 
+    def _negated(self) -> np.ndarray:
+        """Which numbers of the global vector NoT negates. RunError where the model has no such layers."""
+        assembled, layers = self.server.assembled, int(self.config.unlearning.params["layers"])
+        try:
+            return negated_numbers(assembled.model, assembled.flat, self.config.model.mode, layers)
+        except ValueError as error:
+            raise RunError(f"unlearning.params.layers: {error}") from None
+
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""
+        serving = self._serving()
+        serving.load_state_dict(self.kept)
         fedtu = FedTU(
             self.inner,
             requests=self.requests,
-            serving=self._serving(),
+            serving=serving,
             listener=_Recorder(self),
             nodes=self.server.nodes,
             eligible=self._eligible,
@@ -285,6 +305,10 @@ class Stage:
     def _eligible(self, client: int) -> bool:
         """Whether `client` may train in this stage: it has records left and does not leave."""
         return self._live(client) > 0
+
+    def _able(self) -> list[int]:
+        """The clients that may train in this stage."""
+        return [client for client in range(self.server.holdings.clients) if self._eligible(client)]
 
     @property
     def norm(self) -> dict[str, float]:

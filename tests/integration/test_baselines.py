@@ -144,3 +144,25 @@ def test_pga_serves_the_requests_and_keeps_as_many_rounds_as_checkpoints(tmp_pat
     for event in map(json.loads, run.ledger_path.open()):
         if event["event"] == "served":
             assert event["told"]["forget-nll-after"] > event["told"]["forget-nll-before"]
+
+
+def test_not_negates_on_the_server_and_the_clients_train_on(tmp_path):
+    settings = ("unlearning=weight_negation", "evaluation.after_unlearn=true", "stages=[finetune,unlearn]")
+    config, run = new_run(tmp_path, "not", "federation.rounds.unlearn=2", "evaluation.every=0", *settings)
+    sent = {}
+
+    def tamper(client, message, reply):
+        if message.metadata.message_type == protocol.TRAIN:
+            settings = message.content.config_records[protocol.CONFIG]
+            key = settings[protocol.STAGE], settings[protocol.SERVER_ROUND]
+            sent[key] = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
+        return reply
+
+    _, grid = execute(config, run, tamper)
+    requests = list(Ledger(run.ledger_path))
+    assert requests and all(r.state in ("served", "verified") and r.served_round == 1 for r in requests)
+    assert {kind for _, kind in grid.sent} == {protocol.QUERY, protocol.BURY, protocol.TRAIN}
+    finetuned, first = run.load_checkpoint("finetune").vector, sent["unlearn", 1]
+    changed = finetuned != first
+    assert changed.any() and not changed.all() and np.array_equal(first[changed], -finetuned[changed])
+    assert not np.array_equal(run.load_checkpoint("unlearn").vector, first)

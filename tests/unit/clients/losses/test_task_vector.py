@@ -1,0 +1,106 @@
+"""Task-vector negation: by hand, and beside a copy that `train` taught; what it does not go with."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from support import tiny_llama
+from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, trajectory
+
+from clients.entropy import Entropy
+from clients.flat import FlatParameters
+from clients.losses.task_vector import finish, task_vector
+from clients.optimisation import Ball, TrainSettings
+from clients.unlearning import UnlearnOptions, unlearn
+from oblivionis.config import methods
+from oblivionis.config.compose import ConfigError, compose
+from oblivionis.server.bounds import longest_update
+
+
+def test_by_hand() -> None:
+    assert task_vector(torch.tensor([1.0, 4.0])).item() == 2.5
+    assert finish(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1.0]), alpha=3.0).tolist() == [-0.5, 5.0]
+
+
+@pytest.mark.parametrize("alpha", [0.5, 4.0])
+def test_it_ends_where_the_slow_loop_on_a_copy_says(alpha: float) -> None:
+    _, trained = trajectory(lambda model, received, forget, retain: nll(model, forget))
+    model = tiny_llama.lora(num_hidden_layers=3)
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    report = unlearn(model, flat, FORGET, RETAIN, "task_vector", {"alpha": alpha}, SETTINGS, seed=SEED)
+    np.testing.assert_allclose(flat.numpy(), start - alpha * (trained - start), rtol=0, atol=alpha * 3e-4)
+    assert not report.retain_used and report.steps == 4
+    with torch.no_grad():
+        assert report.last_forget_nll == pytest.approx(nll(model, FORGET).item(), rel=1e-3)
+
+
+def test_the_forget_records_become_less_likely() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    settings = TrainSettings(epochs=20, batch_size=8, learning_rate=1e-2, warmup_epochs=0)
+    unlearn(model, flat, RETAIN, [*FORGET, *RETAIN], "fine_tune", {}, settings, seed=0)
+    report = unlearn(model, flat, FORGET, RETAIN, "task_vector", {"alpha": 2.0}, SETTINGS, seed=SEED)
+    assert report.last_forget_nll > report.first_forget_nll + 0.05
+
+
+def test_the_change_of_the_product_is_exact_where_a_is_frozen() -> None:
+    """ΔW = B·A: with A fixed the way of the product is that of the copy, times −α."""
+    products = []
+    for alpha in (1.0, 3.0):
+        model = tiny_llama.lora()
+        for name, p in model.named_parameters():
+            p.requires_grad_("lora_B" in name)
+        before = copy.deepcopy(model.state_dict())
+        unlearn(model, FlatParameters(model), FORGET, [], "task_vector", {"alpha": alpha}, SETTINGS, seed=SEED)
+        after = model.state_dict()
+        name = next(name for name in before if "lora_B" in name)
+        other = name.replace("lora_B", "lora_A")
+        products.append(after[name] @ after[other] - before[name] @ before[other])
+    torch.testing.assert_close(products[1], 3 * products[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (UnlearnOptions(forget_nll_limit=3.0), "forget_nll_limit"),
+        (UnlearnOptions(entropy=Entropy(1.0, 0.0)), "entropy"),
+        (UnlearnOptions(rectify=0.5), "rectify"),
+        (UnlearnOptions(ball=Ball(np.zeros(1, dtype=np.float32), 1.0)), "ball"),
+    ],
+)
+def test_options_that_go_by_the_updates(options: UnlearnOptions, what: str) -> None:
+    model = tiny_llama.lora()
+    with pytest.raises(ValueError, match=f"trains a copy of the model and takes no {what}"):
+        unlearn(model, FlatParameters(model), FORGET, RETAIN, "task_vector", {}, SETTINGS, seed=0, options=options)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
+        (["unlearning.entropy.forget=1"], "unlearning.entropy"),
+        (["unlearning.rectify.enabled=true"], "unlearning.rectify.enabled"),
+        (["unlearning.target=oracle_estimate"], "unlearning.target"),
+        (["unlearning.params.alpha=0"], "unlearning.params.alpha"),
+    ],
+)
+def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("default", ["unlearning=task_vector", *overrides])
+    assert path in [problem.path for problem in caught.value.problems]
+
+
+def test_the_server_allows_the_longer_way() -> None:
+    found = []
+    for alpha in (1, 5):
+        config = compose("default", ["unlearning=task_vector", f"unlearning.params.alpha={alpha}"])
+        found.append(longest_update(config, "unlearn", 10, 100, 1.0))
+        assert longest_update(config, "train", 10, 100, 1.0) == longest_update(
+            compose("default"), "train", 10, 100, 1.0
+        )
+    assert found[1] == pytest.approx(5 * found[0])
+    assert methods.scale("npo", {"beta": 1.0}) == 1.0

@@ -1,0 +1,126 @@
+"""FedOSD on the server: its direction by hand and by a solver, a federation in plain numpy, what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from scipy.optimize import minimize
+from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, noise
+
+from oblivionis.config.compose import ConfigError, compose
+from strategies.factory import build
+from strategies.fedtu import FedTU, RequestList, UnlearnRequest
+from strategies.orthogonal import Orthogonally, orthogonal_update
+
+START = np.linspace(1, 2, SIZE).astype(np.float32)
+
+
+def test_by_hand() -> None:
+    """(3, 4, 0) without what lies along (1, 0, 0), as long as before."""
+    found = orthogonal_update(adapter([1, 1, 1]), adapter([4, 5, 1]), [adapter([3, 1, 1])])
+    assert found is not None and flat(found).tolist() == [1, 6, 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_the_orthogonal_vector_nearest_to_the_update(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """min ‖d − u‖² subject to ⟨d, a_i⟩ = 0 by SLSQP; one other update occurs twice, one is zero, in pieces of four."""
+    monkeypatch.setattr("strategies.arrays.BLOCK", 4)
+    rng = np.random.default_rng(seed)
+    start, update, first, second = rng.normal(size=(4, 9))
+
+    def record(change: np.ndarray) -> ArrayRecord:
+        values = start + change
+        return ArrayRecord({"a": Array(values[:6].reshape(2, 3)), "b": Array(values[6:])})
+
+    others = [record(x) for x in (first, second, first, np.zeros(9))]
+    constraint = {"type": "eq", "fun": lambda d: np.array([d @ first, d @ second])}
+    expected = minimize(lambda d: ((d - update) ** 2).sum(), update, constraints=[constraint], tol=1e-14).x
+    found = orthogonal_update(record(np.zeros(9)), record(update), others)
+    assert found is not None and found["a"].numpy().shape == (2, 3)
+    change = np.concatenate([found["a"].numpy().reshape(-1), found["b"].numpy()]) - start
+    assert np.linalg.norm(change) == pytest.approx(np.linalg.norm(update))
+    np.testing.assert_allclose(change / np.linalg.norm(change), expected / np.linalg.norm(expected), atol=1e-5)
+    assert abs(change @ first) < 1e-9 and abs(change @ second) < 1e-9
+
+
+def test_nothing_is_left_of_what_the_others_span() -> None:
+    assert orthogonal_update(adapter([0, 0]), adapter([1, 1]), [adapter([1, 0]), adapter([0, 2])]) is None
+
+
+def run(rounds: int, serving: Orthogonally, **more) -> tuple[np.ndarray, FedTU, Recorder]:
+    """Three clients, of which client 1 asks in round 1 and answers with half of what it received."""
+    recorder = Recorder()
+    requests = more.pop("requests", RequestList([(1, UnlearnRequest("r1", 1, ("x",)))]))
+    fedtu = FedTU(build("fedavg"), requests=requests, serving=serving, listener=recorder)
+    if "state" in more:
+        fedtu.load_state_dict(more.pop("state"))
+    begun = more.pop("begun", START)
+    return flat(fedtu.start(federation(3), adapter(begun), rounds, **more).arrays), fedtu, recorder
+
+
+def others() -> list[int]:
+    return [0, 1, 2]
+
+
+def along_others(u: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+    """u without its projection on the rows, by a QR decomposition, as long as u."""
+    basis, _ = np.linalg.qr(np.array(rows).T)
+    d = u - basis @ (basis.T @ u)
+    return d * np.linalg.norm(u) / np.linalg.norm(d)
+
+
+@pytest.mark.parametrize("recovery", [None, 1, 0])
+def test_a_federation_equals_plain_numpy(recovery: int | None) -> None:
+    start = START.astype(np.float64)
+    model = start + along_others(-0.5 * start, [noise(p, 1).astype(np.float64) for p in (0, 2)])
+    for server_round in (1, 2, 3):
+        mean = np.sum([(p + 1) * noise(p, server_round).astype(np.float64) for p in range(3)], axis=0) / 6
+        if recovery is None or server_round < 1 + recovery:
+            mean = along_others(mean, [model - start])
+        model = model + mean
+    found, _, recorder = run(3, Orthogonally(others, recovery=recovery))
+    np.testing.assert_allclose(found, model, rtol=0, atol=2e-5)
+    kinds = [event[1:] for event in recorder.events if event[0] == "exchange_started"]
+    assert kinds[:3] == [("unlearn", [1]), ("calibrate", [0, 2]), ("train", [0, 1, 2])]
+
+
+def test_resumed_is_not_stopped() -> None:
+    whole, _, _ = run(3, Orthogonally(others))
+    first, fedtu, _ = run(1, Orthogonally(others))
+    state = fedtu.state_dict()
+    assert {name for name in state if name.startswith("serving/")} == {"serving/before/adapter", "serving/since"}
+    again = {"requests": RequestList(), "state": state, "begun": first, "start_round": 2}
+    found, _, _ = run(3, Orthogonally(others), **again)
+    assert found.tobytes() == whole.tobytes()
+
+
+def test_without_others_the_request_is_refused() -> None:
+    found, fedtu, recorder = run(1, Orthogonally(lambda: [1]))
+    plain, _, _ = run(1, Orthogonally(others), requests=RequestList())
+    assert found.tobytes() == plain.tobytes() and not fedtu.state_dict()
+    assert ("reply", 1, False, "FedOSD: no other client trained beside those that unlearn") in recorder.events
+
+
+@pytest.mark.parametrize(("epochs", "recovery"), [(0, None), (1, -1)])
+def test_values_out_of_range(epochs: int, recovery: int | None) -> None:
+    with pytest.raises(ValueError, match="expected epochs >= 1"):
+        Orthogonally(others, epochs=epochs, recovery=recovery)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["stages=[local]"], "stages"),
+        (["federation.clients=1"], "federation.clients"),
+        (["privacy=client"], "unlearning.method"),
+        (["privacy=record"], "unlearning.method"),
+        (["federation.secure_aggregation.enabled=true"], "unlearning.method"),
+        (["unlearning.params.epochs=0"], "unlearning.params.epochs"),
+        (["unlearning.params.recovery=-1"], "unlearning.params.recovery"),
+    ],
+)
+def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("default", ["unlearning=fedosd", *overrides])
+    assert path in [problem.path for problem in caught.value.problems]

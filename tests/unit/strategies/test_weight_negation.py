@@ -1,0 +1,127 @@
+"""NoT: which numbers are negated, a federation that goes on from there, and what it does not go with."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from support import tiny_llama
+from support.fedtu_clients import SIZE, adapter, flat, honest, noise
+
+from clients.flat import FlatParameters
+from oblivionis.config.compose import ConfigError, compose
+from oblivionis.models.negation import negated_numbers
+from strategies import protocol
+from strategies.factory import build
+from strategies.fedtu import FedTU, RequestList, UnlearnRequest
+from strategies.memory_grid import MemoryGrid
+from strategies.serving import Answer
+from strategies.weight_negation import ByNegation, negated
+
+
+def test_negation_by_hand() -> None:
+    arrays = ArrayRecord(
+        {"a": Array(np.array([[1.0, -2.0], [3.0, 4.0]])), "b": Array(np.array([5.0, 0.0], dtype=np.float32))}
+    )
+    where = np.array([True, True, False, False, False, True])
+    found = negated(arrays, where)
+    assert found["a"].numpy().tolist() == [[-1.0, 2.0], [3.0, 4.0]] and found["b"].numpy().tolist() == [5.0, 0.0]
+    assert found["b"].numpy().dtype == np.float32 and arrays["a"].numpy()[0, 0] == 1.0
+    again = negated(found, where)
+    assert all(np.array_equal(again[name].numpy(), arrays[name].numpy()) for name in arrays)
+    with pytest.raises(ValueError, match=r"shape \(6,\), got \(5,\)"):
+        negated(arrays, where[:5])
+    with pytest.raises(ValueError, match="nothing"):
+        ByNegation(np.zeros(6, dtype=bool))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_with_lora_the_change_of_the_first_layers_is_negated(layers: int) -> None:
+    """W + s·BA becomes W − s·BA there, and nothing else changes: by the merged weights."""
+
+    def changes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        known = {name: p.detach().clone() for name, p in model.named_parameters()}
+        names = [name for name in known if ".lora_B." in name]
+        return {name: known[name] @ known[name.replace("lora_B", "lora_A")] for name in names}
+
+    model = tiny_llama.lora(num_hidden_layers=3)
+    vector, before = FlatParameters(model), changes(model)
+    where = negated_numbers(model, vector, "lora", layers)
+    vector.load(np.where(where, -vector.numpy(), vector.numpy()))
+    after = changes(model)
+    for name, product in before.items():
+        sign = -1 if any(f".layers.{layer}." in name for layer in range(layers)) else 1
+        torch.testing.assert_close(after[name], sign * product)
+
+
+def test_in_full_mode_the_matrices_of_the_layer_are_negated() -> None:
+    model = tiny_llama.base()
+    vector = FlatParameters(model)
+    where, start = negated_numbers(model, vector, "full", 1), 0
+    for name, shape in vector.manifest:
+        part = where[start : start + int(np.prod(shape))]
+        start += part.size
+        assert part.all() == part.any() == (".layers.0." in name and "proj" in name), name
+    with pytest.raises(ValueError, match="layers is 3, and the model has 2"):
+        negated_numbers(model, vector, "full", 3)
+
+
+def bury(partition: int):
+    """As an honest client; a request is buried without a model."""
+
+    def answer(message: Message) -> RecordDict:
+        if message.metadata.message_type != protocol.BURY:
+            return honest(partition)(message)
+        assert "arrays" not in message.content.array_records
+        return RecordDict({"metrics": MetricRecord({"num-examples": 3, "live-records": 1})})
+
+    return answer
+
+
+def test_a_round_negates_once_and_then_trains_from_there() -> None:
+    """Two clients ask: φ ← negated φ, then FedAvg of φ + noise, weighted 1, 2 and 3."""
+    grid = MemoryGrid({p: bury(p) for p in range(3)}, keep_log=True)
+    where = np.arange(SIZE) % 3 == 0
+    start = np.linspace(1, 2, SIZE).astype(np.float32)
+    requests = RequestList([(1, UnlearnRequest(f"r{c}", c, (f"x{c}",))) for c in (0, 2)])
+    result = FedTU(build("fedavg"), requests=requests, serving=ByNegation(where)).start(grid, adapter(start), 1)
+    begun = np.where(where, -start, start).astype(np.float64)
+    expected = begun + sum((p + 1) * noise(p, 1).astype(np.float64) for p in range(3)) / 6
+    np.testing.assert_allclose(flat(result.arrays), expected, rtol=1e-5)
+
+
+def test_a_second_negation_too_soon_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    serving = ByNegation(np.ones(SIZE, dtype=bool))
+    answers, model = [Answer(0, None, 1, {})], adapter(np.ones(SIZE))
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for server_round in (1, 3, 4):
+            model = serving.serve(server_round, model, answers, lambda *_: []).arrays
+    assert flat(model).tolist() == [-1.0] * SIZE
+    assert [r.getMessage() for r in caplog.records] == [
+        "NoT: negated again in the round after the last one (3): the weights are nearly as before that"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["stages=[local]"], "stages"),
+        (["unlearning.entropy.forget=1"], "unlearning.entropy"),
+        (["privacy=client"], "unlearning.method"),
+        (["privacy=record"], "unlearning.method"),
+        (["federation.secure_aggregation.enabled=true"], "unlearning.method"),
+        (["unlearning.requests.policy=random_client_per_round"], "unlearning.requests.policy"),
+        (["unlearning.forget_nll_limit=3"], "unlearning.forget_nll_limit"),
+        (["unlearning.target=oracle_estimate"], "unlearning.target"),
+        (["unlearning.rectify.enabled=true"], "unlearning.rectify.enabled"),
+        (["unlearning.params.layers=0"], "unlearning.params.layers"),
+    ],
+)
+def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("default", ["unlearning=weight_negation", *overrides])
+    assert path in [problem.path for problem in caught.value.problems]
