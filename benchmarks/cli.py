@@ -198,9 +198,7 @@ def tune(
     least_utility: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the retrained model's utility that must be left.")
     ] = 0.95,
-    max_epochs: Annotated[
-        int, typer.Option(min=2, help="Most epochs of a client's unlearning, for every method.")
-    ] = 20,
+    max_epochs: Annotated[int, typer.Option(min=2, help="Most epochs of unlearning, for every method.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of whom the tuning forgets, and of the search.")] = 0,
     prune: Annotated[
         bool, typer.Option("--prune/--no-prune", help="Stop trials that are worse than most after the same round.")

@@ -1,1 +1,1 @@
-"""`oblivionis tune`: the hyperparameters of unlearning methods, searched on other requests than those that are reported."""
+"""`oblivionis tune`: hyperparameters of unlearning methods, searched on other requests than those reported."""

@@ -1,4 +1,4 @@
-"""How far is an unlearned model from the retrained one? One number, in standard errors of the retrained model's own values.
+"""How far is an unlearned model from the retrained one? One number, in standard errors of the latter's own values.
 
 Four measures of the forget set, each between 0 and 1, two-sided: what lies above the retrained model's value is still
 known, what lies below it is avoided, and both count.
@@ -127,7 +127,7 @@ def distance(values: Mapping[str, float], oracle: Oracle, measures: Sequence[str
 
 
 def violation(utility: float | None, oracle: Oracle, least: float) -> float:
-    """By how much the utility falls short of `least` times the retrained model's, as a share of that; ≤ 0: it does not."""
+    """By how much the utility falls short of `least` times the retrained model's, as a share of that; else ≤ 0."""
     if utility is None or not math.isfinite(utility):
         return least
     return least - share(utility, oracle)

@@ -94,9 +94,7 @@ def frontier(found: Sequence[Entry]) -> list[Entry]:
     return kept
 
 
-def write(
-    folder: Path, found: Sequence[Found], oracle: Oracle, facts: Mapping[str, Any], heads: Mapping[str, Mapping]
-) -> None:
+def write(folder: Path, found: Sequence[Found], facts: Mapping[str, Any], heads: Mapping[str, Mapping]) -> None:
     """Write the result, the trials, the figure, and each method's `tuned.yaml`.
 
     facts: what the result says beside the methods; heads: what each `tuned.yaml` begins with, by method.
@@ -148,22 +146,18 @@ def tuned_yaml(found: Found, facts: Mapping[str, Any], head: Mapping[str, Any]) 
     """The best settings as an experiment, with what they were chosen by in its first lines."""
     from omegaconf import OmegaConf
 
-    best, budget = found.best, found.budget
+    best, budget, share = found.best, found.budget, f"{facts['least_utility']:.0%}"
     which = "the untuned settings: no trial was better" if best.trial is None else f"trial {best.trial}"
+    spent = budget["complete"] + budget["pruned"]
     lines = [
-        f"{found.method}, tuned: {which} of {budget['complete'] + budget['pruned']} "
-        f"({budget['pruned']} stopped early), {budget['exchanges']:g} exchanges, {budget['client_epochs']:g} passes over a request's records.",
-        f"Distance from the retrained model {best.told['distance']:.2f} standard errors (untuned {found.untuned.told['distance']:.2f}), "
-        f"utility {best.told['utility_share']:.0%} of its own.",
-        *(
-            []
-            if best.feasible
-            else [f"NOT ENOUGH UTILITY: {facts['least_utility']:.0%} were asked for, and no trial has them."]
-        ),
+        f"{found.method}, tuned: {which}. {spent} trials, {budget['pruned']} of them stopped early; "
+        f"{budget['exchanges']:g} exchanges, {budget['client_epochs']:g} passes over a request's records.",
+        f"Distance from the retrained model {best.told['distance']:.2f} standard errors, untuned "
+        f"{found.untuned.told['distance']:.2f}; utility {best.told['utility_share']:.0%} of the retrained model's.",
+        *([] if best.feasible else [f"NOT ENOUGH UTILITY: {share} were asked for, and no trial has them."]),
         f"Chosen on other records than those that this experiment forgets: those about {', '.join(facts['subjects'])}.",
     ]
-    values = {path: value for path, value in found.keys.items()}
-    tree = {**head, **tree_of({**values, **best.values})}
+    tree = {**head, **tree_of({**found.keys, **best.values})}
     return "".join(f"# {line}\n" for line in lines) + OmegaConf.to_yaml(OmegaConf.create(_escaped(tree)))
 
 

@@ -38,7 +38,7 @@ TRIALS, UNTUNED = "trials", "untuned"
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms trials are judged: the retrained model, the share of its utility that must be left, and its name."""
+    """On what terms trials are judged: the retrained model, which metric its utility is, which share must be left."""
 
     oracle: Oracle
     utility: str
@@ -312,7 +312,7 @@ class Trials:
 
     def _judge(self, number: int, label: str, run: RunDirectory, config: Config) -> None:
         told = judged(run, config, self._terms)
-        self._search.complete(number, told["distance"], told["violation"], told)
+        self._search.complete(number, told)
         tidy(run)
         self._failures = 0
         short = told["violation"] > 0

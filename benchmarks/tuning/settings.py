@@ -47,8 +47,8 @@ def source_of(said: str, overrides: Sequence[str]) -> Source:
             if stage not in config.stages:
                 how = "make a run with 'stages=[finetune,retrain]', or give an experiment, such as default"
             raise RunError(
-                f"{said} has no finished stage {stage}: the tuning starts from the finetuned model, and what it finds is "
-                f"reported beside the retrained one; {how}"
+                f"{said} has no finished stage {stage}: the tuning starts from the finetuned model, and what it finds "
+                f"is reported beside the retrained one; {how}"
             )
     return Source(said, configuration.from_yaml(run.read_config(), run.config_place), run)
 
@@ -108,7 +108,7 @@ def measured(evaluation: Evaluation, *, prune: bool) -> Evaluation:
         base=False,
         at_start=False,
         after_unlearn=False,
-        light=replace(light, sets=["forget"], max_new_tokens=1),
+        light=replace(light, sets=["forget"]),
         full=replace(evaluation.full, questions_per_set=light.questions_per_set, max_new_tokens=light.max_new_tokens),
         leakage=replace(
             leakage, samples=0, full_questions=light.questions_per_set, full_samples=leakage.samples or SAMPLES

@@ -2,8 +2,8 @@
 
 A hyperparameter's range goes by its default d and the limits that its code file declares: d/10 to 10·d on a logarithmic
 scale (a whole number: d/4 to 4·d); 0 to 1 where d is 0; all of it where the limits have two ends; all choices of a text
-or a switch. What has no default number, or is a seed, is left as it is. The learning rate goes from a tenth of the untuned one to ten
-times it, the epochs from 1 to the same most for every method.
+or a switch. What has no default number, or is a seed, is left as it is. The learning rate goes from a tenth of the
+untuned one to ten times it, the epochs from 1 to the same most for every method.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def _usual(key: Key, default: Any, max_epochs: int) -> Dimension | None:
 def _around(key: Key, default: float, about: About) -> Dimension | None:
     whole = key.kind is int
     factor = 4 if whole else 10
-    low, high, log = sorted((default / factor, default * factor)) + [default > 0]
+    low, high = sorted((default / factor, default * factor))
+    log = default > 0
     if default == 0:
         low, high = (-1.0, 0.0) if about.at_most == 0 else (0.0, 10.0 if whole else 1.0)
     least, most = _ends(about)
@@ -208,4 +209,4 @@ def _read(key: Key, entry: Any, head: str) -> tuple[Dimension | None, list[Probl
     elif len(ends) == 2 and (ends[0] >= ends[1] or (log and ends[0] <= 0)):
         expected = "0 < low < high" if log else "low < high"
         problems.append(Problem(head, f"{ends[0]} to {ends[1]} is no range", expected))
-    return (None, problems) if problems else (Dimension(key.path, *ends, log, key.kind is int), [])
+    return (None, problems) if problems else (Dimension(key.path, ends[0], ends[1], log, key.kind is int), [])

@@ -1,8 +1,8 @@
-"""Optuna's part: which values come next, which trials are not worth finishing, and the journal that remembers them.
+"""Optuna's part: which values come next, which trials are not worth finishing, the journal that remembers them.
 
-Trials are drawn by TPE with a seed of their own each, made of the tuning's seed, the method and the trial's number: with
-one job at a time a resumed study draws what one that was not stopped would have drawn. The median rule stops a trial
-whose distance after a round is above the median of the others' at that round, from the middle of the rounds on.
+Trials are drawn by TPE with a seed of their own each, made of the tuning's seed, the method and the trial's number:
+with one job at a time a resumed study draws what one that was not stopped would have drawn. The median rule stops a
+trial whose distance after a round is above the median of the others' at that round, after the first half of the rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOURNAL = "optuna.journal"
 RANDOM_TRIALS = 5
 """Trials that are drawn at random before the sampler learns from them, and that finish before any is stopped."""
 SPENT = (TrialState.COMPLETE, TrialState.PRUNED)
-UNTUNED, SPACE, VALUES = "untuned", "space", "values"
+UNTUNED, SPACE = "untuned", "space"
 CONSTRAINT = "utility"
 
 
@@ -79,13 +79,13 @@ class Search:
             trial.report(value, server_round)
         return trial.should_prune()
 
-    def complete(self, number: int, value: float, violation: float, told: Mapping[str, Any]) -> None:
-        """The trial's distance, by how much it falls short of the utility that is asked for, and what was measured."""
+    def complete(self, number: int, told: Mapping[str, Any]) -> None:
+        """The trial finished: `told` has its distance, by how much it falls short of the utility, and what else."""
         trial = self._open(number)
-        trial.set_constraint(CONSTRAINT, violation)
+        trial.set_constraint(CONSTRAINT, told["violation"])
         for name, entry in told.items():
             trial.set_user_attr(name, entry)
-        self.study.tell(number, value)
+        self.study.tell(number, told["distance"])
 
     def prune(self, number: int, told: Mapping[str, Any]) -> None:
         """The trial was stopped."""
@@ -98,26 +98,19 @@ class Search:
         self._open(number).set_user_attr("error", reason)
         self.study.tell(number, state=TrialState.FAIL)
 
-    def learn(
-        self,
-        values: Mapping[str, Any],
-        value: float,
-        violation: float,
-        told: Mapping[str, Any],
-        curve: Mapping[int, float],
-    ) -> None:
+    def learn(self, values: Mapping[str, Any], told: Mapping[str, Any], curve: Mapping[int, float]) -> None:
         """Let the sampler know of the untuned settings, if they lie in the space; once."""
         known = [t for t in self.study.get_trials(deepcopy=False) if UNTUNED in t.user_attrs]
         if known or not all(_holds(self.distributions[path], values.get(path)) for path in self.distributions):
             return
         self.study.add_trial(
             optuna.trial.create_trial(
-                value=value,
+                value=told["distance"],
                 params={path: values[path] for path in self.distributions},
                 distributions=dict(self.distributions),
                 user_attrs={UNTUNED: True, **told},
                 intermediate_values=dict(curve),
-                constraints={CONSTRAINT: violation},
+                constraints={CONSTRAINT: told["violation"]},
             )
         )
 

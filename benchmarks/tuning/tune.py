@@ -98,7 +98,8 @@ class Plan:
             f"tuned on the records about {', '.join(self.subjects)} (requests: {requests.policy}), from {start}; "
             "the retrained model has never seen them",
             f"budget of each method: {wanted.trials} trials of {self.base.federation.rounds.unlearn} rounds, at most "
-            f"{wanted.max_epochs} epochs per exchange; utility at least {wanted.least_utility:.0%} of the retrained model's",
+            f"{wanted.max_epochs} epochs per exchange; at least {wanted.least_utility:.0%} of the retrained model's "
+            "utility",
         ]
         for method in self.methods:
             searched = "; ".join(
@@ -214,14 +215,14 @@ def _work(planned: Plan, console: Console) -> None:
         told = running.judged(run, config, terms)
         values = {d.path: untuned(config, d.path) for d in method.space}
         search = Search(wanted.output, method.label, method.space, wanted.seed, rounds)
-        search.learn(values, told["distance"], told["violation"], told, running.curve(run, terms.oracle))
+        search.learn(values, told, running.curve(run, terms.oracle))
         place = wanted.output / method.label
         running.Trials(search, workers, place, config, terms, begin, wanted.trials, method.label).execute()
         entry = results.Entry(None, values, told)
         keys = settings.own_keys(config)
         found.append(results.Found(method.label, method.space, entry, results.entries(search), search, keys))
         heads = {f.method: _head(planned, wanted.output / f.method) for f in found}
-        results.write(wanted.output, found, terms.oracle, facts, heads)
+        results.write(wanted.output, found, facts, heads)
     console.print(results.table(found, terms.oracle, terms.utility))
     _say(planned, found, console)
 
@@ -237,7 +238,8 @@ def _terms(base: Any, planned: Plan) -> Any:
     utility = next((name for name in UTILITIES if summary["metrics"].get(name)), None)
     if not values or utility is None:
         raise RunError(
-            f"{base.path}: nothing of the retrained model was measured that a distance or a utility could go by; see its report"
+            f"{base.path}: nothing of the retrained model was measured that a distance or a utility could go by; see "
+            "its report"
         )
     oracle = objective.Oracle(values, errors, summary["metrics"][utility])
     return running.Terms(oracle, utility, planned.wanted.least_utility)
@@ -289,8 +291,8 @@ def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
     for each in found:
         budget = each.budget
         console.print(
-            f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} failed; "
-            f"{budget['exchanges']:g} exchanges, {budget['client_epochs']:g} passes over a request's records; "
+            f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} "
+            f"failed; {budget['exchanges']:g} exchanges, {budget['client_epochs']:g} passes over a request's records; "
             f"tuned: {folder / each.method / 'tuned.yaml'}",
             markup=False,
             highlight=False,
@@ -305,6 +307,6 @@ def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
     )
     if short := [each.method for each in found if not each.best.feasible]:
         raise RunFailed(
-            f"no trial of {', '.join(short)} keeps {planned.wanted.least_utility:.0%} of the retrained model's utility; "
-            f"tuned.yaml has the one that comes nearest. Give more trials with --resume, or ask for less with --least-utility"
+            f"no trial of {', '.join(short)} keeps {planned.wanted.least_utility:.0%} of the retrained "
+            "model's utility; tuned.yaml has the one that comes nearest. Give more trials with --resume"
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from oblivionis.runs.directory import RunDirectory
 
 COMMANDS = "oblivionis.commands"
-"""Entry points of packages above this one, each a Typer group or a command: `bench` and `tune` come from `benchmarks`."""
+"""Entry points of packages above this one, Typer groups or commands: `bench` and `tune` come from `benchmarks`."""
 
 cli = typer.Typer(
     name="oblivionis",
