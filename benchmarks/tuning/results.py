@@ -167,34 +167,26 @@ def _escaped(value: Any) -> Any:
     return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
-def table(found: Sequence[Found], oracle: Oracle, utility: str) -> Table:
-    """The untuned settings of each method beside the tuned ones, and the retrained model."""
+def table(found: Sequence[Found], oracle: Oracle, least: float) -> Table:
+    """The untuned settings of each method beside the tuned ones, and the retrained model with its standard errors."""
     shown = [measure for measure in MEASURES if measure in oracle.values]
-    made = Table(title="On the tuning's own requests: how far from the retrained model?")
+    caption = f"distance in standard errors of the retrained model's values; !: less than {least:.0%} of its utility"
+    made = Table(title="On the tuning's own requests: how far from the retrained model?", caption=caption)
     for name in ("method", "settings"):
         made.add_column(name, no_wrap=True)
-    for name in ("distance", *(TITLES[m] for m in shown), utility, "of retrained", "exchanges", "passes"):
-        made.add_column(name, justify="right")
+    for name in ("distance", *(TITLES[m] for m in shown), "utility", "share", "passes"):
+        made.add_column(name, justify="right", no_wrap=True)
     for each in found:
         for name, entry in (("untuned", each.untuned), ("tuned", each.best)):
             told, worse = entry.told, not entry.feasible
             style = "bold" if name == "tuned" and not worse else "yellow" if worse else ""
             measures = [number(told["measures"].get(m)) for m in shown]
             share = f"{told['utility_share']:.0%}{'!' if worse else ''}"
-            took = [f"{told['exchanges']:g}", f"{told['client_epochs']:g}"]
-            made.add_row(
-                each.method,
-                name,
-                fixed(told["distance"], 2),
-                *measures,
-                number(told["utility"]),
-                share,
-                *took,
-                style=style,
-            )
+            numbers = [fixed(told["distance"], 2), *measures, number(told["utility"]), share]
+            made.add_row(each.method, name, *numbers, f"{told['client_epochs']:g}", style=style)
         made.add_section()
-    values = [f"{oracle.values[m]:.3f}±{oracle.errors[m]:.3f}" for m in shown]
-    made.add_row("retrained", "", "0", *values, number(oracle.utility), "100%", "", "")
+    made.add_row("retrained", "", "0", *(number(oracle.values[m]) for m in shown), number(oracle.utility), "100%", "")
+    made.add_row("", "std. error", "1", *(number(oracle.errors[m]) for m in shown), "", "", "")
     return made
 
 

@@ -1,8 +1,8 @@
 """Optuna's part: which values come next, which trials are not worth finishing, the journal that remembers them.
 
 Trials are drawn by TPE with a seed of their own each, made of the tuning's seed, the method and the trial's number:
-with one job at a time a resumed study draws what one that was not stopped would have drawn. The median rule stops a
-trial whose distance after a round is above the median of the others' at that round, after the first half of the rounds.
+with one job at a time a resumed study draws what one that was not stopped would have drawn. A trial is stopped where
+its distance after a round, from the middle of the rounds on, lies in the largest quarter of all trials' at that round.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from oblivionis.errors import RunError
 JOURNAL = "optuna.journal"
 RANDOM_TRIALS = 5
 """Trials that are drawn at random before the sampler learns from them, and that finish before any is stopped."""
+KEPT = 75.0
+"""Per cent of the trials, after the same round, that a trial must be among to go on."""
 SPENT = (TrialState.COMPLETE, TrialState.PRUNED)
 UNTUNED, SPACE = "untuned", "space"
 CONSTRAINT = "utility"
@@ -44,7 +46,7 @@ class Search:
             study_name=method,
             load_if_exists=True,
             direction="minimize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=RANDOM_TRIALS, n_warmup_steps=rounds // 2),
+            pruner=optuna.pruners.PercentilePruner(KEPT, n_startup_trials=RANDOM_TRIALS, n_warmup_steps=rounds // 2),
         )
         wanted = {dimension.path: dimension.plain() for dimension in space}
         before = self.study.user_attrs.get(SPACE)

@@ -223,7 +223,7 @@ def _work(planned: Plan, console: Console) -> None:
         found.append(results.Found(method.label, method.space, entry, results.entries(search), search, keys))
         heads = {f.method: _head(planned, wanted.output / f.method) for f in found}
         results.write(wanted.output, found, facts, heads)
-    console.print(results.table(found, terms.oracle, terms.utility))
+    console.print(results.table(found, terms.oracle, terms.least_utility))
     _say(planned, found, console)
 
 
