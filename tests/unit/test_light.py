@@ -186,7 +186,7 @@ MISTAKES = {
     "bench quick base.training.learning_rate=x": "is not a number",
     "bench table nope": "cannot be read as results",
     "tune nope": "there is no 'nope'",
-    "tune runs/made": "no finished stage finetune",
+    "tune runs/made": "no checkpoint of stage finetune",
     "tune smoke --unlearning nop": "did you mean npo?",
     "tune smoke --space nope.yaml": "there is no",
     "tune smoke --subject Nobody": "nobody holds a record about",
