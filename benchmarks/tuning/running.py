@@ -145,7 +145,7 @@ class Workers:
     """As many runs at once as there are slots, shown while they go on, and stopped in an orderly way."""
 
     def __init__(self, console: Console, jobs: int) -> None:
-        self._console, self._free = console, processes.slots(jobs)
+        self._console, self._free, self.slots = console, processes.slots(jobs), jobs
         self.jobs: dict[str, tuple[Slot, Job]] = {}
 
     @property
@@ -165,11 +165,12 @@ class Workers:
             self._free.append(self.jobs.pop(label)[0])
         return found
 
-    def stop(self, label: str) -> None:
-        """End a run."""
+    def stop(self, label: str) -> float:
+        """End a run; the seconds that it took."""
         slot, job = self.jobs.pop(label)
         processes.stop([job])
         self._free.append(slot)
+        return job.seconds
 
     def say(self, text: str, style: str | None = None) -> None:
         """A line that stays."""
@@ -241,10 +242,14 @@ class Trials:
         self._search, self._workers, self._terms, self._budget = search, workers, terms, budget
         self._folder, self._untuned, self._start, self._method = folder, untuned, start, method
         self._open: list[tuple[int, dict[str, Any]]] = [(t.number, t.params) for t in search.trials(TrialState.RUNNING)]
+        for number, _ in self._open:
+            if (pid := RunDirectory(self._place(number).resolve()).held_by()) is not None:
+                workers.say(
+                    f"{method} trial {number}: still under way in process {pid}, left by a killed tuning; waiting"
+                )
         self._runs: dict[str, tuple[int, RunDirectory, Config]] = {}
         self._reported: dict[str, set[int]] = {}
-        self._failures, self._began = 0, time.monotonic()
-        self._before = search.spent
+        self._failures, self._took, self._slots = 0, list[float](), workers.slots
 
     def execute(self) -> None:
         """Spend the budget. Raises RunFailed where trial after trial fails."""
@@ -297,7 +302,7 @@ class Trials:
         if not any([self._search.report(number, r, reached[r]) for r in new]) or finished(run, config):
             return
         last = max(reached)
-        self._workers.stop(label)
+        self._took.append(self._workers.stop(label))
         del self._runs[label]
         self._search.prune(number, effort(run, config))
         tidy(run)
@@ -305,6 +310,7 @@ class Trials:
 
     def _end(self, label: str, job: Job) -> None:
         number, run, config = self._runs.pop(label)
+        self._took.append(job.seconds)
         if finished(run, config):
             self._judge(number, label, run, config)
         else:
@@ -330,9 +336,8 @@ class Trials:
             raise RunFailed(f"{MOST_FAILURES} trials of {self._method} failed one after another, the last one: {error}")
 
     def _left(self) -> str:
-        """How long the rest will take, judged by the trials that were done now."""
-        spent = self._search.spent
-        if spent <= self._before or spent >= self._budget:
+        """How long the rest will take, judged by the trials that ended now."""
+        rest = self._budget - self._search.spent
+        if not self._took or rest <= 0:
             return ""
-        each = (time.monotonic() - self._began) / (spent - self._before)
-        return f"; about {duration(each * (self._budget - spent))} left"
+        return f"; about {duration(sum(self._took) / len(self._took) * rest / self._slots)} left"

@@ -51,9 +51,7 @@ def source_of(said: str, overrides: Sequence[str]) -> Source:
                 f"is reported beside the retrained one; {how}"
             )
     if not run.checkpoint_rounds("finetune"):
-        raise RunError(
-            f"{said} has no checkpoint of stage finetune, from which the tuning would start; make the run anew"
-        )
+        raise RunError(f"{said} has no checkpoint of stage finetune, where the tuning would start; make the run anew")
     return Source(said, configuration.from_yaml(run.read_config(), run.config_place), run)
 
 

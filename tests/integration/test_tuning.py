@@ -12,14 +12,16 @@ from optuna.trial import TrialState
 from rich.console import Console
 from support.inprocess import InProcessGrid
 
+from benchmarks import cli
 from benchmarks.federated import processes
 from benchmarks.federated.matrix import axes_of, cells_of
 from benchmarks.tuning import running
+from benchmarks.tuning.space import Dimension
 from benchmarks.tuning.study import Search
 from benchmarks.tuning.tune import Wanted, tune
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
-from oblivionis.errors import RunError, RunFailed, RunInterrupted
+from oblivionis.errors import OblivionisError, RunError, RunFailed, RunInterrupted
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
@@ -173,8 +175,6 @@ def test_trials_that_break_off_are_failed_and_replaced(tuned):
 
 def test_a_resumed_search_draws_what_one_that_was_not_stopped_draws(tuned, tmp_path):
     space = json.loads((tuned.folder / "result.json").read_text())["methods"]["grad_diff"]["space"]
-    from benchmarks.tuning.space import Dimension
-
     space = [Dimension(path, **{**plain, "choices": tuple(plain["choices"])}) for path, plain in space.items()]
     drawn = [t.params for t in Search(tuned.folder, "grad_diff", space, 0, 2).trials(TrialState.COMPLETE)]
     fresh = Search(tmp_path, "grad_diff", space, 0, 2)
@@ -218,3 +218,10 @@ def test_a_folder_is_one_tuning(tuned):
 def test_a_dry_run_only_says(tmp_path):
     said = work(tmp_path / "none", dry_run=True)
     assert "budget of each method: 4 trials of 2 rounds" in said and not (tmp_path / "none").exists()
+
+
+def test_without_optuna_it_says_how_to_get_it():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(OblivionisError, match=r"pip install 'oblivionis\[tune\]'"):
+            cli.tune("smoke")
