@@ -13,6 +13,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 from optuna.trial import TrialState
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from benchmarks.tuning.objective import MEASURES, Oracle
@@ -168,25 +169,24 @@ def _escaped(value: Any) -> Any:
 
 
 def table(found: Sequence[Found], oracle: Oracle, least: float) -> Table:
-    """The untuned settings of each method beside the tuned ones, and the retrained model with its standard errors."""
+    """The untuned settings of each method beside the tuned ones, and the retrained model with standard errors."""
     shown = [measure for measure in MEASURES if measure in oracle.values]
-    caption = f"distance in standard errors of the retrained model's values; !: less than {least:.0%} of its utility"
-    made = Table(title="On the tuning's own requests: how far from the retrained model?", caption=caption)
-    for name in ("method", "settings"):
-        made.add_column(name, no_wrap=True)
-    for name in ("distance", *(TITLES[m] for m in shown), "utility", "share", "passes"):
-        made.add_column(name, justify="right", no_wrap=True)
+    caption = f"Distance in standard errors of the retrained model.\n!: less than {least:.0%} of its utility."
+    title = "On the tuning's own requests: how far from the retrained model?"
+    made = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
+    made.add_column("", no_wrap=True)
+    for name in ("distance", *(TITLES[m] for m in shown), "utility"):
+        made.add_column(name, justify="right", min_width=5)
     for each in found:
         for name, entry in (("untuned", each.untuned), ("tuned", each.best)):
             told, worse = entry.told, not entry.feasible
             style = "bold" if name == "tuned" and not worse else "yellow" if worse else ""
             measures = [number(told["measures"].get(m)) for m in shown]
             share = f"{told['utility_share']:.0%}{'!' if worse else ''}"
-            numbers = [fixed(told["distance"], 2), *measures, number(told["utility"]), share]
-            made.add_row(each.method, name, *numbers, f"{told['client_epochs']:g}", style=style)
+            made.add_row(f"{each.method} {name}", fixed(told["distance"], 2), *measures, share, style=style)
         made.add_section()
-    made.add_row("retrained", "", "0", *(number(oracle.values[m]) for m in shown), number(oracle.utility), "100%", "")
-    made.add_row("", "std. error", "1", *(number(oracle.errors[m]) for m in shown), "", "", "")
+    made.add_row("retrained", "0", *(number(oracle.values[m]) for m in shown), "100%")
+    made.add_row("standard error", "1", *(number(oracle.errors[m]) for m in shown), "")
     return made
 
 
@@ -208,10 +208,10 @@ def drawn(found: Sequence[Found], least: float) -> str:
         axes.axhline(least, color="0.5", linewidth=0.8, linestyle="--")
         axes.annotate(
             "utility that is asked for",
-            (1, least),
+            (0.5, least),
             xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
+            ha="center",
+            va="top",
             color="0.4",
             fontsize=8,
         )
