@@ -1,4 +1,4 @@
-"""`oblivionis bench`: benchmark suites and the tables of their results."""
+"""`oblivionis bench`: benchmark suites and the tables of their results; `oblivionis tune`: fair hyperparameters."""
 
 from __future__ import annotations
 
@@ -159,3 +159,76 @@ def _check_target(target: Path) -> None:
 def _check_format(form: str, formats: Collection[str]) -> None:
     if form not in (TEXT, *formats):
         raise OblivionisError(f"--format {form}: expected one of {', '.join((TEXT, *formats))}")
+
+
+def tune(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|EXPERIMENT",
+            help="A finished run with the stages finetune and retrain; or a name in `conf/` or a YAML file, whose "
+            "stages are made first.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Of an EXPERIMENT: any option.", show_default=False),
+    ] = None,
+    unlearning: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="A method to tune; repeatable: each gets the same budget.  [default: npo]"),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of each method.")] = 20,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at once; each gets its share of the cores and GPUs.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the results (default: runs/tune/RUN).", show_default=False),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in that folder: what was stopped, more trials, another method.")
+    ] = False,
+    space: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML: by method and key another range, or null.", show_default=False),
+    ] = None,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Tune on the records about NAME; repeatable.  [default: drawn by --seed]"),
+    ] = None,
+    least_utility: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the retrained model's utility that must be left.")
+    ] = 0.95,
+    max_epochs: Annotated[int, typer.Option(min=2, help="Most epochs of unlearning, for every method.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of whom the tuning forgets, and of the search.")] = 0,
+    prune: Annotated[
+        bool, typer.Option("--prune/--no-prune", help="Stop trials that are worse than most after the same round.")
+    ] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+) -> None:
+    """Search the hyperparameters of unlearning methods, under one budget, on other requests than those reported.
+
+    Objective: the distance from the retrained model, two-sided; constraint: enough utility is left.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("optuna") is None:
+        raise OblivionisError("oblivionis tune takes Optuna, which is not installed: pip install 'oblivionis[tune]'")
+    from benchmarks.tuning.tune import Wanted
+    from benchmarks.tuning.tune import tune as run_tuning
+
+    folder = output or Path("runs") / "tune" / Path(run).stem
+    wanted = Wanted(
+        run,
+        tuple(overrides or ()),
+        tuple(unlearning or ("npo",)),
+        trials,
+        jobs,
+        folder,
+        space,
+        tuple(subject or ()),
+        least_utility,
+        max_epochs,
+        seed,
+        prune,
+    )
+    run_tuning(wanted, Console(), resume=resume, dry_run=dry_run)

@@ -7,15 +7,19 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from oblivionis.config import compose as configuration
 from oblivionis.config.layers import GROUPS, flatten
 from oblivionis.config.problems import ConfigError, Problem
 from oblivionis.config.schema import Config
+from oblivionis.config.yaml_files import read_yaml
 
 SEED = "seed"
 LABEL = "label"
+TUNED = "tuned"
+"""A value may name the `tuned.yaml` of a tuning: it sets the method and all that was found for it."""
 
 
 class MatrixError(ValueError):
@@ -88,12 +92,27 @@ def _value(name: str, value: Any, path: str) -> Value:
     if not isinstance(value, Mapping):
         return Value(_text(value), ((name, value),))
     label = value.get(LABEL)
-    keys = tuple((key, entry) for key, entry in flatten(value) if key != LABEL)
+    found = _tuned(value[TUNED], path) if TUNED in value else ()
+    keys = (*found, *((key, entry) for key, entry in flatten(value) if key not in (LABEL, TUNED)))
     if not isinstance(label, str) or not keys:
         raise MatrixError(
             path, f"{dict(value)!r} has no {LABEL}, or sets nothing", f"`{LABEL}: …` and keys with values"
         )
     return Value(label, keys)
+
+
+def _tuned(file: Any, path: str) -> tuple[tuple[str, Any], ...]:
+    """The keys of the section `unlearning` of a `tuned.yaml`; requests are the suite's."""
+    where = Path(str(file)).expanduser()
+    if not where.is_file():
+        raise MatrixError(f"{path}.{TUNED}", f"there is no file {file}", "the tuned.yaml of a tuning: oblivionis tune")
+    content, _, problems = read_yaml(where)
+    section = content.get("unlearning")
+    if problems or not isinstance(section, Mapping) or "method" not in section:
+        reason = str(problems[0]) if problems else f"{file} has no unlearning.method"
+        raise MatrixError(f"{path}.{TUNED}", reason, "the tuned.yaml of a tuning: oblivionis tune")
+    rest = {name: entry for name, entry in section.items() if name not in ("method", "requests")}
+    return ("unlearning", section["method"]), *((f"unlearning.{key}", entry) for key, entry in flatten(rest))
 
 
 def _text(value: Any) -> str:

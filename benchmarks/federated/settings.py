@@ -35,7 +35,7 @@ class Settings:
         default_factory=dict,
         metadata=about(
             "Axes: a key of the configuration with the list of its values. A value that sets several keys is a "
-            "mapping of a `label` and those keys."
+            "mapping of a `label` and those keys, or of a `label` and `tuned`, the file that `oblivionis tune` wrote."
         ),
     )
     stages: list[str] = field(

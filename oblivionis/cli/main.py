@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from oblivionis.runs.directory import RunDirectory
 
 COMMANDS = "oblivionis.commands"
-"""Entry points of packages above this one, each a Typer group: `bench` comes from `benchmarks`."""
+"""Entry points of packages above this one, Typer groups or commands: `bench` and `tune` come from `benchmarks`."""
 
 cli = typer.Typer(
     name="oblivionis",
@@ -67,7 +67,11 @@ audit_cli.command("exchange")(audit_exchange)
 audit_cli.command("training")(audit_training)
 request_cli.command("from-audit")(request_from_audit)
 for entry in entry_points(group=COMMANDS):
-    cli.add_typer(entry.load(), name=entry.name)
+    found = entry.load()
+    if isinstance(found, typer.Typer):
+        cli.add_typer(found, name=entry.name)
+    else:
+        cli.command(entry.name)(found)
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 _WRITABLE = "Choose a place that can be written to, or make this one so, and repeat the command"

@@ -457,6 +457,14 @@ def _forget_passages(config: Config) -> Iterator[Problem]:
         yield Problem("data.forget_passages", message, f"1 <= value <= {data.passages - 1}")
 
 
+@_reads("data.name", "data.forget_subjects")
+def _forget_subjects(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.forget_subjects is not None and (data.name == "node" or data.name in TEXTS):
+        message = f"data={data.name} has no subjects among its records that could be chosen"
+        yield Problem("data.forget_subjects", message, "null, or data of questions and answers")
+
+
 @_reads("data.name", "data.authors", "data.forget_authors")
 def _forget_authors(config: Config) -> Iterator[Problem]:
     data = config.data

@@ -216,6 +216,15 @@ class Data:
     forget_authors: int = field(
         default=3, metadata=about("Authors of `fictitious` that are to be forgotten.", at_least=1)
     )
+    forget_subjects: list[str] | None = field(
+        default=None,
+        metadata=about(
+            "Who is to be forgotten in place of whom the data name, such as the authors that `oblivionis data describe "
+            "--subjects` lists: all records about them, and no other. null: as the data say. For data of questions and "
+            "answers.",
+            at_least=1,
+        ),
+    )
     seed: int = field(
         default=0,
         metadata=about(

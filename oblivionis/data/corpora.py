@@ -8,6 +8,7 @@ from typing import Any
 
 from oblivionis.config.schema import TEXTS, Config, Data
 from oblivionis.data import fictitious, jsonl, knowundo, muse, muse_tiny, rwku, tofu, wmdp
+from oblivionis.data.forgetting import forgetting
 from oblivionis.data.partition import Partition, partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.tokenize import cut
@@ -26,6 +27,11 @@ def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
 
     Of `node` data it holds the server's own questions and no training record: those are the clients' own.
     """
+    corpus = _as_the_source_says(data, cutter)
+    return corpus if data.forget_subjects is None else forgetting(corpus, data.forget_subjects)
+
+
+def _as_the_source_says(data: Data, cutter: Cutter | None) -> Corpus:
     path = Path(data.path).expanduser() if data.path else None
     if data.name == "node":
         return Corpus("node", (), frozenset(), jsonl.read_questions(path) if path else {})

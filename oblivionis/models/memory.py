@@ -251,7 +251,8 @@ def _set_size(config: Config, name: str) -> int:
     if data.name == "tofu":
         return _TOFU_FORGET[data.forget_split] if name == "forget" else _TOFU_SETS[name]
     if data.name == "fictitious":
-        authors = {"forget": data.forget_authors, "retain": data.authors - data.forget_authors}
+        forget = len(data.forget_subjects or range(data.forget_authors))
+        authors = {"forget": forget, "retain": data.authors - forget}
         if name in authors:
             return authors[name] * data.questions_per_author
         return len(known.real_authors() if name == "real_authors" else known.world_facts())

@@ -77,7 +77,7 @@ def _data(config: Config) -> str:
         asked = "the same questions" if data.same_questions else "questions"
         what = (
             f"{data.authors} made-up authors with {data.questions_per_author} {asked} each, "
-            f"{data.forget_authors} authors to forget"
+            f"{len(data.forget_subjects or range(data.forget_authors))} authors to forget"
         )
     elif data.name == "node":
         return "each client's own, which stay on its machine"
@@ -85,6 +85,8 @@ def _data(config: Config) -> str:
         what = f"TOFU, records to forget: {data.forget_split}"
     else:
         what = f"{data.name}: {Path(data.path).name}" if data.path else data.name
+    if data.forget_subjects is not None:
+        what += f", to forget: {', '.join(data.forget_subjects)}"
     return f"{what}; {_SPREAD[data.partition.scheme]}"
 
 

@@ -113,6 +113,7 @@ LIGHT = [
     "deploy --help",
     "attack --help",
     "bench --help",
+    "tune --help",
     "certificate keygen --out made.key",
     "certificate keygen --help",
     "request submit --node-dir node --ids r1 --reason art17",
@@ -184,6 +185,11 @@ MISTAKES = {
     "bench quick nosuch=1": "unknown key",
     "bench quick base.training.learning_rate=x": "is not a number",
     "bench table nope": "cannot be read as results",
+    "tune nope": "there is no 'nope'",
+    "tune runs/made": "no checkpoint of stage finetune",
+    "tune smoke --unlearning nop": "did you mean npo?",
+    "tune smoke --space nope.yaml": "there is no",
+    "tune smoke --subject Nobody": "nobody holds a record about",
 }
 
 

@@ -126,3 +126,29 @@ def test_a_suite_stands_on_what_it_extends(tmp_path):
     for text in ("extends: child\n", "extends: nowhere\n"):
         with pytest.raises(ConfigError, match="extends"):
             suites.load(suite(tmp_path, text, "child.yaml"))
+
+
+# -- tuned rows ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tuned_file_sets_the_method_and_its_keys_but_not_the_requests(tmp_path):
+    file = tmp_path / "tuned.yaml"
+    file.write_text(
+        "extends: default\nunlearning: {method: simnpo, params: {beta: 2.5}, epochs: 3, entropy: {forget: 0.1}, "
+        "requests: {policy: none}}\n"
+    )
+    rows = f"[npo, {{label: simnpo tuned, tuned: {file}, unlearning.epochs: 4}}]"
+    untuned, tuned = cells(suite(tmp_path), f"matrix.unlearning={rows}")
+    assert (untuned.labels["unlearning"], tuned.labels["unlearning"]) == ("npo", "simnpo tuned")
+    found = tuned.config.unlearning
+    assert (found.method, found.params["beta"], found.entropy.forget, found.epochs) == ("simnpo", 2.5, 0.1, 4)
+    assert found.requests == untuned.config.unlearning.requests
+
+
+def test_a_tuned_file_that_is_none(tmp_path):
+    with pytest.raises(ConfigError, match=r"matrix\.unlearning\.tuned: there is no file"):
+        cells(suite(tmp_path), "matrix.unlearning=[{label: a, tuned: nope.yaml}]")
+    file = tmp_path / "other.yaml"
+    file.write_text("unlearning: npo\n")
+    with pytest.raises(ConfigError, match=r"has no unlearning\.method"):
+        cells(suite(tmp_path), f"matrix.unlearning=[{{label: a, tuned: {file}}}]")

@@ -1,0 +1,312 @@
+"""The whole of a tuning: whom it forgets, what it starts from, a search per method under one budget, and the results.
+
+A folder holds one tuning: `tuning.yaml` says of which run, on whom and on what terms, `base/` has its finetuned and its
+retrained model, `<method>/` the untuned run and the trials, `optuna.journal` what Optuna knows.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from benchmarks.tuning import settings
+from benchmarks.tuning.requests import subjects_of
+from benchmarks.tuning.settings import Source
+from benchmarks.tuning.space import Dimension, read_file, space, untuned
+from oblivionis.config import compose as configuration
+from oblivionis.config import methods
+from oblivionis.config.schema import Config
+from oblivionis.config.yaml_files import read_yaml
+from oblivionis.errors import RunError, RunFailed, RunInterrupted
+from oblivionis.files import write_atomic
+
+CLAIM, EXPERIMENT = "tuning.yaml", "experiment.yaml"
+UTILITY = "model_utility"
+UTILITIES = (UTILITY, "retain_rouge", "retain_prob")
+"""What measures the utility: the first that the retrained model has above 0."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command asks for. methods: each gets `trials` trials with up to `max_epochs` epochs per exchange."""
+
+    run: str
+    overrides: tuple[str, ...]
+    methods: tuple[str, ...]
+    trials: int
+    jobs: int
+    output: Path
+    space_file: Path | None = None
+    subjects: tuple[str, ...] = ()
+    least_utility: float = 0.95
+    max_epochs: int = 20
+    seed: int = 0
+    prune: bool = True
+
+    @property
+    def command(self) -> str:
+        """The command that goes on with it."""
+        parts = ["oblivionis", "tune", self.run, *self.overrides]
+        for method in self.methods:
+            parts += ["--unlearning", method]
+        parts += ["--trials", str(self.trials), "--jobs", str(self.jobs), "--output", str(self.output)]
+        for subject in self.subjects:
+            parts += ["--subject", subject]
+        default = Wanted("", (), (), 0, 0, Path())
+        given = {"--space": self.space_file and str(self.space_file), "--least-utility": self.least_utility}
+        given |= {"--max-epochs": self.max_epochs, "--seed": self.seed}
+        usual = {"--least-utility": default.least_utility, "--max-epochs": default.max_epochs, "--seed": default.seed}
+        for name, value in given.items():
+            parts += [name, str(value)] if value is not None and value != usual.get(name) else []
+        return shlex.join([*parts, *([] if self.prune else ["--no-prune"]), "--resume"])
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: as it is chosen, what tables call it, its untuned configuration, and what is searched."""
+
+    chosen: str
+    label: str
+    untuned: Config
+    space: tuple[Dimension, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A tuning that can be done."""
+
+    wanted: Wanted
+    source: Source
+    subjects: tuple[str, ...]
+    base: Config
+    methods: tuple[Method, ...]
+
+    def lines(self) -> list[str]:
+        """What will be done, in words."""
+        wanted, requests = self.wanted, self.base.unlearning.requests
+        start = f"the finetuned model of {wanted.run}" if self.source.run else f"a finetuned model of {wanted.run}"
+        lines = [
+            f"tuned on the records about {', '.join(self.subjects)} (requests: {requests.policy}), from {start}; "
+            "the retrained model has never seen them",
+            f"budget of each method: {wanted.trials} trials of {self.base.federation.rounds.unlearn} rounds, at most "
+            f"{wanted.max_epochs} epochs per exchange; at least {wanted.least_utility:.0%} of the retrained model's "
+            "utility",
+        ]
+        for method in self.methods:
+            searched = "; ".join(
+                f"{d.path.removeprefix('unlearning.')} {d.words()} ({untuned(method.untuned, d.path)})"
+                for d in method.space
+            )
+            lines.append(f"{method.label}: {searched}")
+        return lines
+
+
+def plan(wanted: Wanted) -> Plan:
+    """What there is to do. Raises ConfigError and RunError for whatever is wrong with it."""
+    settings.check_methods(wanted.methods)
+    source = settings.source_of(wanted.run, wanted.overrides)
+    spaces = read_file(wanted.space_file, wanted.methods) if wanted.space_file else {}
+    subjects = subjects_of(source.config, wanted.seed, wanted.subjects)
+    keeping = next((m for m in wanted.methods if methods.updates(m) is not None), source.config.unlearning.method)
+    base = settings.base_config(source, subjects, keeping, prune=wanted.prune)
+    found = []
+    for chosen in wanted.methods:
+        config = settings.untuned_config(source, base, chosen)
+        searched = space(chosen, config, wanted.max_epochs, spaces.get(chosen))
+        found.append(Method(chosen, methods.label(chosen), config, tuple(searched)))
+    return Plan(wanted, source, tuple(subjects), base, tuple(found))
+
+
+def tune(wanted: Wanted, console: Console, *, resume: bool, dry_run: bool = False) -> None:
+    """Do it, as far as the folder lacks it, and write and print what came out.
+
+    Raises ConfigError or RunError for a mistake, RunFailed where runs fail or a method keeps too little utility,
+    RunInterrupted after Ctrl-C.
+    """
+    planned = plan(wanted)
+    if dry_run:
+        for line in [*planned.lines(), f"results: {wanted.output}"]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    with ExitStack() as held:
+        _claim(planned, resume=resume, held=held)
+        for line in [*planned.lines(), f"results: {wanted.output}"]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        try:
+            _work(planned, console)
+        except KeyboardInterrupt:
+            raise RunInterrupted(f"stopped; continue with: {wanted.command}") from None
+
+
+def _claim(planned: Plan, *, resume: bool, held: ExitStack) -> None:
+    """Make the folder that of this tuning, or check that it is, and hold it. Raises RunError."""
+    wanted, folder = planned.wanted, planned.wanted.output
+    file = folder / CLAIM
+    now = {
+        "run": wanted.run,
+        "overrides": list(wanted.overrides),
+        "subjects": list(planned.subjects),
+        "least_utility": wanted.least_utility,
+        "max_epochs": wanted.max_epochs,
+        "seed": wanted.seed,
+        "prune": wanted.prune,
+    }
+    if not resume and file.exists():
+        raise RunError(
+            f"{folder} has a tuning already; go on with it, or add a method, with --resume, or choose another --output"
+        )
+    if resume and not file.exists():
+        raise RunError(f"there is nothing to resume in {folder}; leave --resume out")
+    if resume:
+        before, _, problems = read_yaml(file)
+        if problems:
+            raise RunError(f"{folder} cannot be resumed: {problems[0]}")
+        differs = [f"{key} was {before.get(key)}, is {value}" for key, value in now.items() if before.get(key) != value]
+        if differs:
+            raise RunError(f"{folder} was made with other settings: {'; '.join(differs)}; choose another --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "tuning.lock")
+        lock.acquire(timeout=0)
+        held.callback(lock.release)
+        write_atomic(file, OmegaConf.to_yaml(OmegaConf.create(now)))
+        if planned.source.run is None:
+            write_atomic(folder / EXPERIMENT, configuration.to_yaml(planned.source.config))
+    except Timeout:
+        raise RunError(f"{folder} is in use by another process; wait for it or stop it") from None
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror}") from error
+
+
+def _work(planned: Plan, console: Console) -> None:
+    from benchmarks.tuning import results, running
+    from benchmarks.tuning.study import JOURNAL, Search
+
+    wanted = planned.wanted
+    (wanted.output / f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed; the folder is ours
+    workers = running.Workers(console, wanted.jobs)
+    base = running.start_base(wanted.output / "base", planned.base, planned.source)
+    running.complete(workers, {"finetuned and retrained model": (base, planned.base)})
+    terms = _terms(base, planned)
+    updates = planned.source.run or base
+
+    def begin(folder: Path, config: Config) -> Any:
+        return running.prepare(folder, config, base, updates)
+
+    first = {}
+    for method in planned.methods:
+        run = begin(wanted.output / method.label / running.UNTUNED, method.untuned)
+        first[f"{method.label} untuned"] = (run, method.untuned)
+    running.complete(workers, first)
+    rounds = planned.base.federation.rounds.unlearn
+    found: list[Any] = []
+    facts = _facts(planned, terms)
+    for method in planned.methods:
+        run, config = first[f"{method.label} untuned"]
+        told = running.judged(run, config, terms)
+        values = {d.path: untuned(config, d.path) for d in method.space}
+        search = Search(wanted.output, method.label, method.space, wanted.seed, rounds)
+        search.learn(values, told, running.curve(run, terms.oracle))
+        place = wanted.output / method.label
+        running.Trials(search, workers, place, config, terms, begin, wanted.trials, method.label).execute()
+        entry = results.Entry(None, values, told)
+        keys = settings.own_keys(config)
+        found.append(results.Found(method.label, method.space, entry, results.entries(search), search, keys))
+        heads = {f.method: _head(planned, wanted.output / f.method) for f in found}
+        results.write(wanted.output, found, facts, heads)
+    console.print(results.table(found, terms.oracle, terms.least_utility))
+    _say(planned, found, console)
+
+
+def _terms(base: Any, planned: Plan) -> Any:
+    """The retrained model's values. Raises RunError where nothing was measured or it has no utility."""
+    from benchmarks.tuning import objective, running
+
+    summary, log = base.stage_summary("retrain"), base.evaluation_log("retrain") or {}
+    convention = planned.base.evaluation.truth_ratio
+    values, errors = objective.measured(summary["metrics"], log, convention), objective.standard_errors(log, convention)
+    values = {name: value for name, value in values.items() if name in errors}
+    utility = next((name for name in UTILITIES if summary["metrics"].get(name)), None)
+    if not values or utility is None:
+        raise RunError(
+            f"{base.path}: nothing of the retrained model was measured that a distance or a utility could go by; see "
+            "its report"
+        )
+    oracle = objective.Oracle(values, errors, summary["metrics"][utility])
+    return running.Terms(oracle, utility, planned.wanted.least_utility)
+
+
+def _facts(planned: Plan, terms: Any) -> dict[str, Any]:
+    wanted = planned.wanted
+    return {
+        "run": wanted.run,
+        "overrides": list(wanted.overrides),
+        "subjects": list(planned.subjects),
+        "requests": asdict(planned.base.unlearning.requests),
+        "records": _records(planned),
+        "least_utility": wanted.least_utility,
+        "utility": terms.utility,
+        "max_epochs": wanted.max_epochs,
+        "trials": wanted.trials,
+        "seed": wanted.seed,
+        "oracle": {"values": terms.oracle.values, "errors": terms.oracle.errors, "utility": terms.oracle.utility},
+    }
+
+
+def _records(planned: Plan) -> dict[str, list[str]]:
+    """The ids of the records that the tuning forgets, and of those that the run itself does."""
+    from oblivionis.data.corpora import load_corpus
+
+    reported = planned.source.config.data
+    return {
+        "tuned_on": sorted(load_corpus(planned.base.data).forget_ids),
+        "reported": sorted(load_corpus(reported).forget_ids),
+    }
+
+
+def _head(planned: Plan, folder: Path) -> Mapping[str, Any]:
+    """What makes the settings an experiment: on top of the run, from its stages, on the requests that it reports."""
+    if planned.source.run is None:
+        return {"extends": f"../{EXPERIMENT}", "stages": [*settings.STAGES, "unlearn"]}
+    config = planned.source.run.path / "config.yaml"
+    return {
+        "extends": Path(os.path.relpath(config, folder.resolve())).as_posix(),
+        "name": None,
+        "start_from": planned.wanted.run,
+        "stages": [*settings.STAGES, "unlearn"],
+    }
+
+
+def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
+    folder = planned.wanted.output
+    for each in found:
+        budget = each.budget
+        console.print(
+            f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} "
+            f"failed; {budget['exchanges']:g} exchanges, {budget['client_epochs']:g} passes over a request's records; "
+            f"tuned: {folder / each.method / 'tuned.yaml'}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(
+        f"every trial: {folder / 'trials.csv'} · frontier: {folder / 'frontier.svg'} · report it on the run's own "
+        f"requests: oblivionis simulate {folder / found[0].method / 'tuned.yaml'}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    if short := [each.method for each in found if not each.best.feasible]:
+        raise RunFailed(
+            f"no trial of {', '.join(short)} keeps {planned.wanted.least_utility:.0%} of the retrained "
+            "model's utility; tuned.yaml has the one that comes nearest. Give more trials with --resume"
+        )
