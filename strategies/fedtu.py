@@ -246,14 +246,8 @@ class FedTU(WrappingStrategy):
         for client, reason in served.refused.items():
             run.exchanges.warn(server_round, "client %d cannot be erased: %s", client, reason)
             self._fail(server_round, client, [r for r in asking[client] if r.request_id not in known], reason)
-        for client, info in served.info.items():
-            for request in asking[client]:
-                if request.request_id in known:
-                    self._requests.served_again(request, server_round, info)  # type: ignore[attr-defined]
-                else:
-                    self._requests.served(request, server_round, info)
-        first = any(r.request_id not in known for client in served.info for r in asking[client])
-        if first and self._reset and hasattr(self.inner, "reset_state"):
+        told = [self._note_served(server_round, asking[c], known, info) for c, info in served.info.items()]
+        if any(told) and self._reset and hasattr(self.inner, "reset_state"):
             self.inner.reset_state()  # type: ignore[attr-defined]
         return served.arrays, bool(served.info)
 
@@ -285,19 +279,12 @@ class FedTU(WrappingStrategy):
             reason = summed.left_out.get(client, summed.fault)
             for request in [r for r in asking[client] if r.request_id not in known]:
                 self._requests.failed(request, server_round, reason)
-        first = False
-        for client in [c for c in asking if c in summed.survivors]:
-            for request in asking[client]:
-                if request.request_id in known:
-                    self._requests.served_again(request, server_round, {})  # type: ignore[attr-defined]
-                else:
-                    self._requests.served(request, server_round, {})
-                    first = True
+        first = [self._note_served(server_round, asking[c], known, {}) for c in asking if c in summed.survivors]
         changed = not summed.fault and summed.weight > 0
         new = moved(arrays, summed.update if each else summed.update / summed.weight) if changed else arrays
         if sealed and summed.terms is not None:
             self._note_cover(server_round, summed, arrays, new)
-        if changed and (first or not asking) and self._reset and hasattr(self.inner, "reset_state"):
+        if changed and (any(first) or not asking) and self._reset and hasattr(self.inner, "reset_state"):
             self.inner.reset_state()  # type: ignore[attr-defined]
         return new, changed
 
@@ -363,6 +350,18 @@ class FedTU(WrappingStrategy):
         model = reply.content.array_records[self._keys.arrays] if self._serving.models_travel else None
         numbers = {k: v for k, v in metrics_of(reply).items() if not isinstance(v, list)}
         return Answer(client, model, sum(r.num_records for r in asked), numbers)
+
+    def _note_served(
+        self, server_round: int, asked: Sequence[UnlearnRequest], known: Collection[str], info: Mapping[str, Any]
+    ) -> bool:
+        """Report requests as served, those of `known` once more; whether any was for the first time."""
+        new = [request for request in asked if request.request_id not in known]
+        for request in asked:
+            if request in new:
+                self._requests.served(request, server_round, info)
+            else:
+                self._requests.served_again(request, server_round, info)  # type: ignore[attr-defined]
+        return bool(new)
 
     def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
         """Report requests that fail for another reason than the client's reply."""
