@@ -66,12 +66,24 @@ audit_cli.command("person")(audit_person)
 audit_cli.command("exchange")(audit_exchange)
 audit_cli.command("training")(audit_training)
 request_cli.command("from-audit")(request_from_audit)
-for entry in entry_points(group=COMMANDS):
-    found = entry.load()
-    if isinstance(found, typer.Typer):
-        cli.add_typer(found, name=entry.name)
-    else:
-        cli.command(entry.name)(found)
+
+
+def add_commands(to: typer.Typer) -> None:
+    """Add the commands that installed packages bring; of one that cannot be loaded a line says so."""
+    for entry in entry_points(group=COMMANDS):
+        try:
+            found = entry.load()
+        except (ImportError, AttributeError) as error:
+            text = f"the command {entry.name} is left out, {entry.value} cannot be loaded: {error}"
+            print(f"oblivionis: {text}; install its package again (here: pip install -e .)", file=sys.stderr)
+            continue
+        if isinstance(found, typer.Typer):
+            to.add_typer(found, name=entry.name)
+        else:
+            to.command(entry.name)(found)
+
+
+add_commands(cli)
 
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 _WRITABLE = "Choose a place that can be written to, or make this one so, and repeat the command"

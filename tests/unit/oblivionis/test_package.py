@@ -5,11 +5,14 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
 
 import oblivionis
+from oblivionis.cli import main
 from oblivionis.config.yaml_files import conf_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,3 +122,16 @@ def test_the_version_is_that_of_the_project_the_changelog_and_the_citation():
     assert version == oblivionis.__version__
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
     assert f"version: {version}" in citation and f"date-released: {date}" in citation
+
+
+def test_a_command_that_cannot_be_loaded_is_said_and_the_others_work(monkeypatch, capsys):
+    """As after an update of the source without another `pip install`, or of somebody else's broken package."""
+    broken = [metadata.EntryPoint("gone", value, main.COMMANDS) for value in ("benchmarks.cli:gone", "no.such:thing")]
+    whole = metadata.EntryPoint("bench", "benchmarks.cli:bench_cli", main.COMMANDS)
+    monkeypatch.setattr(main, "entry_points", lambda group: [*broken, whole])
+    to = typer.Typer()
+    main.add_commands(to)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in told] == ["oblivionis: the command gone is left out"] * 2
+    assert "benchmarks.cli:gone cannot be loaded" in told[0] and "pip install" in told[0]
+    assert [group.name for group in to.registered_groups] + [c.name for c in to.registered_commands] == ["bench"]
