@@ -68,7 +68,7 @@ class Arrivals(ABC):
         """The answers of `group` that have come at the next moment at which any does, void ones too.
 
         They are in order of time and client: the first `most` of them, the others follow next time. Empty where nothing
-        is on its way, or nothing comes by `until`, which the clock then says.
+        is on its way, or nothing has come and nothing comes by `until`, which the clock then says.
         """
 
     @abstractmethod
@@ -196,7 +196,7 @@ class SimulatedArrivals(Arrivals):
         if not underway:
             return []
         moment = max(self._now, min(one.due for one in underway))
-        if moment > until:
+        if moment > max(self._now, until):
             self._now = max(self._now, until)
             return []
         self._now = moment

@@ -68,10 +68,15 @@ class BufferedFedTU(FedTU):
     Raises ValueError for another `inner` than ours, or without `options.buffer`.
     """
 
+    asynchronous = True
+
     def __init__(self, inner: ServerStep, **settings: Any) -> None:
         super().__init__(inner, **settings)
-        if not isinstance(inner, ServerStep) or self._options.buffer is None:
-            raise ValueError("asynchronous rounds take an aggregator of strategies.factory and options.buffer")
+        if not isinstance(inner, ServerStep):
+            raise ValueError(
+                f"asynchronous rounds take an aggregator of strategies.factory, not {type(inner).__name__}"
+            )
+        assert self._options.buffer is not None
         self.inner: ServerStep = inner
         self._buffer: Buffer = self._options.buffer
         self.versions = Versions()
@@ -81,7 +86,7 @@ class BufferedFedTU(FedTU):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """As FedTU's; also the versions, and with a simulated clock who is at work from which model, until when."""
-        own = {"versions": np.array([self.versions.now, self.versions.barrier], dtype=np.int64)}
+        own: dict[str, np.ndarray] = {"versions": np.array([self.versions.now, self.versions.barrier], dtype=np.int64)}
         if self._options.durations is not None:
             flights = [f for f in self._flights.values() if not f.sent.void]
             rows = [(f.client, f.version, f.server_round, f.sent.since, f.sent.due) for f in flights]
@@ -138,7 +143,8 @@ class BufferedFedTU(FedTU):
         verdicts = run.exchanges.judged("train", server_round, pairs, arrays)
         accepted = sum(v.reply is not None for v in verdicts)
         left_out = len(verdicts) - accepted + collected.failed
-        self._listener.exchange_ended("train", accepted, left_out, time.monotonic() - began)
+        if collected.good or collected.failed:
+            self._listener.exchange_ended("train", accepted, left_out, time.monotonic() - began)
         if not accepted:
             run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts

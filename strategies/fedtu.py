@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -90,6 +90,9 @@ class FedTU(WrappingStrategy):
     (Flower's FedAdam makes float64) have their result cast back.
     """
 
+    asynchronous: ClassVar[bool] = False
+    """Whether rounds go by `options.buffer`."""
+
     def __init__(
         self,
         inner: Strategy,
@@ -114,6 +117,8 @@ class FedTU(WrappingStrategy):
         self._arrivals: Arrivals | None = None
         self._clock: dict[str, np.ndarray] = {}
         self._reset = self._options.server_state_on_unlearn == "reset"
+        if (self._options.buffer is not None) != self.asynchronous:
+            raise ValueError("options.buffer is for BufferedFedTU, and BufferedFedTU for options.buffer")
         if self._options.private_mean is not None and not self._serving.privately:
             raise ValueError(f"{type(self._serving).__name__} goes by single clients' models: no private_mean fits it")
         if self._reset and not hasattr(inner, "reset_state"):

@@ -447,7 +447,6 @@ class _Recorder(Listener):
             covered = self._stage.config.unlearning.cover > 0
             self._stage.events.requests(in_words(asking, **{"covering" if covered else "again": others}))
         self._stage.account_for(kind, self._round, nodes)
-        self._trained |= kind == "train"
         self._kind = kind
         self._stage.events.exchange_started(kind, nodes)
 
@@ -458,6 +457,9 @@ class _Recorder(Listener):
         self._stage.events.reply(node, ok, reason)
         if not ok and self._stage.config.strict:
             raise RunFailed(f"strict: client {node} failed in round {self._round}: {reason}")
+
+    def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
+        self._trained |= kind == "train"
 
     def arrived(self, answers: int, sent: int) -> None:
         self._stage.events.arrived(answers, sent)

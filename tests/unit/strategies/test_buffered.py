@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from flwr.app import Error
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fedtu_clients import Recorder, adapter, content, federation, flat, noise, request
@@ -229,6 +230,7 @@ def test_a_request_that_is_not_served_raises_no_barrier():
     fedtu.start(Knowing(3).grid, adapter(np.zeros(3)), 5, timeout=400)
     assert fedtu._requests.attempts["r0"] >= 1 and fedtu._requests.reasons["r0"] == "no reply within 400 s"
     assert [e[1] for e in told.of("barrier")] == [fedtu._requests.served_in["r0"]] != [2]
+    assert [e[1] for e in told.of("reply") if not e[2]] == [0], "who answered while the exchange waited has not failed"
 
 
 @pytest.mark.parametrize("on_unlearn", ["keep", "reset"])
@@ -347,8 +349,11 @@ def test_in_real_time_a_resumed_run_begins_from_the_present_model():
 
 
 def test_what_cannot_be():
+    for kind, options in ((BufferedFedTU, Options()), (FedTU, Options(buffer=Buffer(1, 1)))):
+        with pytest.raises(ValueError, match="and BufferedFedTU for"):
+            kind(build("fedavg"), options=options)
     with pytest.raises(ValueError, match="take an aggregator"):
-        BufferedFedTU(build("fedavg"))
+        BufferedFedTU(FlowerFedAvg(), options=Options(buffer=Buffer(1, 1)))
     for wrong in ({"deadline": 1.0}, {"oversample": 2.0}):
         with pytest.raises(ValueError, match="asynchronous rounds have no"):
             Options(buffer=Buffer(1, 1), **wrong)

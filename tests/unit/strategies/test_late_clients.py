@@ -164,3 +164,17 @@ def test_the_clock_goes_on_after_a_resume():
 def test_values_out_of_range(wrong):
     with pytest.raises(ValueError, match="expected deadline > 0 and oversample >= 1"):
         Options(**wrong)
+
+
+def test_a_message_that_flower_does_not_take_is_one_without_an_answer():
+    """For one it gives no id, and for too large ones none at all: neither is waited for beyond the timeout."""
+
+    class Refusing(LateGrid):
+        def push_messages(self, messages):
+            ids = super().push_messages(messages)
+            train = messages[0].metadata.message_type == protocol.TRAIN
+            return [None, *ids[1:-1]] if train else ids
+
+    told = run(Options(deadline=5.0), 3, 1, grid=Refusing(federation(3), lambda message: 0), timeout=0.2)[1]
+    lost = "no reply within 0.2 s"
+    assert told.of("reply") == [("reply", 0, False, lost), ("reply", 1, True, ""), ("reply", 2, False, lost)]
