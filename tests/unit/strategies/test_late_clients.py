@@ -13,6 +13,7 @@ from strategies.durations import Durations
 from strategies.factory import build, names
 from strategies.fedtu import FedTU, Options, RequestList
 from strategies.memory_grid import MemoryGrid
+from strategies.private_mean import PrivateMean
 
 
 class Scripted:
@@ -71,6 +72,17 @@ def test_a_deadline_leaves_out_who_is_late():
     assert told.of("late") == [("late", 2, "late: no reply within 10 s")] * 2, "round 2: free at 25, then 1 s, till 26"
     assert told.of("clock") == [("clock", 10.0), ("clock", 20.0)]
     assert not [e for e in told.of("reply") if not e[2]], "to be late is no failure"
+
+
+def test_a_private_mean_counts_who_was_drawn():
+    """Without noise and clipping: the late one is a zero among the three, since its lateness must not tell of it."""
+    private = PrivateMean(0.0, 1e6)
+    options = Options(deadline=10.0, durations=Scripted(_2_1=25.0), private_mean=private)
+    model, told, _, _ = run(options, clients=3, rounds=1)
+    assert np.allclose(model, noise("start") + (noise(0, 1) + noise(1, 1)) / 3, atol=1e-6)
+    assert [e[1] for e in told.of("late")] == [2]
+    with pytest.raises(ValueError, match="who is fast"):
+        Options(oversample=2.0, private_mean=private)
 
 
 def test_an_answer_to_an_earlier_round_is_counted_and_never_merged():
