@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from strategies import protocol, told
+from strategies.arrivals import Arrivals, collect
 from strategies.bounds import Bounds, Cut
 from strategies.listener import Listener
 from strategies.nodes import NodeMap
@@ -59,6 +60,10 @@ class Exchanges:
     """What a single client may count at most."""
     secure: SecureSettings | None = None
     """How models come back as sums under masks; None: each by itself."""
+    arrivals: Arrivals | None = None
+    """What hands out answers one after another; None: the grid waits for all of them."""
+    deadline: float | None = None
+    """After so many seconds a `train` exchange goes on with what has come, by `arrivals`; None: `timeout` alone."""
 
     def config(self, server_round: int, settings: Mapping[str, Any]) -> ConfigRecord:
         """The ConfigRecord of a message: `settings`, and which round of what this is."""
@@ -72,10 +77,16 @@ class Exchanges:
         )
 
     def hold(
-        self, kind: str, server_round: int, messages: list[Message], expected: ArrayRecord | None
+        self,
+        kind: str,
+        server_round: int,
+        messages: list[Message],
+        expected: ArrayRecord | None,
+        *,
+        enough: int | None = None,
     ) -> list[Verdict]:
         """Send `messages`, judge the answers, tell the listener. `expected`: what the model in a good answer is like,
-        None where an answer holds no model.
+        None where an answer holds no model. `enough`: how many answers are waited for (None: all); it takes `arrivals`.
         """
         if not messages:
             return []
@@ -83,9 +94,49 @@ class Exchanges:
             return self._of_all(kind, server_round, messages, expected)
         began = time.monotonic()
         self.listener.exchange_started(kind, sorted(self.partition(m) for m in messages))
-        received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
+        if self.arrivals is None:
+            received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
+            late = list[Verdict]()
+        else:
+            received, late = self._collected(self.arrivals, kind, messages, enough)
+        pairs = [(self.partition(message), answer) for message, answer in received]
+        verdicts = self.judged(kind, server_round, pairs, expected, late)
+        accepted = sum(v.reply is not None for v in verdicts)
+        self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
+        return verdicts
+
+    def _collected(
+        self, arrivals: Arrivals, kind: str, messages: list[Message], enough: int | None
+    ) -> tuple[list[tuple[Message, Message | None]], list[Verdict]]:
+        """The messages with their answers, as far as they are waited for, and verdicts on those that come too late."""
+        hurried = kind == "train" and self.deadline is not None and self.deadline < self.timeout
+        limit = self.deadline if hurried and self.deadline is not None else self.timeout
+        wanted = len(messages) if enough is None else enough
+        received, missing = collect(
+            arrivals,
+            messages,
+            arrivals.now + limit,
+            wanted,
+            progress=lambda count: self.listener.arrived(count, len(messages)),
+            too_late=self.listener.discarded,
+        )
+        came = sum(answer is not None and not answer.has_error() for _, answer in received)
+        if not hurried and came < wanted:  # the patience is at an end: these have failed
+            return [*received, *((message, None) for message in missing)], []
+        reason = f"late: {came} others had answered" if came >= wanted else f"late: no reply within {limit:g} s"
+        return received, [Verdict(self.partition(message), None, reason, late=True) for message in missing]
+
+    def judged(
+        self,
+        kind: str,
+        server_round: int,
+        received: Sequence[tuple[int, Message | None]],
+        expected: ArrayRecord | None,
+        late: Sequence[Verdict] = (),
+    ) -> list[Verdict]:
+        """Judge what was received, by client, and apply the bounds; tell the listener, of the `late` ones too."""
         verdicts = judge(
-            [(self.partition(message), answer) for message, answer in received],
+            received,
             reference=expected,
             arrays_key=self.keys.arrays,
             weight_key=self.keys.weight,
@@ -97,6 +148,8 @@ class Exchanges:
         cuts: list[Cut] = []
         if self.bounds is not None:
             verdicts, cuts = self.bounds.apply(kind, verdicts, expected, self.keys.arrays, self.keys.weight)
+        for verdict in late:
+            self.listener.late(verdict.partition, verdict.reason)
         for verdict in verdicts:
             self.listener.reply(verdict.partition, verdict.reply is not None, verdict.reason)
             if verdict.reply is None:
@@ -106,9 +159,7 @@ class Exchanges:
             self.listener.cut(cut.client, cut.what, cut.told, cut.used)
             text = "client %d: the %s %g of its reply counts as %g"
             self.warn(server_round, text, cut.client, cut.what, cut.told, cut.used)
-        accepted = sum(v.reply is not None for v in verdicts)
-        self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
-        return verdicts
+        return sorted([*verdicts, *late], key=lambda verdict: verdict.partition)
 
     def sum_up(
         self,
@@ -187,5 +238,4 @@ class Exchanges:
 
     def partition(self, message: Message) -> int:
         """The client that a message goes to, -1 for an unknown one."""
-        partition = self.nodes.partition(message.metadata.dst_node_id)
-        return -1 if partition is None else partition
+        return self.nodes.client_of(message)

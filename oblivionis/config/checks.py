@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from oblivionis.config import declared, methods
+from oblivionis.config import declared, late_checks, methods
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
@@ -782,3 +782,6 @@ def _local_privacy(config: Config) -> Iterator[Problem]:
         reasons = {"client": "a client that trains alone is hidden among nobody", "record": "it has no account of ε"}
         message = f"{reasons[config.privacy.level]} (privacy.level={config.privacy.level})"
         yield Problem("stages", message, "stages without local", "or set privacy=none")
+
+
+CHECKS += [(late_checks.READS, late_checks.late_clients), (late_checks.READS, late_checks.asynchronous)]
