@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from benchmarks.federated.options import RayCluster, Reserve, Slurm
 from oblivionis.errors import OblivionisError
 
 TEXT = "text"
@@ -109,22 +110,8 @@ def bench_run(
     `oblivionis bench SUITE` is the same.
     """
     from benchmarks import kinds as suites
-    from benchmarks.federated.options import RayCluster, Reserve, Slurm
 
-    if slurm and ray_address is not None:
-        raise OblivionisError("--slurm and --ray-address exclude each other")
-    if not slurm and (limit is not None or sbatch):
-        raise OblivionisError("--time and --sbatch are for scripts of Slurm: give --slurm as well")
-    away = None
-    reserve = Reserve(cpus or 1, gpus, None if memory is None else int(memory * 1e9))
-    if slurm:
-        away = Slurm(reserve, limit, tuple(sbatch or ()))
-    elif ray_address is not None:
-        away = RayCluster(ray_address, reserve)
-    elif cpus is not None or gpus is not None or memory is not None:
-        raise OblivionisError(
-            "--cpus, --gpus and --memory say what a run gets on a cluster: give --ray-address or --slurm"
-        )
+    away = _away(ray_address, (cpus, gpus, memory), slurm=slurm, limit=limit, sbatch=sbatch or ())
     if away is not None and jobs > 1:
         raise OblivionisError("--jobs says how many runs this machine does at once; on a cluster the resources decide")
     console = Console()
@@ -139,6 +126,32 @@ def bench_run(
         store=store,
         away=away,
     )
+
+
+def _away(
+    ray_address: str | None,
+    reserved: tuple[int | None, int | None, float | None],
+    *,
+    slurm: bool,
+    limit: str | None,
+    sbatch: Sequence[str],
+) -> RayCluster | Slurm | None:
+    """Where else than here a suite's runs are done; `reserved` for each: cores, GPUs, and RAM in GB."""
+    if slurm and ray_address is not None:
+        raise OblivionisError("--slurm and --ray-address exclude each other")
+    if not slurm and (limit is not None or sbatch):
+        raise OblivionisError("--time and --sbatch are for scripts of Slurm: give --slurm as well")
+    cpus, gpus, memory = reserved
+    reserve = Reserve(cpus or 1, gpus, None if memory is None else int(memory * 1e9))
+    if slurm:
+        return Slurm(reserve, limit, tuple(sbatch))
+    if ray_address is not None:
+        return RayCluster(ray_address, reserve)
+    if any(value is not None for value in reserved):
+        raise OblivionisError(
+            "--cpus, --gpus and --memory say what a run gets on a cluster: give --ray-address or --slurm"
+        )
+    return None
 
 
 @bench_cli.command("node")

@@ -8,6 +8,7 @@ down for Slurm instead, whose every task does one node by `benchmarks.federated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -59,7 +60,7 @@ class Executor(AbstractContextManager["Executor"], Protocol):
         """Begin or continue a prepared run. Raises OSError or OblivionisError."""
         ...
 
-    def ended(self) -> list[Work]:
+    def ended(self) -> Sequence[Work]:
         """Take those that have ended since the last call; the stages that they finished are in the store."""
         ...
 

@@ -230,7 +230,7 @@ class _Task:
 
     def saying(self) -> str:
         """The machine, and the last line of the run there."""
-        return f"on {self.host}: {self._line}" if self.host else "waits for a machine"
+        return f"on {self.host}: {self._line or 'begins'}" if self.host else "waits for a machine"
 
     def failure(self) -> str:
         """Why it ended without its results."""
@@ -248,7 +248,8 @@ class _Task:
 
         while self.outcome is None and ray.wait([self.stream], timeout=0)[0]:
             try:
-                self.hear(ray.get(next(self.stream)))
+                said: Any = ray.get(next(self.stream))
+                self.hear(said)
             except StopIteration:
                 self.fail("it ended and said nothing")
             except (RayTaskError, TaskCancelledError) as error:

@@ -188,7 +188,10 @@ def cores_of(count: int) -> Iterator[tuple[int, ...]]:
                     with suppress(Timeout):
                         held.enter_context(FileLock(folder / f"{core}.lock", timeout=0))
                         taken.append(core)
-        yield tuple(taken) if len(taken) == count else ()
+        if len(taken) < count:
+            taken.clear()
+            held.close()
+        yield tuple(taken)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from support.commands import call
 
 from benchmarks import kinds as suites
 from benchmarks.federated.executors import ray_tasks, ray_worker
@@ -69,9 +70,8 @@ def test_everything_that_is_wrong_with_machines_is_said_at_once(enter, tmp_path)
 
 def test_a_machine_without_the_data_is_named_with_the_key(enter, tmp_path):
     data = tmp_path / "mine.jsonl"
-    data.write_text('{"question": "Who?", "answer": "Mara."}\n')
-    idk = f"base.unlearning.alternatives.idk={data}"
-    runs = nodes(idk)
+    data.write_text("I do not know.\n")
+    runs = nodes("matrix.unlearning=[idk_nll]", f"base.unlearning.alternatives.idk={data}")
     named = f"unlearning.alternatives.idk={data}"
     with pytest.raises(RunError, match=f"machine 10.0.0.1 does not have {named} as this one has it: copy it there"):
         enter([{}, {"inputs": {named: "missing"}}], LARGE, LARGE, runs=runs)
@@ -91,7 +91,7 @@ def test_what_no_machine_has_is_refused_with_the_cell_and_what_there_is(enter):
 
 
 def test_runs_that_read_other_runs_need_a_store_that_all_see(enter):
-    private = nodes("base.privacy.level=client", "base.privacy.noise_multiplier=1.0")
+    private = nodes("base.privacy.level=client")
     blind = {"look": {"sees store": False}}
     with pytest.raises(RunError, match=r"does not see .*stages, and unlearn .* reads the folders of other runs there"):
         enter([blind], LARGE, runs=private)
@@ -150,3 +150,29 @@ def test_runs_on_one_machine_get_cores_of_their_own(monkeypatch, tmp_path):
             assert last == (7,), "who found too few keeps none"
     with ray_worker.cores_of(5) as all_of_them:
         assert all_of_them == (3, 4, 5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("suite", "given", "reason"),
+    [
+        ("quick", ["--slurm", "--ray-address", "auto"], "exclude each other"),
+        ("quick", ["--time", "60"], "give --slurm as well"),
+        ("quick", ["--ray-address", "auto", "--sbatch=-x"], "give --slurm as well"),
+        ("quick", ["--cpus", "2"], "give --ray-address or --slurm"),
+        ("quick", ["--gpus", "0"], "give --ray-address or --slurm"),
+        ("quick", ["--slurm", "--jobs", "2"], "on a cluster the resources decide"),
+        ("ruler_tabular", ["--slurm"], "leave --slurm out"),
+        ("ruler_tabular", ["--jobs", "2"], "leave --jobs out"),
+        ("quick", ["--ray-address", "127.0.0.1:1"], "--ray-address: no Ray cluster answers at '127.0.0.1:1'"),
+        ("quick", ["--ray-address", "there"], "expected host:port or auto"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(suite, given, reason, tmp_path):
+    result = call("bench", suite, "--output", tmp_path / "out", *given)
+    assert result.code == 2 and reason in result.err and "Traceback" not in result.err, result.err
+
+
+def test_a_plan_says_what_each_run_asks_for(tmp_path):
+    given = ["--ray-address", "auto", "--cpus", "3", "--memory", "1.5", "--store", tmp_path / "stages", "--dry-run"]
+    plan = call("bench", "quick", "matrix.strategy=[fedavg]", *given)
+    assert plan.code == 0 and plan.out.count("asks for 3 CPUs, 1.5 GB of RAM") == 4, plan.err

@@ -171,7 +171,7 @@ def test_a_run_whose_memory_nobody_can_tell_says_so_once(monkeypatch):
     told = []
     found = demands(Reserve(), tell=told.append)
     for seed in (0, 1):
-        config = compose("smoke", ["model.source=/nowhere", f"data.authors={6 + seed}"])
+        config = compose("smoke", ["model.source=nobody/nothing", f"data.authors={6 + seed}"])
         assert found.of(config).memory == 0
     assert len(told) == 1 and "--memory" in told[0]
 
