@@ -114,11 +114,14 @@ def start(run: Path, slot: Slot, *, environment: Mapping[str, str] | None = None
 
 
 @contextmanager
-def ended_with_us(job: Job) -> Iterator[None]:
-    """Inside, the run is ended when this process dies, however it dies: a shell waits for the other end of a pipe."""
-    text = f'read -r nothing; kill -TERM "$1"; sleep {_GRACE_S:g}; kill -KILL "-$1"'
+def ended_with_us(job: Job, scratch: Path | None = None) -> Iterator[None]:
+    """Inside, the run is ended when this process dies, however it dies: a shell waits for the other end of a pipe.
+
+    scratch: a folder that is deleted then.
+    """
+    text = f'read -r nothing; kill -TERM "$1"; sleep {_GRACE_S:g}; kill -KILL "-$1"; [ -z "$2" ] || rm -rf -- "$2"'
     watcher = subprocess.Popen(
-        ["/bin/sh", "-c", text, "sh", str(job.process.pid)],
+        ["/bin/sh", "-c", text, "sh", str(job.process.pid), str(scratch or "")],
         stdin=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

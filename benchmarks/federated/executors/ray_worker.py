@@ -110,7 +110,7 @@ def work(order: Order) -> Iterator[Begun | str | Piece | Ended]:
             yield Ended(str(error))
             return
         try:
-            with processes.ended_with_us(job):
+            with processes.ended_with_us(job, None if shared else folder.parent):
                 yield from _followed(job)
         finally:
             if job.process.poll() is None:

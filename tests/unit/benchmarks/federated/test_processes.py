@@ -7,11 +7,11 @@ import psutil
 from support.processes import PROJECT, until
 
 ATTENDING = """
-import subprocess, time
+import subprocess, sys, time
 from pathlib import Path
 from benchmarks.federated.processes import Job, ended_with_us
 run = subprocess.Popen(["sleep", "600"], start_new_session=True)
-with ended_with_us(Job(run, Path("log"))):
+with ended_with_us(Job(run, Path("log")), Path(sys.argv[1])):
     print(run.pid, flush=True)
     time.sleep(600)
 """
@@ -24,8 +24,11 @@ def gone(pid):
         return True
 
 
-def test_a_run_ends_with_whoever_attends_to_it_however_that_ends():
-    command = [sys.executable, "-c", ATTENDING]
+def test_a_run_ends_with_whoever_attends_to_it_however_that_ends(tmp_path):
+    scratch = tmp_path / "its folder"
+    scratch.mkdir()
+    (scratch / "file").write_text("")
+    command = [sys.executable, "-c", ATTENDING, str(scratch)]
     attending = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=PROJECT)
     assert attending.stdout is not None
     pid = int(attending.stdout.readline())
@@ -33,3 +36,4 @@ def test_a_run_ends_with_whoever_attends_to_it_however_that_ends():
     attending.kill()
     attending.communicate()
     assert until(lambda: gone(pid), 60)
+    assert until(lambda: not scratch.exists(), 60)
