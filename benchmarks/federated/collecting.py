@@ -75,6 +75,8 @@ def facts(
             {
                 "key": node.key,
                 "label": node.label,
+                "stage": node.stage,
+                "cells": [cell.id for cell in node.cells],
                 "seconds": node.seconds(store),
                 "shared": node.key in found,
                 "error": failures.get(node.key, ""),
