@@ -141,8 +141,13 @@ def in_this_process(clients: int) -> MemoryGrid:
     """A grid of `clients` nodes on which the real ClientApp answers."""
 
     def node(partition: int) -> Node:
-        settings = {"partition-id": partition, "num-partitions": clients}
-        context = Context(run_id=1, node_id=partition, node_config=settings, state=RecordDict(), run_config={})
+        context = Context(
+            run_id=1,
+            node_id=partition,
+            node_config={"partition-id": partition, "num-partitions": clients},
+            state=RecordDict(),
+            run_config={},
+        )
 
         def answer(message: Message) -> RecordDict | Error:
             reply = app(message=message, context=context)

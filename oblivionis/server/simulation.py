@@ -39,7 +39,7 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-_OF_CLIENTS = (
+OF_CLIENTS = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.auto.tokenization_auto",
     "oblivionis.client.worker",
@@ -186,7 +186,7 @@ def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
         "logging_level": logging.ERROR,
         "log_to_driver": False,
     }
-    beforehand = _OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
+    beforehand = OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
     with ExitStack() as ray:
         try:
             ray.enter_context(forked(config.federation.client_cpus, beforehand))
