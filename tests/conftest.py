@@ -25,14 +25,16 @@ LONGEST = (
     "test_faults.py",
     "test_deployment_guide.py",
     "test_processes.py",
+    "test_real_model.py",
     "test_other_scripts.py",
     "test_memory_estimate.py",
-    "test_cluster.py",
+    "test_tutorials.py",
     "test_churn.py",
     "test_federated_suites.py",
     "test_faults_of_runs.py",
     "test_gpu_path.py",
     "test_audit_person.py",
+    "test_cluster.py",
     "test_whole_run.py",
 )
 
@@ -44,8 +46,12 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):
         os.environ["OBLIVIONIS_TEST_FORKS"] = str(Path(tempfile.mkdtemp(prefix="oblivionis-")) / "forks")
         os.environ["OBLIVIONIS_TEST_OWNER"], os.environ["OBLIVIONIS_TEST_PREFIX"] = str(os.getpid()), sys.prefix
-        plain = config.args_source == config.ArgsSource.TESTPATHS and not config.option.markexpr
-        os.environ["OBLIVIONIS_TEST_PLAIN"] = str(int(plain))
+        os.environ["OBLIVIONIS_TEST_PLAIN"] = str(int(plain(config)))
+
+
+def plain(config):
+    """Whether it is `pytest` alone."""
+    return config.args_source == config.ArgsSource.TESTPATHS and not config.option.markexpr
 
 
 def pytest_unconfigure(config):
@@ -61,13 +67,13 @@ def pytest_ignore_collect(collection_path):
     return None
 
 
-def pytest_xdist_auto_num_workers():
-    """One more than there are processors: tests of a deployment mostly wait for Flower."""
-    return (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config):
+    """One per processor, and one more in the long tiers: tests of a deployment mostly wait for Flower."""
+    return (os.cpu_count() or 1) + (not plain(config))
 
 
 def pytest_collection_modifyitems(items):
-    """The folder marks the tier; files that take longest begin first, or the others would be done long before them."""
+    """The folder marks the tier; files that take or wait longest begin first, or they would end alone."""
     for item in items:
         item.add_marker(item.path.relative_to(PROJECT / "tests").parts[0])
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -26,15 +26,13 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from oblivionis.models.forking import forkable
+
 
 def libraries(torch_version: str) -> tuple[str, ...]:
-    """What is imported beforehand.
-
-    Beside a torch that may use CUDA only torch itself: bitsandbytes, which peft imports, may ask for the device, and
-    a process that has done so cannot be forked.
-    """
+    """What is imported beforehand."""
     always = ("flwr.supernode.runtime.run_clientapp", "torch")
-    return (*always, "transformers", "peft") if torch_version.endswith("+cpu") else always
+    return (*always, "transformers", "peft") if forkable(torch_version) else always
 
 
 class WarmExecutor(SubprocessExecutor):

@@ -12,17 +12,20 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import metadata
 from typing import Any
 
 import psutil
 
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunFailed, RunInterrupted
+from oblivionis.models.forking import forkable
 from oblivionis.models.machine import Machine, client_processes
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server import ray_runtime
 from oblivionis.server.cluster import cluster
+from oblivionis.server.forked_workers import forked
 
 _ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -36,6 +39,13 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+OF_CLIENTS = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
+    "oblivionis.client.worker",
+    "oblivionis.client.app",
+)
+"""What a client process needs."""
 _STOPPED = "stopped by Ctrl-C"
 _AGAIN_S, _TIMES = 2.0, 3
 
@@ -176,8 +186,10 @@ def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
         "logging_level": logging.ERROR,
         "log_to_driver": False,
     }
+    beforehand = OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
     with ExitStack() as ray:
         try:
+            ray.enter_context(forked(config.federation.client_cpus, beforehand))
             ray.enter_context(ray_runtime.running(**settings))
         except Exception as error:  # Ray raises plain ones
             reason = str(error).strip().partition(". ")[0] or type(error).__name__

@@ -1,0 +1,250 @@
+"""Client processes of a simulation that are forked from one which has the libraries loaded already.
+
+Ray starts a Python process for each client process, and importing torch, transformers and peft takes it seconds. Here
+Ray starts a stand-in, this file as a script: it asks a fork server, the same file again, for a copy of itself that
+becomes Ray's worker, and ends with it. Ray takes the process that registers for its worker, whoever started it. The
+fork server loads libraries while Ray starts, and ends when the command that started it lets go of its standard input.
+Where it cannot be reached, a worker starts as Ray starts it.
+
+It stands on two internals of Ray 2.55, to which flwr pins it: `SETUP_WORKER_FILENAME`, which names the script that each
+worker begins with, and that its core reads its settings from the environment when it is imported, which is why the
+fork server does not import ray.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+ADDRESS = "OBLIVIONIS_FORKS"
+"""In the environment of Ray's processes: the socket on which the fork server listens."""
+CONTEXT = "--serialized-runtime-env-context="
+LANGUAGE = "--language="
+SERVE = "--serve"
+STREAMS = (0, 1, 2)
+
+
+@contextlib.contextmanager
+def forked(threads: int, names: Sequence[str]) -> Iterator[None]:
+    """Ray that is started within forks its workers, where the system is Linux.
+
+    threads: as many of OpenMP's as Ray gives a worker by itself; names: of the modules that are imported beforehand.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    from ray._private import ray_constants
+
+    folder = tempfile.mkdtemp(prefix="oblivionis-")
+    address = os.path.join(folder, "forks")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(address)
+        listener.listen(64)  # who comes while libraries are imported waits
+        server = subprocess.Popen(
+            [sys.executable, __file__, SERVE, str(listener.fileno()), *names],
+            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[listener.fileno()],
+        )
+    script_before, address_before = ray_constants.SETUP_WORKER_FILENAME, os.environ.get(ADDRESS)
+    ray_constants.SETUP_WORKER_FILENAME, os.environ[ADDRESS] = __file__, address
+    try:
+        yield
+    finally:
+        ray_constants.SETUP_WORKER_FILENAME = script_before
+        if address_before is None:
+            del os.environ[ADDRESS]
+        else:
+            os.environ[ADDRESS] = address_before
+        server.terminate()
+        server.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- the stand-in ----------------------------------------------------------------------------------------------------
+
+
+def stand_in(arguments: Sequence[str]) -> int:
+    """Wait for the worker that is forked for Ray's `arguments`; its exit code. Without one, become it."""
+    plain = _plain(arguments)
+    connection = _connected() if plain else None
+    if connection is not None:
+        with connection, connection.makefile("r") as told:
+            _ask(connection, plain)
+            if told.readline():
+                return int(told.readline() or 1)
+    found = find_spec("ray")
+    assert found is not None and found.origin is not None
+    own = str(Path(found.origin).parent / "_private" / "workers" / "setup_worker.py")
+    os.execv(sys.executable, [sys.executable, own, *arguments])
+
+
+def _plain(arguments: Sequence[str]) -> list[str]:
+    """The worker's script and its arguments, without those of Ray's own first script; empty for a special worker."""
+    if not arguments or arguments[0].startswith("-"):
+        return []  # an option of Python
+    for argument in arguments:
+        if argument.startswith(LANGUAGE) and argument != f"{LANGUAGE}PYTHON":
+            return []
+        if argument.startswith(CONTEXT) and any(json.loads(argument.removeprefix(CONTEXT)).values()):
+            return []
+    return [a for a in arguments if not a.startswith((LANGUAGE, CONTEXT))]
+
+
+def _connected() -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(os.environ[ADDRESS])
+        return connection
+    except (OSError, KeyError):
+        return None
+
+
+def _ask(connection: socket.socket, arguments: Sequence[str]) -> None:
+    """Send what a process inherits: arguments, environment, folder, masked signals and standard streams."""
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "cwd": os.getcwd(),
+        "masked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    }
+    line = json.dumps(request).encode() + b"\n"
+    sent = socket.send_fds(connection, [line], STREAMS)
+    connection.sendall(line[sent:])
+
+
+# -- the fork server -------------------------------------------------------------------------------------------------
+
+
+def serve(listener: socket.socket, names: Sequence[str]) -> None:
+    """Fork a process for each that asks on `listener`, until standard input ends. `names` are imported first."""
+    with listener:
+        for name in names:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # what all have in common is not looked through again by each
+        wake, wakes = os.pipe()
+        for end in (wake, wakes):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        children: dict[socket.socket, int] = {}
+        while True:
+            ready, _, _ = select.select([sys.stdin, listener, wake, *children], [], [])
+            if sys.stdin in ready:
+                break
+            for one in ready:
+                if one is listener:
+                    _fork(listener.accept()[0], children)
+                elif one == wake:
+                    os.read(wake, 1 << 12)
+                elif one in children and not one.recv(1):
+                    _kill(children[one])
+            _reap(children)
+        for pid in children.values():
+            _kill(pid)
+
+
+def _fork(connection: socket.socket, children: dict[socket.socket, int]) -> None:
+    request, files = _received(connection)
+    if request is None:
+        connection.close()
+        return
+    pid = os.fork()
+    if pid == 0:
+        _become(request, files)
+    for file in files:
+        os.close(file)
+    children[connection] = pid
+    with contextlib.suppress(OSError):
+        connection.sendall(b"\n")
+
+
+def _received(connection: socket.socket) -> tuple[dict | None, list[int]]:
+    text, files = b"", []
+    while not text.endswith(b"\n"):
+        piece, more, _, _ = socket.recv_fds(connection, 1 << 20, len(STREAMS))
+        files += more
+        if not piece:
+            return None, files
+        text += piece
+    return json.loads(text), files
+
+
+def _reap(children: dict[socket.socket, int]) -> None:
+    for connection, pid in list(children.items()):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            del children[connection]
+            code = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(OSError):
+                connection.sendall(f"{code if code >= 0 else 128 - code}\n".encode())
+            connection.close()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _change_environment(wanted: dict[str, str]) -> None:
+    """What stays is not touched: where it lies in memory Ray finds the place for the name of a worker's process."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _become(request: dict, files: Sequence[int]) -> None:
+    """In the child: be the process that was asked for, and end as Python ends."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, file in zip(STREAMS, files, strict=True):
+            os.dup2(file, number)
+        os.closerange(len(STREAMS), 1 << 12)
+        os.chdir(request["cwd"])
+        _change_environment(request["environment"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, request["masked"])
+        sys.argv = request["arguments"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.path.remove(str(Path(__file__).resolve().parent))
+    if sys.argv[1:2] != [SERVE]:
+        sys.exit(stand_in(sys.argv[1:]))
+    serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])

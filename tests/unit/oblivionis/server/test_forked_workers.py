@@ -1,0 +1,135 @@
+"""Ray's workers that are forked: what they are given, and how they, their stand-ins and the fork server end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.processes import environment, until
+
+from oblivionis.server import forked_workers
+from oblivionis.server.forked_workers import ADDRESS, forked
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+WORKER = """
+import json, os, signal, sys
+masked = sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+said = {"loaded": "json.tool" in sys.modules, "argv": sys.argv, "cwd": os.getcwd(), "mine": os.environ.get("MINE")}
+said |= {"forks": os.environ.get("OMP_NUM_THREADS"), "masked": masked, "pid": os.getpid(), "read": sys.stdin.read()}
+print(json.dumps(said | {"files": len(os.listdir("/proc/self/fd"))}))
+print("oh", file=sys.stderr)
+sys.exit(7)
+"""
+WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """The environment in which Ray's processes would start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        with forked(1, ["json.tool", "no_such_module"]):
+            yield environment(MINE="x y")
+
+
+def command(folder: Path, text: str, *arguments: str) -> list[str]:
+    script = folder / "worker.py"
+    script.write_text(text)
+    return [sys.executable, forked_workers.__file__, str(script), *arguments, "--language=PYTHON"]
+
+
+def test_a_worker_has_all_that_its_stand_in_was_given(forks, tmp_path):
+    given = {"cwd": "/", "env": forks, "input": "line", "capture_output": True, "text": True}
+    blocked = {**given, "preexec_fn": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})}
+    asked = command(tmp_path, WORKER, "--worker-id=a b")
+    for how, masked in ((given, []), (blocked, [signal.SIGINT])):
+        done = subprocess.run(asked, **how)
+        assert (done.returncode, done.stderr) == (7, "oh\n")
+        told = json.loads(done.stdout)
+        assert told["loaded"] and told["argv"] == [str(tmp_path / "worker.py"), "--worker-id=a b"]
+        assert (told["cwd"], told["mine"], told["read"], told["masked"]) == ("/", "x y", "line", masked)
+        assert told["files"] == 4, "0, 1, 2 and that folder itself"
+        assert told["forks"] is None, "Ray says how many threads a worker has"
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it computes no more; who inherits it may not have noticed."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def started(forks, tmp_path):
+    process = subprocess.Popen(command(tmp_path, WAITS), env=forks, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, psutil.Process(int(process.stdout.readline()))
+
+
+def test_a_killed_worker_ends_its_stand_in(forks, tmp_path):
+    process, worker = started(forks, tmp_path)
+    assert worker.pid != process.pid
+    worker.kill()
+    assert process.wait(20) == 128 + signal.SIGKILL
+
+
+def test_a_killed_stand_in_ends_its_worker(forks, tmp_path):
+    process, worker = started(forks, tmp_path)
+    process.kill()
+    process.wait(20)
+    assert until(lambda: ended(worker), 20)
+
+
+def test_the_fork_server_ends_with_who_started_it(tmp_path):
+    """Also where that is killed; and with it the workers."""
+    program = f"""
+import os, subprocess, sys, time
+from oblivionis.server.forked_workers import forked
+with forked(1, ()):
+    worker = subprocess.Popen({command(tmp_path, WAITS)!r})
+    time.sleep(60)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    worker = psutil.Process(int(owner.stdout.readline()))
+    server = worker.parent()
+    assert server is not None and server.ppid() == owner.pid
+    owner.kill()
+    owner.wait(20)
+    assert until(lambda: ended(worker) and ended(server), 20)
+
+
+@pytest.mark.parametrize(
+    ("address", "more"),
+    [("/nowhere", ()), (None, ()), ("", ('--serialized-runtime-env-context={"env_vars": {"MINE": "other"}}',))],
+    ids=["no server", "no address", "a special worker"],
+)
+def test_what_cannot_be_forked_starts_as_ray_starts_it(forks, tmp_path, address, more):
+    given = {**forks, ADDRESS: forks[ADDRESS] if address == "" else str(address)}
+    if address is None:
+        del given[ADDRESS]
+    done = subprocess.run(
+        command(tmp_path, WORKER, *more), env=given, input="line", capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 7, done.stderr
+    told = json.loads(done.stdout)
+    assert not told["loaded"] and told["mine"] == ("other" if more else "x y")
+
+
+def test_nothing_is_left_of_it():
+    from ray._private import ray_constants
+
+    def state():
+        return ray_constants.SETUP_WORKER_FILENAME, os.environ.get(ADDRESS)
+
+    before = state()
+    with forked(1, ()):
+        script, address = state()
+        assert script == forked_workers.__file__ and Path(str(address)).is_socket()
+    assert state() == before and not Path(str(address)).parent.exists()
