@@ -14,6 +14,8 @@ from flwr.supercore import log
 
 from strategies import protocol, told
 from strategies.bounds import Bounds, Cut
+from strategies.compression import Compression
+from strategies.fitting import Fitted, Fitting, fitted_messages, join, read_answers
 from strategies.listener import Listener
 from strategies.nodes import NodeMap
 from strategies.replies import Verdict, answers, judge
@@ -59,6 +61,10 @@ class Exchanges:
     """What a single client may count at most."""
     secure: SecureSettings | None = None
     """How models come back as sums under masks; None: each by itself."""
+    fitting: Fitting | None = None
+    """Which clients receive the model in a form of their own; None: nobody."""
+    compression: Compression | None = None
+    """How clients may send what they learned; None: as models alone."""
 
     def config(self, server_round: int, settings: Mapping[str, Any]) -> ConfigRecord:
         """The ConfigRecord of a message: `settings`, and which round of what this is."""
@@ -83,9 +89,14 @@ class Exchanges:
             return self._of_all(kind, server_round, messages, expected)
         began = time.monotonic()
         self.listener.exchange_started(kind, sorted(self.partition(m) for m in messages))
+        fitted = self._fitted(messages, expected)
+        clients = [self.partition(message) for message in messages]
+        messages = fitted_messages(messages, clients, fitted, self.keys.arrays, self.keys.config)
         received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
+        told = [(self.partition(message), answer) for message, answer in received]
+        faults = self._read(told, fitted, expected)
         verdicts = judge(
-            [(self.partition(message), answer) for message, answer in received],
+            told,
             reference=expected,
             arrays_key=self.keys.arrays,
             weight_key=self.keys.weight,
@@ -93,7 +104,10 @@ class Exchanges:
             timeout=self.timeout,
             same_metrics=kind != "unlearn",  # never averaged, and a client without retain records measures less
             numbers=self.numbers.get(kind),
+            own={client: one.sent for client, one in fitted.items()},
         )
+        verdicts = [replace(v, reason=faults[v.partition]) if v.partition in faults else v for v in verdicts]
+        verdicts = join(verdicts, fitted, self.keys.arrays)
         cuts: list[Cut] = []
         if self.bounds is not None:
             verdicts, cuts = self.bounds.apply(kind, verdicts, expected, self.keys.arrays, self.keys.weight)
@@ -109,6 +123,29 @@ class Exchanges:
         accepted = sum(v.reply is not None for v in verdicts)
         self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
         return verdicts
+
+    def _read(
+        self,
+        received: Sequence[tuple[int, Message | None]],
+        fitted: Mapping[int, Fitted],
+        expected: ArrayRecord | None,
+    ) -> dict[int, str]:
+        """Read the compressed ones of the answers; what is wrong with which."""
+        if self.compression is None or expected is None:
+            return {}
+
+        def sent(client: int) -> ArrayRecord:
+            return fitted[client].sent if client in fitted else expected
+
+        return read_answers(received, sent, self.compression.read, self.keys.arrays)
+
+    def _fitted(self, messages: Sequence[Message], expected: ArrayRecord | None) -> dict[int, Fitted]:
+        """The model in the form of each client of `messages` that has one of its own."""
+        if self.fitting is None or expected is None:
+            return {}
+        of_client = self.fitting(expected)
+        found = {client: of_client(client) for client in map(self.partition, messages)}
+        return {client: one for client, one in found.items() if one is not None}
 
     def sum_up(
         self,

@@ -173,7 +173,9 @@ class FedTU(WrappingStrategy):
         needs_steps = getattr(self.inner, "needs_steps", False)
         numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
         return Exchanges(
-            grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps, numbers, bounds, secure
+            *(grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps, numbers, bounds, secure),
+            fitting=self._options.fitting,
+            compression=self._options.compression,
         )
 
     def _rounds(self, run: _Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:

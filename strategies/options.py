@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strategies.bounds import Bounds
+from strategies.compression import Compression
+from strategies.fitting import Fitting
 from strategies.private_mean import PrivateMean
 from strategies.secure.terms import SecureSettings
 from strategies.told import Numbers
@@ -30,6 +32,10 @@ class Options:
     `cover_each`: what several clients unlearn counts in full for each, not by the records that they forget.
     `private_mean`: makes one update of those of an exchange, with differential privacy; None: there is none. Updates
     shortened by the median of all (`bounds.max_update_norm`) would each depend on every client: ValueError.
+    `fitting`: which clients receive the model in a form of their own, `strategies.lora_ranks.LoraRanks` say. Not with
+    `secure`: models of several forms have no sum (ValueError).
+    `compression`: how clients may send what they learned (`strategies.compression`); None: as models alone. Not with
+    `secure` either.
     """
 
     seed: int = 0
@@ -43,10 +49,16 @@ class Options:
     cover: int = 0
     cover_each: bool = False
     private_mean: PrivateMean | None = None
+    fitting: Fitting | None = None
+    compression: Compression | None = None
 
     def __post_init__(self) -> None:
         if self.cover and self.secure is None:
             raise ValueError("cover takes secure aggregation: without it a zero is seen to be one")
+        if self.fitting is not None and self.secure is not None:
+            raise ValueError("models of several forms (fitting) have no sum under masks (secure)")
+        if self.compression is not None and self.secure is not None:
+            raise ValueError("updates of fewer numbers or bits (compression) have no sum under masks (secure)")
         if (value := self.server_state_on_unlearn) not in ("keep", "reset"):
             raise ValueError(f"server_state_on_unlearn is {value!r}, expected 'keep' or 'reset'")
         if self.private_mean is not None and self.bounds is not None and self.bounds.max_update_norm is not None:
