@@ -120,7 +120,7 @@ class Compression:
 
 
 def largest(values: NDArray, keep: float) -> NDArray[np.bool_]:
-    """Which of the values (n,) are the max(1, round(keep · n)) of the largest absolute value; of equal ones the first."""
+    """Which of the values (n,) are the max(1, round(keep · n)) largest in absolute value; of equal ones the first."""
     strength = np.abs(values)
     count = max(1, round(keep * strength.size))
     least = np.partition(strength, strength.size - count)[strength.size - count]

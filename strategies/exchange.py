@@ -89,7 +89,7 @@ class Exchanges:
             return self._of_all(kind, server_round, messages, expected)
         began = time.monotonic()
         self.listener.exchange_started(kind, sorted(self.partition(m) for m in messages))
-        fitted = self._fitted(messages, expected)
+        fitted = self._fitted(kind, messages, expected)
         clients = [self.partition(message) for message in messages]
         messages = fitted_messages(messages, clients, fitted, self.keys.arrays, self.keys.config)
         received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
@@ -139,11 +139,11 @@ class Exchanges:
 
         return read_answers(received, sent, self.compression.read, self.keys.arrays)
 
-    def _fitted(self, messages: Sequence[Message], expected: ArrayRecord | None) -> dict[int, Fitted]:
+    def _fitted(self, kind: str, messages: Sequence[Message], expected: ArrayRecord | None) -> dict[int, Fitted]:
         """The model in the form of each client of `messages` that has one of its own."""
         if self.fitting is None or expected is None:
             return {}
-        of_client = self.fitting(expected)
+        of_client = self.fitting(kind, expected)
         found = {client: of_client(client) for client in map(self.partition, messages)}
         return {client: one for client, one in found.items() if one is not None}
 

@@ -172,11 +172,9 @@ class FedTU(WrappingStrategy):
         stage, seed = self._options.stage, self._options.seed
         needs_steps = getattr(self.inner, "needs_steps", False)
         numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
-        return Exchanges(
-            *(grid, self._nodes, self._listener, self._keys, stage, seed, timeout, needs_steps, numbers, bounds, secure),
-            fitting=self._options.fitting,
-            compression=self._options.compression,
-        )
+        places = grid, self._nodes, self._listener, self._keys, stage, seed, timeout
+        forms = self._options.fitting, self._options.compression
+        return Exchanges(*places, needs_steps, numbers, bounds, secure, *forms)
 
     def _rounds(self, run: _Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
         """All planned rounds, and further ones while requests are pending: the final model."""

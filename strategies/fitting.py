@@ -29,8 +29,9 @@ class Fitted(Protocol):
         ...
 
 
-Fitting = Callable[[ArrayRecord], Callable[[int], Fitted | None]]
-"""Global model → client → the model in that client's form, None where it gets the global model itself."""
+Fitting = Callable[[str, ArrayRecord], Callable[[int], Fitted | None]]
+"""(Kind of exchange, as `Listener.exchange_started` names it, global model) → client → the model in that client's form,
+None where it gets the global model itself."""
 
 
 def fitted_messages(

@@ -1,8 +1,8 @@
 """LoRA ranks that differ: what a client of a lower rank receives, and where what it learned goes.
 
-A module's global factors are A (R, in) and B (out, R). A client of rank r receives A' = T·A (r, in) and B' = B·Q (out, r)
-for T (r, R) and Q (R, r) with T·Q = I, chosen such that B'·A' is the best approximation of rank r of B·A (Eckart and
-Young 1936). What it changes of them comes back as A + Q·ΔA' and B + ΔB'·T. The product of these is
+A module's global factors are A (R, in) and B (out, R). A client of rank r receives A' = T·A (r, in) and B' = B·Q
+(out, r) for T (r, R) and Q (R, r) with T·Q = I, chosen such that B'·A' is the best approximation of rank r of B·A
+(Eckart and Young 1936). What it changes of them comes back as A + Q·ΔA' and B + ΔB'·T. The product of these is
 
     B·A + (B' + ΔB')(A' + ΔA') − B'·A'
 
@@ -31,8 +31,8 @@ from strategies.lora_product import ROUNDING, Floats, Pair, filled
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The vector (`size`,) of a client of rank `rank`: where each module's factors lie, in the order of the modules, and
-    what its messages say of it.
+    """The vector (`size`,) of a client of rank `rank`: where the factors of each module lie, module by module, and what
+    its messages say of it.
     """
 
     rank: int
@@ -50,9 +50,8 @@ def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
     of M⁻¹. Hence T·A = H·V₁ᵀ = Qᵀ·A·V₁·V₁ᵀ, which has the scale of A, and T is about Qᵀ where M's columns are about
     orthogonal, as those of a random A are. Raises ValueError where A has fewer than r independent rows or columns.
     """
-    q_a, r_a = np.linalg.qr(np.asarray(a, dtype=np.float64).T)
-    own = r_a.T
-    _, r_b = np.linalg.qr(np.asarray(b, dtype=np.float64))
+    own = np.linalg.qr(np.asarray(a, dtype=np.float64).T, mode="r").T
+    r_b = np.linalg.qr(np.asarray(b, dtype=np.float64), mode="r")
     _, s, vt = np.linalg.svd(r_b @ own)
     used = int(np.count_nonzero(s > ROUNDING * s[0])) if s[0] > 0 else 0
     m = own @ filled(vt, used, own, len(vt)).T
@@ -65,18 +64,19 @@ def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
 class LoraRanks:
     """A `strategies.fitting.Fitting` of models whose numbers (`size`,) are the factors of `pairs`, module by module.
 
-    `rank_of`: the rank of a client; from the rank of `pairs` on it gets the global model itself. `form_of`: how vectors
-    of a lower rank are laid out. Raises ValueError for a number outside of all pairs, or pairs of several ranks.
+    `rank_of`: (kind of exchange, client) → its rank; from the rank of `pairs` on it gets the global model itself.
+    `form_of`: how vectors of a lower rank are laid out. Raises ValueError for a number outside of all pairs, or pairs of
+    several ranks.
     """
 
     def __init__(
-        self, size: int, pairs: tuple[Pair, ...], rank_of: Callable[[int], int], form_of: Callable[[int], Form]
+        self, size: int, pairs: tuple[Pair, ...], rank_of: Callable[[str, int], int], form_of: Callable[[int], Form]
     ) -> None:
         if sum(p.rank * (p.inputs + p.outputs) for p in pairs) != size or len({p.rank for p in pairs}) != 1:
             raise ValueError("clients' ranks can differ in a model of LoRA factors of one rank alone")
         self._pairs, self._rank_of, self._form_of = pairs, rank_of, functools.cache(form_of)
 
-    def __call__(self, arrays: ArrayRecord) -> Callable[[int], Fitted | None]:
+    def __call__(self, kind: str, arrays: ArrayRecord) -> Callable[[int], Fitted | None]:
         """For clients of one global model; what clients of equal ranks receive is worked out once."""
         ((name, array),) = arrays.items()
         vector = view(array)
@@ -86,7 +86,7 @@ class LoraRanks:
             return _OfRank(name, vector, self._pairs, self._form_of(rank))
 
         def of_client(client: int) -> Fitted | None:
-            rank = self._rank_of(client)
+            rank = self._rank_of(kind, client)
             return of_rank(rank) if rank < self._pairs[0].rank else None
 
         return of_client

@@ -64,8 +64,9 @@ def judge(
 
     `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
     these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays); `own`: those of clients
-    that were sent others. Its only MetricRecord is finite, with `weight_key` above 0, and with `needs_steps` the number of local steps above 0, too. Flower wants equal
-    metric keys in all replies that it averages: with `same_metrics` those that differ from most are left out.
+    that were sent others. Its only MetricRecord is finite, with `weight_key` above 0, and with `needs_steps` the number
+    of local steps above 0, too. Flower wants equal metric keys in all replies that it averages: with `same_metrics`
+    those that differ from most are left out.
 
     With `numbers` only these are taken of the metrics, if they are of their kind and range; all others are dropped from
     the replies. Then nobody is left out for differing: what one reply does not tell none does.

@@ -153,7 +153,7 @@ def replay_training(
     folder = _folders(run, config, [node_dir] if node_dir else [], {client})[client]
     seed = seeds.derive(config.seed, LABELS[stage], client, server_round)
     sent, worker = _vector(updates.sent), Worker(config)
-    own = _fitted(worker, client, folder, sent)
+    own = _fitted("train", worker, client, folder, sent)
     received = sent if own is None else _vector(own.sent)
     lines = _lines(folder, protocol.TRAIN, server_round, vector_hash(received))
     served = _served_before(run, client, server_round + 1) if stage == STAGE else frozenset()
@@ -302,7 +302,7 @@ def _served_again(
 ) -> tuple[np.ndarray, list[Finding]]:
     """The model with which a client answers the requests `asked`, and how it compares with what its ledger says."""
     served_round = int(asked[0].served_round or 0)
-    own = _fitted(worker, client, folder, before)
+    own = _fitted("unlearn", worker, client, folder, before)
     received = before if own is None else _vector(own.sent)
     lines = _lines(folder, protocol.UNLEARN, served_round, vector_hash(received))
     lines = [e for e in lines if set(e.get("requests", ())) == {r.id for r in asked}]
@@ -325,12 +325,12 @@ def _served_again(
     return vector if own is None else _vector(own.joined(_record(vector))), findings
 
 
-def _fitted(worker: Worker, client: int, folder: Path, model: np.ndarray) -> Fitted | None:
+def _fitted(kind: str, worker: Worker, client: int, folder: Path, model: np.ndarray) -> Fitted | None:
     """The global model in the form of a client of a lower LoRA rank, which `worker` then has; None for all others."""
     lora = worker.config.model.lora
     worker.fit(lora.rank)
     of_model = fitting(worker.config.model, worker.flat.manifest, lambda _: read_policy(folder).limits.lora_rank)
-    own = None if of_model is None else of_model(_record(model))(client)
+    own = None if of_model is None else of_model(kind, _record(model))(client)
     if own is not None:
         worker.fit(int(own.settings[protocol.LORA_RANK]))
     return own

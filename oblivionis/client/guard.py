@@ -6,9 +6,9 @@ A message chooses on a client, beside the numbers of the model: the folder (`nod
 (`evaluation.wikimem.counterfactuals_folder`, `evaluation.wikimem.embedder`), the code of the loss
 (`unlearning.method`), the file of answers that it learns instead (`unlearning.alternatives.idk`), whose records are
 buried and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
-(`epochs`, `federation.local_epochs`, `unlearning.epochs`, `model.lora.rank`, `lora-rank`, the lengths and counts of an audit's answers, the size of
-`settings`, how many messages there are). Each is bounded here. Other paths of a configuration (`output`, `start_from`,
-`evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
+(`epochs`, `federation.local_epochs`, `unlearning.epochs`, `model.lora.rank`, `lora-rank`, the lengths and counts of an
+audit's answers, the size of `settings`, how many messages there are). Each is bounded here. Other paths of a
+configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
 """
 
 from __future__ import annotations

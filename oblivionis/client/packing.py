@@ -21,8 +21,8 @@ def packed(
 ) -> tuple[ArrayRecord, np.ndarray]:
     """The arrays of a reply, and the model that the server reads in them: both say what became of `received`.
 
-    `received`, `vector`: the model as it came and as it is now (n,) float32; `seed`: of the rounding; `kept`: where what
-    is kept back lies, None where nothing is.
+    `received`, `vector`: the model as it came and as it is now (n,) float32; `seed`: of the rounding; `kept`: where
+    what is kept back lies, None where nothing is.
     """
     before = None if kept is None else kept.before(server_round, vector.size)
     compression = Compression(how.method, how.keep, how.block)

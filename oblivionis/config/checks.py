@@ -122,6 +122,9 @@ def _ranks(config: Config) -> Iterator[Problem]:
     """Ranks of the clients that the server's cannot hold, or that meet what has one rank only."""
     lora, key = config.model.lora, "model.lora.ranks"
     if lora.ranks is None:
+        if lora.unlearning_rank != "own":
+            message = "all clients have the server's rank (model.lora.ranks is null)"
+            yield Problem("model.lora.unlearning_rank", message, "own", f"or set {key}")
         return
     if wrong := [rank for rank in lora.ranks if not 1 <= rank <= lora.rank]:
         message = f"{wrong[0]} is no rank that the server's, model.lora.rank={lora.rank}, holds"

@@ -48,6 +48,13 @@ class Lora:
             repeats=True,
         ),
     )
+    unlearning_rank: Literal["own", "full"] = field(
+        default="own",
+        metadata=about(
+            "With `ranks`: a client that is asked to forget unlearns with its `own` rank, or with the server's (`full`) "
+            "as far as its node allows. With its own it cannot undo what the global model knows beyond it."
+        ),
+    )
     alpha: float = field(
         default=64.0, metadata=about("Scaling: the adapter's product is multiplied by alpha / rank.", above=0)
     )

@@ -15,8 +15,9 @@ from strategies.lora_ranks import Form, LoraRanks
 def fitting(config: Model, manifest: adapters.Manifest, most: Callable[[int], int]) -> Fitting | None:
     """How clients of lower ranks receive models of that manifest; None where all clients have the run's rank.
 
-    Client k has the rank at place k modulo the number of `model.lora.ranks`, and no larger one than `most`. Raises
-    ModelError where a layer of the model is too narrow for a rank.
+    Client k has the rank at place k modulo the number of `model.lora.ranks`, or to unlearn the run's where
+    `model.lora.unlearning_rank` is `full`, and no larger one than `most`. Raises ModelError where a layer of the model
+    is too narrow for a rank.
     """
     ranks = config.lora.ranks
     if ranks is None:
@@ -26,8 +27,9 @@ def fitting(config: Model, manifest: adapters.Manifest, most: Callable[[int], in
     if wrong := [rank for rank in ranks if narrowest < rank < config.lora.rank]:
         raise ModelError(f"model.lora.ranks: the model has a layer of {narrowest} inputs, and {wrong[0]} is more")
 
-    def rank_of(client: int) -> int:
-        return min(ranks[client % len(ranks)], most(client))
+    def rank_of(kind: str, client: int) -> int:
+        full = kind == "unlearn" and config.lora.unlearning_rank == "full"
+        return min(config.lora.rank if full else ranks[client % len(ranks)], most(client))
 
     return LoraRanks(adapters.size(manifest), pairs, rank_of, lambda rank: _form(manifest, rank))
 

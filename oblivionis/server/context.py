@@ -91,7 +91,7 @@ class Server:
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
-        self.fitting = fitting(config.model, self.assembled.flat.manifest, self._most_rank)
+        self.fitting = fitting(config.model, self.assembled.flat.manifest, self.most_rank)
         self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, told=self.remote)
         self.assessor = Assessor(self.assembled, corpus, config, self.start_vector)
         self.oracles: list[Oracle] = []
@@ -106,7 +106,7 @@ class Server:
             trainable_parameters=self.assembled.flat.size,
         )
 
-    def _most_rank(self, client: int) -> int:
+    def most_rank(self, client: int) -> int:
         """The largest LoRA rank with which `client` trains, as it said; the run's where it said none."""
         most, answer = self.config.model.lora.rank, self.nodes.answers.get(client)
         for record in answer.metric_records.values() if answer is not None else ():

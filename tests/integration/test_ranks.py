@@ -1,4 +1,4 @@
-"""Whole runs with clients of several LoRA ranks, and with compressed updates: real server and clients in one process."""
+"""Whole runs with clients of several LoRA ranks, and with compressed updates: server and clients in one process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def test_what_clients_of_low_ranks_unlearned_is_in_the_model_and_can_be_checked(
     run, seen = uneven
     asked = sorted(client for client, kind, *_ in seen if kind == protocol.UNLEARN)
     assert any(client % 3 != 2 for client in asked), "some of them have a low rank"
-    served = [row["id"] for row in map(json.loads, run.ledger_path.read_text().splitlines()) if row.get("event") == "applied"]
+    served = [
+        row["id"] for row in map(json.loads, run.ledger_path.read_text().splitlines()) if row.get("event") == "applied"
+    ]
     assert len(served) == len(asked)
     findings = replay_exchange(run.path, served[0])
     assert {f.outcome for f in findings} == {EQUAL}, findings

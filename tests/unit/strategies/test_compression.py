@@ -35,7 +35,7 @@ def test_int8_is_off_by_less_than_a_127th_of_the_largest_of_its_block(size):
 
 
 def test_int8_is_unbiased():
-    """The mean of many roundings lies within five standard errors of each value, of which none deviates more than s/2."""
+    """The mean of many roundings lies within five standard errors of each value; none deviates by more than s/2."""
     values = np.append(rng(4).normal(size=300), [0.0, 1e-12, -1e-12])
     draws, generator = 4000, rng(5)
     total = np.zeros(values.size)
@@ -46,7 +46,9 @@ def test_int8_is_unbiased():
     assert (np.abs(total / draws - values) <= 5 * 0.5 * step / np.sqrt(draws)).all()
 
 
-@pytest.mark.parametrize("values", [np.zeros(10), np.full(10, -3.5), np.array([1e-46, -1e-46]), np.array([127.0, -127.0, 1])])
+@pytest.mark.parametrize(
+    "values", [np.zeros(10), np.full(10, -3.5), np.array([1e-46, -1e-46]), np.array([127.0, -127.0, 1])]
+)
 def test_int8_of_what_it_can_say_is_exact(values):
     codes, scales = quantised(values, 8, rng())
     np.testing.assert_allclose(restored(codes, scales, 8, values.size), values, rtol=2e-7, atol=2e-45)

@@ -39,7 +39,7 @@ def form(rank):
     return Form(rank, size, pairs, {protocol.LORA_RANK: rank})
 
 
-FITTING = LoraRanks(SIZE, PAIRS, lambda client: RANKS[client % len(RANKS)], form)
+FITTING = LoraRanks(SIZE, PAIRS, lambda kind, client: RANKS[client % len(RANKS)], form)
 
 
 def products(vector, pairs=PAIRS):
@@ -55,7 +55,9 @@ def best(matrix, rank):
     return (u[:, :rank] * s[:rank]) @ vt[:rank]
 
 
-@pytest.mark.parametrize(("rank", "inputs", "outputs", "low"), [(8, 20, 15, 3), (8, 20, 5, 4), (8, 6, 15, 4), (4, 9, 9, 1)])
+@pytest.mark.parametrize(
+    ("rank", "inputs", "outputs", "low"), [(8, 20, 15, 3), (8, 20, 5, 4), (8, 6, 15, 4), (4, 9, 9, 1)]
+)
 @pytest.mark.parametrize("used", [0, 1, 8])
 def test_what_a_client_gets_is_numpys_truncation_and_what_it_changes_is_added_exactly(rank, inputs, outputs, low, used):
     rng = np.random.default_rng(used)
@@ -87,7 +89,7 @@ def test_directions_that_are_not_there_are_refused():
 
 
 def test_clients_of_the_servers_rank_get_the_model_itself():
-    of_client = FITTING(adapter(vector(0)))
+    of_client = FITTING("train", adapter(vector(0)))
     assert [of_client(client) is None for client in range(4)] == [False, False, True, True]
     assert of_client(1) is of_client(5), "the work is done once for each rank"
 
@@ -95,7 +97,7 @@ def test_clients_of_the_servers_rank_get_the_model_itself():
 @pytest.mark.parametrize("client", [0, 1])
 def test_a_client_that_changes_nothing_leaves_the_model_as_it_is(client):
     start = vector(1)
-    own = FITTING(adapter(start))(client)
+    own = FITTING("train", adapter(start))(client)
     assert flat(own.sent).size == layout(RANKS[client])[1]
     assert np.array_equal(flat(own.joined(own.sent)), start)
 
@@ -103,7 +105,7 @@ def test_a_client_that_changes_nothing_leaves_the_model_as_it_is(client):
 def test_the_mean_of_several_ranks_is_that_of_the_dense_products():
     """Stacking the factors = averaging what they stand for, and the nearest matrix of the server's rank."""
     start, weights = vector(2), [0.2, 0.3, 0.5]
-    of_client, rows, dense = FITTING(adapter(start)), [], []
+    of_client, rows, dense = FITTING("train", adapter(start)), [], []
     for client in range(3):
         own = of_client(client)
         size = SIZE if own is None else flat(own.sent).size
@@ -123,7 +125,7 @@ def test_nothing_is_cut_while_the_ranks_of_the_answers_fit_into_the_servers():
     start = vector(3)
     for pair in PAIRS:
         start[pair.b_part] = 0
-    of_client, rows, dense = FITTING(adapter(start)), [], []
+    of_client, rows, dense = FITTING("train", adapter(start)), [], []
     for i, client in enumerate((0, 1, 4)):
         own = of_client(client)
         told = vector(20 + i, flat(own.sent).size)
@@ -136,7 +138,7 @@ def test_nothing_is_cut_while_the_ranks_of_the_answers_fit_into_the_servers():
 
 @pytest.mark.parametrize("change", [{"size": SIZE + 1}, {"pairs": (*PAIRS[:1], Pair(44, 56, 3, 4, 9))}])
 def test_a_model_that_is_not_made_of_factors_of_one_rank_is_refused(change):
-    settings = {"size": SIZE, "pairs": PAIRS, "rank_of": lambda client: 1, "form_of": form, **change}
+    settings = {"size": SIZE, "pairs": PAIRS, "rank_of": lambda kind, client: 1, "form_of": form, **change}
     with pytest.raises(ValueError, match="LoRA factors of one rank"):
         LoraRanks(**settings)
 
@@ -180,11 +182,13 @@ def test_each_client_is_sent_its_own_form_and_says_what_it_learned_in_it():
     assert sizes == [layout(r)[1] for r in (1, 2, 4, 4)]
     assert [seen[p, "train"]["config"].get(protocol.LORA_RANK) for p in range(4)] == [1, 2, None, None]
     assert all(ok for _, _, ok, _ in recorder.of("reply"))
-    of_client, start = FITTING(adapter(vector(5))), vector(5)
+    of_client, start = FITTING("train", adapter(vector(5))), vector(5)
     rows = []
     for client in range(4):
         own = of_client(client)
-        rows.append(start + np.float32(0.01) if own is None else flat(own.joined(adapter(flat(own.sent) + np.float32(0.01)))))
+        rows.append(
+            start + np.float32(0.01) if own is None else flat(own.joined(adapter(flat(own.sent) + np.float32(0.01))))
+        )
     np.testing.assert_array_equal(new, ProductMean(SIZE, PAIRS)(rows, [0.25] * 4).astype(np.float32))
 
 
@@ -192,7 +196,7 @@ def test_ranks_that_are_all_the_servers_change_nothing():
     def answer(partition, message):
         return reply(flat(message.content["arrays"]) * np.float32(1 + 0.1 * partition))
 
-    same = LoraRanks(SIZE, PAIRS, lambda client: RANK, form)
+    same = LoraRanks(SIZE, PAIRS, lambda kind, client: RANK, form)
     assert np.array_equal(run(answer, same)[0], run(answer, None)[0])
 
 
@@ -202,8 +206,8 @@ def test_what_a_client_of_a_low_rank_unlearned_becomes_the_global_model():
             return reply(flat(message.content["arrays"]) * np.float32(-1))
         return None
 
-    new, recorder, _ = run(answer, requests=[request(0)])
-    own = FITTING(adapter(vector(5)))(0)
+    new, _, _ = run(answer, requests=[request(0)])
+    own = FITTING("train", adapter(vector(5)))(0)
     assert np.array_equal(new, flat(own.joined(adapter(-flat(own.sent)))))
     for got, old in zip(products(new), products(vector(5)), strict=True):
         np.testing.assert_allclose(got, old, atol=1e-5)  # (−B')(−A') is B'A'

@@ -28,7 +28,7 @@ def test_a_client_of_a_lower_rank_computes_with_the_truncated_product_and_the_se
     vector = server.flat.numpy() + np.random.default_rng(0).normal(size=server.flat.size).astype(np.float32) / 50
     server.flat.load(vector)
     whole = changes(server)
-    own = fitting(MODEL, server.flat.manifest, lambda client: 12)(ArrayRecord({"adapter": Array(vector)}))(0)
+    own = fitting(MODEL, server.flat.manifest, lambda client: 12)("train", ArrayRecord({"adapter": Array(vector)}))(0)
     assert own.settings[protocol.LORA_RANK] == 5
     client = refitted(assemble(MODEL, 1), of_rank(MODEL, 5), 1)
     assert client.manifest_hash == own.settings["manifest-hash"]
@@ -61,8 +61,22 @@ def test_a_model_can_be_fitted_again_and_again():
 
 def test_no_client_gets_a_larger_rank_than_its_node_trains():
     manifest = assemble(MODEL, 1).flat.manifest
-    of_client = fitting(MODEL, manifest, lambda client: 3 if client == 1 else 12)(_start(manifest))
-    assert [None if (own := of_client(c)) is None else own.settings[protocol.LORA_RANK] for c in range(4)] == [5, 3, 5, None]
+    of_client = fitting(MODEL, manifest, lambda client: 3 if client == 1 else 12)("train", _start(manifest))
+    assert [None if (own := of_client(c)) is None else own.settings[protocol.LORA_RANK] for c in range(4)] == [
+        5,
+        3,
+        5,
+        None,
+    ]
+
+
+def test_a_client_may_unlearn_with_the_servers_rank_as_far_as_its_node_allows():
+    full = dataclasses.replace(MODEL, lora=dataclasses.replace(MODEL.lora, unlearning_rank="full"))
+    manifest = assemble(MODEL, 1).flat.manifest
+    own = fitting(full, manifest, lambda client: 3 if client == 2 else 12)
+    for kind, expected in (("train", [5, None, 3]), ("unlearn", [None, None, 3]), ("calibrate", [5, None, 3])):
+        found = [own(kind, _start(manifest))(client) for client in range(3)]
+        assert [one and one.settings[protocol.LORA_RANK] for one in found] == expected
 
 
 def test_a_rank_beyond_the_narrowest_layer_is_refused():
