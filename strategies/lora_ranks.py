@@ -50,8 +50,8 @@ def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
     of M⁻¹. Hence T·A = H·V₁ᵀ = Qᵀ·A·V₁·V₁ᵀ, which has the scale of A, and T is about Qᵀ where M's columns are about
     orthogonal, as those of a random A are. Raises ValueError where A has fewer than r independent rows or columns.
     """
-    own = np.linalg.qr(np.asarray(a, dtype=np.float64).T, mode="r").T
-    r_b = np.linalg.qr(np.asarray(b, dtype=np.float64), mode="r")
+    own = np.linalg.qr(np.asarray(a, dtype=np.float64).T)[1].T
+    r_b = np.linalg.qr(np.asarray(b, dtype=np.float64))[1]
     _, s, vt = np.linalg.svd(r_b @ own)
     used = int(np.count_nonzero(s > ROUNDING * s[0])) if s[0] > 0 else 0
     m = own @ filled(vt, used, own, len(vt)).T
@@ -65,8 +65,8 @@ class LoraRanks:
     """A `strategies.fitting.Fitting` of models whose numbers (`size`,) are the factors of `pairs`, module by module.
 
     `rank_of`: (kind of exchange, client) → its rank; from the rank of `pairs` on it gets the global model itself.
-    `form_of`: how vectors of a lower rank are laid out. Raises ValueError for a number outside of all pairs, or pairs of
-    several ranks.
+    `form_of`: how vectors of a lower rank are laid out. Raises ValueError for a number outside of all pairs, or pairs
+    of several ranks.
     """
 
     def __init__(

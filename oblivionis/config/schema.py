@@ -51,8 +51,8 @@ class Lora:
     unlearning_rank: Literal["own", "full"] = field(
         default="own",
         metadata=about(
-            "With `ranks`: a client that is asked to forget unlearns with its `own` rank, or with the server's (`full`) "
-            "as far as its node allows. With its own it cannot undo what the global model knows beyond it."
+            "With `ranks`: the rank with which a client unlearns: its `own`, or the server's (`full`) as far as its "
+            "node allows. With its own it cannot undo what the global model knows beyond it."
         ),
     )
     alpha: float = field(
