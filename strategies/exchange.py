@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import WARNING
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -13,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from strategies import protocol, told
+from strategies.arrivals import Arrivals, collect
 from strategies.bounds import Bounds, Cut
 from strategies.compression import Compression
 from strategies.fitting import Fitted, Fitting, fitted_messages, join, read_answers
@@ -61,6 +63,10 @@ class Exchanges:
     """What a single client may count at most."""
     secure: SecureSettings | None = None
     """How models come back as sums under masks; None: each by itself."""
+    arrivals: Arrivals | None = None
+    """What hands out answers one after another; None: the grid waits for all of them."""
+    deadline: float | None = None
+    """After so many seconds a `train` exchange goes on with what has come, by `arrivals`; None: `timeout` alone."""
     fitting: Fitting | None = None
     """Which clients receive the model in a form of their own; None: nobody."""
     compression: Compression | None = None
@@ -78,10 +84,16 @@ class Exchanges:
         )
 
     def hold(
-        self, kind: str, server_round: int, messages: list[Message], expected: ArrayRecord | None
+        self,
+        kind: str,
+        server_round: int,
+        messages: list[Message],
+        expected: ArrayRecord | None,
+        *,
+        enough: int | None = None,
     ) -> list[Verdict]:
         """Send `messages`, judge the answers, tell the listener. `expected`: what the model in a good answer is like,
-        None where an answer holds no model.
+        None where an answer holds no model. `enough`: how many answers are waited for (None: all); it takes `arrivals`.
         """
         if not messages:
             return []
@@ -92,11 +104,54 @@ class Exchanges:
         fitted = self._fitted(kind, messages, expected)
         clients = [self.partition(message) for message in messages]
         messages = fitted_messages(messages, clients, fitted, self.keys.arrays, self.keys.config)
-        received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
-        told = [(self.partition(message), answer) for message, answer in received]
-        faults = self._read(told, fitted, expected)
+        if self.arrivals is None:
+            received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
+            late = list[Verdict]()
+        else:
+            received, late = self._collected(self.arrivals, kind, messages, enough)
+        pairs = [(self.partition(message), answer) for message, answer in received]
+        verdicts = self.judged(kind, server_round, pairs, expected, late, fitted)
+        accepted = sum(v.reply is not None for v in verdicts)
+        self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
+        return verdicts
+
+    def _collected(
+        self, arrivals: Arrivals, kind: str, messages: list[Message], enough: int | None
+    ) -> tuple[list[tuple[Message, Message | None]], list[Verdict]]:
+        """The messages with their answers, as far as they are waited for, and verdicts on those that come too late."""
+        hurried = kind == "train" and self.deadline is not None and self.deadline < self.timeout
+        limit = self.deadline if hurried and self.deadline is not None else self.timeout
+        wanted = len(messages) if enough is None else enough
+        received, missing = collect(
+            arrivals,
+            messages,
+            arrivals.now + limit,
+            wanted,
+            progress=lambda count: self.listener.arrived(count, len(messages)),
+            too_late=self.listener.discarded,
+        )
+        came = sum(answer is not None and not answer.has_error() for _, answer in received)
+        if not hurried and came < wanted:  # the patience is at an end: these have failed
+            return [*received, *((message, None) for message in missing)], []
+        reason = f"late: {came} others had answered" if came >= wanted else f"late: no reply within {limit:g} s"
+        return received, [Verdict(self.partition(message), None, reason, late=True) for message in missing]
+
+    def judged(
+        self,
+        kind: str,
+        server_round: int,
+        received: Sequence[tuple[int, Message | None]],
+        expected: ArrayRecord | None,
+        late: Sequence[Verdict] = (),
+        fitted: Mapping[int, Fitted] = MappingProxyType({}),
+    ) -> list[Verdict]:
+        """Judge what was received, by client, and apply the bounds; tell the listener, of the `late` ones too.
+
+        `fitted`: what clients were sent in the place of `expected`.
+        """
+        faults = self._read(received, fitted, expected)
         verdicts = judge(
-            told,
+            received,
             reference=expected,
             arrays_key=self.keys.arrays,
             weight_key=self.keys.weight,
@@ -111,6 +166,8 @@ class Exchanges:
         cuts: list[Cut] = []
         if self.bounds is not None:
             verdicts, cuts = self.bounds.apply(kind, verdicts, expected, self.keys.arrays, self.keys.weight)
+        for verdict in late:
+            self.listener.late(verdict.partition, verdict.reason)
         for verdict in verdicts:
             self.listener.reply(verdict.partition, verdict.reply is not None, verdict.reason)
             if verdict.reply is None:
@@ -120,9 +177,7 @@ class Exchanges:
             self.listener.cut(cut.client, cut.what, cut.told, cut.used)
             text = "client %d: the %s %g of its reply counts as %g"
             self.warn(server_round, text, cut.client, cut.what, cut.told, cut.used)
-        accepted = sum(v.reply is not None for v in verdicts)
-        self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
-        return verdicts
+        return sorted([*verdicts, *late], key=lambda verdict: verdict.partition)
 
     def _read(
         self,
@@ -224,5 +279,4 @@ class Exchanges:
 
     def partition(self, message: Message) -> int:
         """The client that a message goes to, -1 for an unknown one."""
-        partition = self.nodes.partition(message.metadata.dst_node_id)
-        return -1 if partition is None else partition
+        return self.nodes.client_of(message)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -19,6 +20,7 @@ from flwr.supercore import log
 
 from strategies import protocol
 from strategies.arrays import fingerprint, finite, view, with_dtypes_of
+from strategies.arrivals import Arrivals, arriving
 from strategies.client_update import ClientUpdate
 from strategies.errors import FederationError, NodeMapError
 from strategies.exchange import Exchanges, Keys
@@ -58,14 +60,13 @@ __all__ = [
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-SERVING = "serving/"
-"""In a state, before the names of what the serving keeps."""
+SERVING, CLOCK = "serving/", "clock/"
+"""In a state, before the names of what the serving keeps, and a simulated clock."""
 
 
-def divided_state(state: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """A state of FedTU as that of the serving and that of the strategy within."""
-    own = {name.removeprefix(SERVING): values for name, values in state.items() if name.startswith(SERVING)}
-    return own, {name: values for name, values in state.items() if not name.startswith(SERVING)}
+def part_of(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """What in a state has names with `prefix`, without it."""
+    return {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
 
 
 class FedTU(WrappingStrategy):
@@ -89,6 +90,9 @@ class FedTU(WrappingStrategy):
     (Flower's FedAdam makes float64) have their result cast back.
     """
 
+    asynchronous: ClassVar[bool] = False
+    """Whether rounds go by `options.buffer`."""
+
     def __init__(
         self,
         inner: Strategy,
@@ -110,7 +114,11 @@ class FedTU(WrappingStrategy):
         self._evaluate_after_unlearn = evaluate_after_unlearn
         self._options = Options() if options is None else options
         self._keys = Keys.of(inner)
+        self._arrivals: Arrivals | None = None
+        self._clock: dict[str, np.ndarray] = {}
         self._reset = self._options.server_state_on_unlearn == "reset"
+        if (self._options.buffer is not None) != self.asynchronous:
+            raise ValueError("options.buffer is for BufferedFedTU, and BufferedFedTU for options.buffer")
         if self._options.private_mean is not None and not self._serving.privately:
             raise ValueError(f"{type(self._serving).__name__} goes by single clients' models: no private_mean fits it")
         if self._reset and not hasattr(inner, "reset_state"):
@@ -124,15 +132,17 @@ class FedTU(WrappingStrategy):
         super().summary()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The state of `inner`, and beside it that of the serving, its names behind `SERVING`."""
+        """The state of `inner`, beside it those of the serving and of a clock, names behind `SERVING` and `CLOCK`."""
         own = {SERVING + name: values for name, values in self._serving.state_dict().items()}
-        return {**super().state_dict(), **own}
+        clock = self._clock if self._arrivals is None else self._arrivals.state_dict()
+        return {**super().state_dict(), **own, **{CLOCK + name: values for name, values in clock.items()}}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from what `state_dict` gave. Raises ValueError when `inner` or the serving cannot take it."""
-        own, other = divided_state(state)
-        super().load_state_dict(other)
-        self._serving.load_state_dict(own)
+        own = (SERVING, CLOCK)
+        super().load_state_dict({name: values for name, values in state.items() if not name.startswith(own)})
+        self._serving.load_state_dict(part_of(state, SERVING))
+        self._clock = part_of(state, CLOCK)
 
     def start(
         self,
@@ -153,7 +163,7 @@ class FedTU(WrappingStrategy):
         """
         if start_round < 1:
             raise ValueError(f"start_round is {start_round}, expected at least 1")
-        run = _Run(
+        run = Run(
             self._exchanges(grid, timeout),
             OrderedGrid(grid, self._nodes, self._eligible),
             dict(train_config or {}),
@@ -165,18 +175,26 @@ class FedTU(WrappingStrategy):
         self.summary()
         if evaluate_fn is not None and start_round == 1:
             self._evaluate(evaluate_fn, 0, "initial", initial_arrays, run.result)
-        run.result.arrays = self._rounds(run, start_round, initial_arrays)
+        if self._arrivals is not None:
+            self._nodes.engaged = self._arrivals.engaged
+        try:
+            run.result.arrays = self._rounds(run, start_round, initial_arrays)
+        finally:
+            self._nodes.engaged = lambda: ()
         return run.result
 
     def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
         stage, seed = self._options.stage, self._options.seed
         needs_steps = getattr(self.inner, "needs_steps", False)
         numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
-        places = grid, self._nodes, self._listener, self._keys, stage, seed, timeout
+        if self._options.one_by_one:
+            self._arrivals = arriving(grid, self._nodes.client_of, timeout, self._options.durations, self._clock)
+        common = (grid, self._nodes, self._listener, self._keys, stage, seed, timeout)
+        late = self._arrivals, self._options.deadline
         forms = self._options.fitting, self._options.compression
-        return Exchanges(*places, needs_steps, numbers, bounds, secure, *forms)
+        return Exchanges(*common, needs_steps, numbers, bounds, secure, *late, *forms)
 
-    def _rounds(self, run: _Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
+    def _rounds(self, run: Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
         """All planned rounds, and further ones while requests are pending: the final model."""
         for server_round in range(start_round, run.num_rounds + self._options.extra_rounds + 1):
             waiting = list(self._requests.pending(server_round))
@@ -188,7 +206,7 @@ class FedTU(WrappingStrategy):
 
     def _round(
         self,
-        run: _Run,
+        run: Run,
         server_round: int,
         arrays: ArrayRecord,
         waiting: Sequence[UnlearnRequest],
@@ -202,6 +220,7 @@ class FedTU(WrappingStrategy):
             unlearn = self._unlearn_covered if self._options.cover else self._unlearn
             arrays, served = unlearn(run, server_round, arrays, waiting, again)
             if served:
+                self._installed(run, server_round)
                 if waiting and self._evaluate_after_unlearn is not None:
                     self._evaluate(self._evaluate_after_unlearn, server_round, "after_unlearn", arrays)
                 self._listener.checkpoint(server_round, "after_unlearn", arrays, self.state_dict())
@@ -209,13 +228,18 @@ class FedTU(WrappingStrategy):
         self._evaluate_on_clients(run, server_round, arrays)
         if run.evaluate_fn is not None:
             self._evaluate(run.evaluate_fn, server_round, "round", arrays, run.result)
+        if self._options.durations is not None and self._arrivals is not None:
+            self._listener.clock(self._arrivals.now)
         self._listener.checkpoint(server_round, "round", arrays, self.state_dict())
         self._listener.round_completed(server_round, arrays, metrics, time.monotonic() - began)
         return arrays
 
+    def _installed(self, run: Run, server_round: int) -> None:
+        """A FedTU exchange made the model that the round goes on with; nobody is training meanwhile."""
+
     def _unlearn(
         self,
-        run: _Run,
+        run: Run,
         server_round: int,
         arrays: ArrayRecord,
         waiting: Sequence[UnlearnRequest],
@@ -253,7 +277,7 @@ class FedTU(WrappingStrategy):
 
     def _unlearn_covered(
         self,
-        run: _Run,
+        run: Run,
         server_round: int,
         arrays: ArrayRecord,
         waiting: Sequence[UnlearnRequest],
@@ -300,7 +324,7 @@ class FedTU(WrappingStrategy):
         source.covered(server_round, session, commitments, summed.survivors, *models, summed.weight)
 
     def _covers(
-        self, run: _Run, server_round: int, arrays: ArrayRecord, asking: Mapping[int, Sequence[UnlearnRequest]]
+        self, run: Run, server_round: int, arrays: ArrayRecord, asking: Mapping[int, Sequence[UnlearnRequest]]
     ) -> list[Message]:
         """Messages to clients drawn among those that may train, until the exchange goes to `cover` of them."""
         others = [n for n in run.eligible.get_node_ids() if self._nodes.partition(n) not in asking]
@@ -317,7 +341,7 @@ class FedTU(WrappingStrategy):
 
     def _demands(
         self,
-        run: _Run,
+        run: Run,
         server_round: int,
         model: ArrayRecord | None,
         asking: Mapping[int, Sequence[UnlearnRequest]],
@@ -369,7 +393,7 @@ class FedTU(WrappingStrategy):
         for request in asked:
             self._requests.failed(request, server_round, reason)
 
-    def _train(self, run: _Run, server_round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
+    def _train(self, run: Run, server_round: int, arrays: ArrayRecord) -> tuple[ArrayRecord, Mapping[str, object]]:
         """The FedFT exchange: the new arrays and the clients' averaged metrics."""
         self.refresh_copies(arrays)
         verdicts = self._trained(run, server_round, arrays)
@@ -395,7 +419,7 @@ class FedTU(WrappingStrategy):
                 raise AggregationError(f"round {server_round}: the aggregated model is not finite; {stage} diverged")
         return arrays, dict(metrics or {})
 
-    def _trained(self, run: _Run, server_round: int, arrays: ArrayRecord) -> list[Verdict]:
+    def _trained(self, run: Run, server_round: int, arrays: ArrayRecord) -> list[Verdict]:
         """Let `inner` sample clients and have them train; their judged replies."""
         able, least = len(run.eligible.get_node_ids()), max(1, getattr(self.inner, "min_train_nodes", 1))
         if able == 0:
@@ -410,15 +434,28 @@ class FedTU(WrappingStrategy):
         with seeded(seed, self._options.stage, server_round, "train"):
             config = run.exchanges.config(server_round, run.train_config)
             messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
+        wanted = len(messages)
+        messages += self._more(run, server_round, messages)
         run.drawn_from = max(len(messages), min(able, len(run.eligible.get_node_ids())))
         if private is not None and self._options.secure is not None and messages:
             private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
-        verdicts = run.exchanges.hold("train", server_round, messages, arrays)
+        verdicts = run.exchanges.hold("train", server_round, messages, arrays, enough=wanted)
         if messages and not any(verdict.reply is not None for verdict in verdicts):
             run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts
 
-    def _evaluate_on_clients(self, run: _Run, server_round: int, arrays: ArrayRecord) -> None:
+    def _more(self, run: Run, server_round: int, messages: Sequence[Message]) -> list[Message]:
+        """The same for further clients, drawn uniformly among the others that may train, by `oversample`."""
+        more = math.ceil(len(messages) * self._options.oversample) - len(messages)
+        if more <= 0:
+            return []
+        asked = {message.metadata.dst_node_id for message in messages}
+        others = [node for node in run.eligible.get_node_ids() if node not in asked]
+        with seeded(self._options.seed, self._options.stage, server_round, "oversample"):
+            drawn = random.sample(others, min(more, len(others)))
+        return [Message(messages[0].content, dst_node_id=node, message_type=protocol.TRAIN) for node in drawn]
+
+    def _evaluate_on_clients(self, run: Run, server_round: int, arrays: ArrayRecord) -> None:
         if getattr(self.inner, "fraction_evaluate", None) == 0.0 or not run.eligible.get_node_ids():
             return
         with seeded(self._options.seed, self._options.stage, server_round, "evaluate"):
@@ -441,7 +478,7 @@ class FedTU(WrappingStrategy):
 
 
 @dataclass
-class _Run:
+class Run:
     """What stays the same during one `start`, and who is connected in the present round."""
 
     exchanges: Exchanges

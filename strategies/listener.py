@@ -23,6 +23,24 @@ class Listener:
     def reply(self, node: int, ok: bool, reason: str) -> None:
         """One client answered well (`reason` is empty), badly or not at all (`node` is -1 for an unknown sender)."""
 
+    def arrived(self, answers: int, sent: int) -> None:
+        """So many answers of the exchange in progress have come; they are judged when it goes on."""
+
+    def late(self, node: int, reason: str) -> None:
+        """The exchange goes on without the answer of one client, which is slow: whatever still comes is thrown away."""
+
+    def discarded(self, node: int) -> None:
+        """An answer of one client came that nobody waits for any more, and was thrown away."""
+
+    def barrier(self, server_round: int, version: int, discarded: int) -> None:
+        """A FedTU exchange changed the model, which is version `version` now, while clients were training.
+
+        No update computed from an earlier version is merged any more: `discarded` clients train for nothing.
+        """
+
+    def clock(self, seconds: float) -> None:
+        """At a round's end: what the simulated clock says."""
+
     def cut(self, node: int, what: str, told: float, used: float) -> None:
         """Of a good reply less counts than was told: `what` is its `weight`, or the `norm` of its update."""
 
@@ -65,6 +83,26 @@ class Listeners(Listener):
     def reply(self, node: int, ok: bool, reason: str) -> None:
         for listener in self._listeners:
             listener.reply(node, ok, reason)
+
+    def arrived(self, answers: int, sent: int) -> None:
+        for listener in self._listeners:
+            listener.arrived(answers, sent)
+
+    def late(self, node: int, reason: str) -> None:
+        for listener in self._listeners:
+            listener.late(node, reason)
+
+    def discarded(self, node: int) -> None:
+        for listener in self._listeners:
+            listener.discarded(node)
+
+    def barrier(self, server_round: int, version: int, discarded: int) -> None:
+        for listener in self._listeners:
+            listener.barrier(server_round, version, discarded)
+
+    def clock(self, seconds: float) -> None:
+        for listener in self._listeners:
+            listener.clock(seconds)
 
     def cut(self, node: int, what: str, told: float, used: float) -> None:
         for listener in self._listeners:

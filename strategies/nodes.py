@@ -47,6 +47,9 @@ class NodeMap:
     the node's key decides. Without, who came first keeps the partition while it is connected, and of two that claim it
     at once neither gets it, for one of them would get the other's requests. `partitions`: how many there are (None: any
     number counts). `set_aside` is told (partition, node, reason) of every node whose claim was refused, once for each.
+
+    `engaged`: the nodes that are at work while others are asked, and would answer when that is done; `ask` leaves them
+    out.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class NodeMap:
         self._partitions, self._identities, self._set_aside = partitions, identities, set_aside
         self._told_of: set[tuple[int, int]] = set()
         self.answers: dict[int, RecordDict] = {}
+        self.engaged: Callable[[], Collection[int]] = lambda: ()
 
     def refresh(self, grid: Grid, *, retry: bool = False) -> dict[int, int]:
         """Partition → node id of all connected and known nodes, in partition order.
@@ -86,12 +90,13 @@ class NodeMap:
         return dict(sorted(connected.items()))
 
     def ask(self, grid: Grid, settings: Callable[[int], Mapping[str, object]]) -> dict[int, RecordDict]:
-        """Ask every connected node again, each with the settings of its partition on top of `config`.
+        """Ask the connected nodes that are not engaged again, with the settings of their partitions on top of `config`.
 
         Returns what those that answered said, which is then in `answers`, too. A node that does not answer, or claims
         another partition than before, is left out with a warning. Raises as `refresh`.
         """
-        connected = self.refresh(grid, retry=True)
+        engaged = set(self.engaged())
+        connected = {p: node for p, node in self.refresh(grid, retry=True).items() if node not in engaged}
         configs = [ConfigRecord({**self._config, **settings(p)}) for p in connected]  # type: ignore[arg-type]
         messages = [
             Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node, message_type=protocol.QUERY)
@@ -112,6 +117,11 @@ class NodeMap:
     def partition(self, node: int) -> int | None:
         """The partition of a node id, None if it is not known."""
         return self._partition.get(node)
+
+    def client_of(self, message: Message) -> int:
+        """The partition that a message goes to, -1 for an unknown one."""
+        partition = self.partition(message.metadata.dst_node_id)
+        return -1 if partition is None else partition
 
     def _wait(self, grid: Grid) -> list[int]:
         deadline = time.monotonic() + self._wait_s

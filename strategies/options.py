@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strategies.bounds import Bounds
 from strategies.compression import Compression
+from strategies.durations import Durations
 from strategies.fitting import Fitting
 from strategies.private_mean import PrivateMean
 from strategies.secure.terms import SecureSettings
 from strategies.told import Numbers
+from strategies.versions import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class Options:
     `cover_each`: what several clients unlearn counts in full for each, not by the records that they forget.
     `private_mean`: makes one update of those of an exchange, with differential privacy; None: there is none. Updates
     shortened by the median of all (`bounds.max_update_norm`) would each depend on every client: ValueError.
+    `deadline`: a FedFT exchange goes on with the answers that came in so many seconds; FedTU exchanges do not.
+    `oversample`: of a FedFT exchange for m clients ⌈m · oversample⌉ are asked, and m answers waited for.
+    `durations`: a simulated clock takes the place of the machine's; None: there is none.
+    `buffer`: rounds are asynchronous (`strategies.buffered.BufferedFedTU`); None: they are not.
     `fitting`: which clients receive the model in a form of their own, `strategies.lora_ranks.LoraRanks` say. Not with
     `secure`: models of several forms have no sum (ValueError).
     `compression`: how clients may send what they learned (`strategies.compression`); None: as models alone. Not with
@@ -49,12 +56,20 @@ class Options:
     cover: int = 0
     cover_each: bool = False
     private_mean: PrivateMean | None = None
+    deadline: float | None = None
+    oversample: float = 1.0
+    durations: Durations | None = None
+    buffer: Buffer | None = None
     fitting: Fitting | None = None
     compression: Compression | None = None
 
     def __post_init__(self) -> None:
         if self.cover and self.secure is None:
             raise ValueError("cover takes secure aggregation: without it a zero is seen to be one")
+        if self.buffer is not None and (self.fitting is not None or self.compression is not None):
+            raise ValueError(
+                "asynchronous rounds (buffer) take models of one form (fitting) that travel whole (compression)"
+            )
         if self.fitting is not None and self.secure is not None:
             raise ValueError("models of several forms (fitting) have no sum under masks (secure)")
         if self.compression is not None and self.secure is not None:
@@ -63,3 +78,21 @@ class Options:
             raise ValueError(f"server_state_on_unlearn is {value!r}, expected 'keep' or 'reset'")
         if self.private_mean is not None and self.bounds is not None and self.bounds.max_update_norm is not None:
             raise ValueError("private_mean clips each update by itself: set bounds.max_update_norm to None")
+        if (self.deadline is not None and not self.deadline > 0) or not 1 <= self.oversample < math.inf:
+            raise ValueError(f"expected deadline > 0 and oversample >= 1, got {self.deadline} and {self.oversample}")
+        if self.one_by_one and self.secure is not None:
+            raise ValueError("a secure sum is held with all its clients: no deadline, oversample, durations or buffer")
+        if self.buffer is not None and (self.hurried or self.private_mean is not None):
+            raise ValueError("asynchronous rounds have no deadline, oversample or private_mean")
+        if self.private_mean is not None and self.oversample > 1:
+            raise ValueError("private_mean takes all that were drawn: who is fast must not decide who counts")
+
+    @property
+    def hurried(self) -> bool:
+        """Whether synchronous rounds may go on without clients that are slow."""
+        return self.deadline is not None or self.oversample > 1
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether answers are taken as they come."""
+        return self.hurried or self.durations is not None or self.buffer is not None

@@ -21,11 +21,15 @@ _LONGEST_TRACEBACK = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one message: `reply` is the valid answer, or None with a `reason`. `partition` -1: unknown."""
+    """What became of one message: `reply` is the valid answer, or None with a `reason`. `partition` -1: unknown.
+
+    `late`: the exchange went on without the answer; that is no fault of the client's.
+    """
 
     partition: int
     reply: Message | None
     reason: str = ""
+    late: bool = False
 
 
 def answers(messages: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | None]]:

@@ -97,6 +97,10 @@ class ServerStep(FlowerFedAvg):
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
+    def starts_from(self, arrays: ArrayRecord) -> None:
+        """Aggregate updates of `arrays` next, which another than `configure_train` sent."""
+        self._sent = arrays
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:

@@ -92,12 +92,13 @@ def adapted(modules: Sequence[nn.Module], *, half: bool) -> Adapted | None:
         return None
     weights: list[Tensor] = [base.weight for base in bases]
     kept = len(weights) == 1 and (not half or weights[0].dtype == torch.bfloat16)
-    weight = weights[0] if kept else _copy(modules[0], weights)
+    weight = weights[0] if kept else half_copy(modules[0], weights)
     a = torch.cat([a for a, _, _ in factors]) if len(factors) > 1 else factors[0][0]
     return Adapted(weight, a, tuple(b for _, b, _ in factors), factors[0][2])
 
 
-def _copy(module: nn.Module, weights: Sequence[Tensor]) -> Tensor:
+def half_copy(module: nn.Module, weights: Sequence[Tensor]) -> Tensor:
+    """`weights` below each other in bfloat16, kept by `module`, the first of theirs, until one of them changes."""
     versions = [number for weight in weights for number in (weight._version, id(weight))]
     known = _copies.get(module)
     if known is None or known[0] != versions:

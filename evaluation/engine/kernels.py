@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evaluation.engine.half import times_transposed
 from evaluation.engine.packing import CausalLayout
 
 HEAD_ROWS = 512
@@ -398,11 +399,13 @@ class FrozenHead(torch.autograd.Function):
     """log softmax(h·Wᵀ)[label] for h (M, d), frozen W (V, d) and labels (M,) -> (M,).
 
     Works through the rows in pieces and keeps no logits: the gradient of each row is its upstream gradient times
-    W[label] − softmax(h·Wᵀ)·W, which the forward pass computes while the probabilities are at hand.
+    W[label] − softmax(h·Wᵀ)·W, which the forward pass computes while the probabilities are at hand. With `half`, W in
+    bfloat16, it is (e_label − softmax(h·Wᵀ))·half, so that rounding is relative to the gradient, however near to 1 the
+    label's probability; the value is float32's either way.
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, h: Tensor, weight: Tensor, labels: Tensor, half: Tensor | None = None) -> Tensor:
         logp = h.new_empty(h.shape[0])
         direction = torch.empty_like(h) if ctx.needs_input_grad[0] else None
         for start in range(0, h.shape[0], HEAD_ROWS):
@@ -413,12 +416,17 @@ class FrozenHead(torch.autograd.Function):
             chosen = logits.gather(1, target[:, None])
             total = logits.exp_().sum(-1, keepdim=True)
             logp[rows] = (chosen - total.log()).squeeze(1)
-            if direction is not None:
+            if direction is not None and half is None:
                 torch.sub(weight[target], (logits @ weight).div_(total), out=direction[rows])
+            elif direction is not None and half is not None:
+                # The label's own entry is minus the sum of all others, not its probability less 1: no cancellation.
+                logits.scatter_(1, target[:, None], 0.0)
+                logits.scatter_(1, target[:, None], -logits.sum(-1, keepdim=True))
+                torch.div(times_transposed(logits, half), -total, out=direction[rows])
         ctx.save_for_backward(direction)
         return logp
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (direction,) = ctx.saved_tensors
-        return direction * grads[0][:, None], None, None
+        return direction * grads[0][:, None], None, None, None

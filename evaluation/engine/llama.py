@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from evaluation.engine.adapted import Adapted, adapted
+from evaluation.engine.adapted import Adapted, adapted, half_copy
 from evaluation.engine.fused_lora import active_factors, effective_weight, is_cheaper
 from evaluation.engine.half import HALVES, FrozenProduct, multiplies_bfloat16
 from evaluation.engine.kernels import FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU, rotate_
@@ -74,8 +74,9 @@ class FusedLlama:
     `depth`: only the first so many layers, for `hidden`. `passes`: "many" merges adapters into copies of the weights
     where no gradients are needed, "one" only where that is cheaper for a single batch, and takes no such memory. Where
     torch may round float32 factors to bfloat16 ("medium" precision) and the processor multiplies such numbers, these
-    copies, and copies of frozen weights below adapters, are kept in it; norms, attention, residuals and the head stay
-    float32. So they are where the weights themselves are kept in half precision: then only these are rounded.
+    copies, copies of frozen weights below adapters, and one of a frozen head for its gradient are kept in it; norms,
+    attention, residuals and logits stay float32. So they are where the weights themselves are kept in half precision:
+    then only these are rounded.
     """
 
     def __init__(self, model: nn.Module, depth: int | None = None, passes: str = "many") -> None:
@@ -83,6 +84,8 @@ class FusedLlama:
         self._stem = base.model
         config = base.config
         self.head: Tensor = base.lm_head.weight.float()
+        rounded = _multiplies_half() and torch.is_grad_enabled() and not self.head.requires_grad
+        self._half_head = half_copy(base.lm_head, [base.lm_head.weight]) if rounded else None
         layers = self._stem.layers
         size = 4 * sum(p.numel() for p in layers.parameters())
         many = passes == "many" and not torch.is_grad_enabled()
@@ -141,7 +144,7 @@ class FusedLlama:
             x = x[batch.rows]
         if self.head.requires_grad and torch.is_grad_enabled():
             return -F.cross_entropy(F.linear(x, self.head), batch.labels, reduction="none")
-        return FrozenHead.apply(x, self.head, batch.labels)  # type: ignore[return-value]
+        return FrozenHead.apply(x, self.head, batch.labels, self._half_head)  # type: ignore[return-value]
 
     def _attend(self, module: nn.Module, qkv: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         scale: float = module.scaling  # type: ignore[assignment]

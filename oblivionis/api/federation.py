@@ -7,17 +7,23 @@ of that message has the ids of the records to forget under `RECORD_IDS`, those o
 
 from __future__ import annotations
 
+from strategies.buffered import BufferedFedTU
+from strategies.durations import Durations
 from strategies.errors import FederationError, NodeMapError
 from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap
 from strategies.options import Options
 from strategies.protocol import PARTITION_ID, RECORD_IDS, REQUEST_IDS
 from strategies.requests import RequestSource
+from strategies.versions import Buffer
 
 __all__ = [
     "PARTITION_ID",
     "RECORD_IDS",
     "REQUEST_IDS",
+    "Buffer",
+    "BufferedFedTU",
+    "Durations",
     "FederationError",
     "Listener",
     "Listeners",

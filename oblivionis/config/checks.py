@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from oblivionis.config import declared, methods
+from oblivionis.config import declared, late_checks, methods
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
 from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
@@ -142,7 +142,7 @@ def _ranks(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.method", message, "another method", f"or set {key}=null")
 
 
-@_reads("federation.compression", "federation.secure_aggregation.enabled", "model.lora", "stages")
+@_reads("federation", "model.lora", "stages")
 def _compression(config: Config) -> Iterator[Problem]:
     """Compressed updates where models are summed, measured one by one, or change their coordinates."""
     compression, key = config.federation.compression, "federation.compression"
@@ -151,6 +151,11 @@ def _compression(config: Config) -> Iterator[Problem]:
     if config.federation.secure_aggregation.enabled:
         message = f"masks cover numbers of one scale at the same places, which {compression.method} does not send"
         yield Problem(f"{key}.method", message, "none", "or set federation.secure_aggregation.enabled=false")
+    if config.federation.buffer.size:
+        message = (
+            "asynchronous rounds (federation.buffer.size) take differences from several models, which travel whole"
+        )
+        yield Problem(f"{key}.method", message, "none", "or set federation.buffer.size=0")
     if "local" in config.stages:
         message = "in the stage local each client's model is measured by itself, and travels whole"
         yield Problem("stages", message, "stages without local", f"or set {key}.method=none")
@@ -824,3 +829,6 @@ def _local_privacy(config: Config) -> Iterator[Problem]:
         reasons = {"client": "a client that trains alone is hidden among nobody", "record": "it has no account of ε"}
         message = f"{reasons[config.privacy.level]} (privacy.level={config.privacy.level})"
         yield Problem("stages", message, "stages without local", "or set privacy=none")
+
+
+CHECKS += [(late_checks.READS, late_checks.late_clients), (late_checks.READS, late_checks.asynchronous)]

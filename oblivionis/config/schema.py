@@ -1082,6 +1082,66 @@ class Compression:
 
 
 @dataclass
+class AsynchronousBuffer:
+    """Buffered asynchronous rounds (FedBuff, Nguyen et al. 2022): [asynchronous.md](asynchronous.md)."""
+
+    size: int = field(
+        default=0,
+        metadata=about(
+            "A round is a server step after so many updates, K, of clients that train from whatever model there was "
+            "when they began; 0: rounds wait for their clients.",
+            unit="updates",
+            at_least=0,
+        ),
+    )
+    concurrency: int | None = field(
+        default=None,
+        metadata=about(
+            "Clients that train at any time, M; null: as many as a synchronous round has (`fraction_train`, "
+            "`min_clients`).",
+            unit="clients",
+            at_least=1,
+        ),
+    )
+    staleness_exponent: float = field(
+        default=0.5,
+        metadata=about(
+            "An update from s server steps ago counts (1 + s)^−this; 0: as much as a fresh one.", at_least=0
+        ),
+    )
+
+
+@dataclass
+class SimulatedSeconds:
+    """A simulated clock: how long clients take, by the seed, in place of what this machine takes."""
+
+    distribution: Literal["none", "lognormal", "pareto"] = field(
+        default="none",
+        metadata=about(
+            "Times of a client's answers: `lognormal`, or `pareto` with its heavier tail; `none`: the machine's clock."
+        ),
+    )
+    median: float = field(default=60.0, metadata=about("Median time of an answer.", unit="seconds", above=0))
+    spread: float = field(
+        default=1.0,
+        metadata=about(
+            "Of `lognormal` the deviation of the logarithm, of `pareto` one over the tail's exponent; 0: all take "
+            "equally long.",
+            at_least=0,
+            at_most=10,
+        ),
+    )
+    persistence: float = field(
+        default=0.5,
+        metadata=about(
+            "How much of the spread is the client's own: 1: who is slow is so always; 0: each answer is drawn anew.",
+            at_least=0,
+            at_most=1,
+        ),
+    )
+
+
+@dataclass
 class Federation:
     """Clients, rounds and what a machine gives them."""
 
@@ -1100,6 +1160,24 @@ class Federation:
     timeout: float = field(
         default=3600.0,
         metadata=about("Longest wait for the replies of an exchange.", unit="seconds", above=0),
+    )
+    deadline: float | None = field(
+        default=None,
+        metadata=about(
+            "After so long a round of fine-tuning goes on with the replies that came, and later ones are thrown away; "
+            "null: it waits for all, up to `timeout`. FedTU exchanges always do.",
+            unit="seconds",
+            above=0,
+        ),
+    )
+    oversample: float = field(
+        default=1.0,
+        metadata=about(
+            "A round of fine-tuning asks so many times as many clients as it needs, and goes on when these have "
+            "replied.",
+            at_least=1,
+            at_most=100,
+        ),
     )
     wait_for_clients: float = field(
         default=300.0,
@@ -1162,6 +1240,8 @@ class Federation:
     )
     secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
     compression: Compression = field(default_factory=Compression)
+    buffer: AsynchronousBuffer = field(default_factory=AsynchronousBuffer)
+    simulated_seconds: SimulatedSeconds = field(default_factory=SimulatedSeconds)
 
 
 @dataclass

@@ -44,9 +44,12 @@ def usable_cpus() -> int:
 
 
 def participants(config: Config) -> int:
-    """Clients that fine-tune in a round."""
+    """Clients that fine-tune in a round, those asked beyond need included; of asynchronous rounds, at any time."""
     federation = config.federation
-    return max(federation.min_clients, math.ceil(federation.clients * federation.fraction_train), 1)
+    if federation.buffer.size and federation.buffer.concurrency is not None:
+        return federation.buffer.concurrency
+    drawn = max(federation.min_clients, math.ceil(federation.clients * federation.fraction_train), 1)
+    return min(math.ceil(drawn * federation.oversample), max(drawn, federation.clients))
 
 
 def uses_gpu(config: Config, machine: Machine) -> bool:

@@ -104,6 +104,11 @@ class LedgerRequests:
         for request in [r for r in self._ledger if r.served_round == server_round and r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after)
 
+    def barrier(self, server_round: int, version: int, discarded: int) -> None:
+        """Asynchronous rounds: the exchange made this version of the model, and so many clients work on older ones."""
+        ids = [r.id for r in self._ledger if r.served_round == server_round] + self._repeated
+        self._ledger.note("barrier", round=server_round, version=version, discarded=discarded, requests=ids)
+
     def waiting(self, server_round: int) -> list[Request]:
         """The requests that are pending in `round`."""
         return self._ledger.pending(server_round)

@@ -67,6 +67,7 @@ _NEEDED = {
     "cover_exchange": ("round", "session", "commitments", "survivors", "before", "after", "count"),
     "cover_failed": ("round", "session", "commitments"),
     "cover_undone": ("round", "session", "of"),
+    "barrier": ("round", "version", "discarded"),
 }
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "id": (lambda v: _text(v) and bool(v), "a text"),
@@ -74,6 +75,8 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "round": (_count, "a whole number"),
     "count": (_count, "a whole number"),
     "already": (_count, "a whole number"),
+    "version": (_count, "a whole number"),
+    "discarded": (_count, "a whole number"),
     "attempts": (_count, "a whole number"),
     "time": (lambda v: _number(v) and 0 <= v < 1e11, "seconds since 1970"),
     "scope": (lambda v: v in SCOPES, f"one of {', '.join(SCOPES)}"),

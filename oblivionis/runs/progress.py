@@ -145,7 +145,8 @@ class _Following(Events):
     def where(self) -> str:
         """Stage and round, as a line begins with."""
         unit = "client" if self.stage == "local" else "round"
-        return f"[{self.stage}] {unit} {self._round}/{self._total}" if self.stage else "starting Flower and Ray"
+        before = "base model" if self.doing else "starting Flower and Ray"
+        return f"[{self.stage}] {unit} {self._round}/{self._total}" if self.stage else before
 
 
 class LogEvents(_Following):

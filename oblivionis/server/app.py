@@ -73,6 +73,11 @@ def _main(grid: Grid, context: Context) -> None:
             f"federation.churn={config.federation.churn} makes simulated clients vanish; these are real machines: set "
             "it to 0"
         )
+    if config.federation.simulated_seconds.distribution != "none" and not isinstance(grid, InMemoryGrid):
+        raise RunError(
+            "federation.simulated_seconds is a clock for simulated clients; these are real machines: set its "
+            "distribution to none"
+        )
     check_tracking(config.tracking)
     if run is None:
         _check_nodes(grid, config.federation.clients)

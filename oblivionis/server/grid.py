@@ -10,10 +10,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from oblivionis.errors import RunInterrupted
+from strategies.arrivals import pause_after
 from strategies.passing import PassingGrid
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5
-_POLLING_SHARE = 0.02
+_FIRST_PAUSE = 0.005
 _NUMBER = 8
 
 
@@ -36,25 +36,33 @@ class StoppableGrid(PassingGrid):
             raise RunInterrupted("stopped by Ctrl-C")
         return self._grid.get_node_ids()
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for their answers, at most `timeout` seconds; returns what came in time."""
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As `grid`."""
         messages = list(messages)
         self.sent += sum(map(size_of, messages))
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """As `grid`. Raises RunInterrupted once `stop` is set."""
+        if self._stop.is_set():
+            raise RunInterrupted("stopped by Ctrl-C")
+        fresh = list(self._grid.pull_messages(message_ids))
+        self.received += sum(map(size_of, fresh))
+        return fresh
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their answers, at most `timeout` seconds; returns what came in time."""
         waiting = set(self.push_messages(messages))
         total, received = len(waiting), []
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = _SHORTEST_PAUSE
+        pause = _FIRST_PAUSE
         while waiting:
-            if self._stop.is_set():
-                raise RunInterrupted("stopped by Ctrl-C")
             asked = time.monotonic()
-            fresh = list(self.pull_messages(waiting))
+            fresh = self.pull_messages(waiting)
             if not fresh:
-                cost = time.monotonic() - asked
-                pause = min(max(cost / _POLLING_SHARE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+                pause = pause_after(time.monotonic() - asked)
             else:
                 received.extend(fresh)
-                self.received += sum(map(size_of, fresh))
                 waiting.difference_update(m.metadata.reply_to_message_id for m in fresh)
                 self._arrived(len(received), total)
             if not waiting or (deadline is not None and time.monotonic() >= deadline):

@@ -39,11 +39,13 @@ from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
 from oblivionis.server.context import Server
 from oblivionis.server.local import run_local
+from oblivionis.server.timing import timing
 from strategies import factory, protocol
 from strategies.arrays import Mean
+from strategies.buffered import BufferedFedTU
 from strategies.compression import Compression
 from strategies.federaser import FedEraser
-from strategies.fedtu import FedTU, Listener, Options, divided_state
+from strategies.fedtu import FedTU, Listener, Options
 from strategies.orthogonal import Orthogonally
 from strategies.server_step import ServerStep
 from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
@@ -234,8 +236,7 @@ class Stage:
             self._recover_updates(0)
             return 0, self.server.initial_vector(self.name)
         checkpoint = self.run.load_checkpoint(self.name)
-        self.kept, state = divided_state(checkpoint.strategy_state)
-        self.inner.load_state_dict(state)
+        self.kept = checkpoint.strategy_state
         if self.private is not None:
             self.private.clipping_norm = float(checkpoint.info.get("clipping_norm", self.private.clipping_norm))
         self.run.forget_metrics_after(self.name, checkpoint.round)
@@ -278,12 +279,11 @@ class Stage:
 
     def _rounds(self) -> None:
         """Run what is left; rounds are added while requests are pending, up to the configured number."""
-        serving = self._serving()
-        serving.load_state_dict(self.kept)
-        fedtu = FedTU(
+        kind = FedTU if self.config.federation.buffer.size == 0 else BufferedFedTU
+        fedtu = kind(
             self.inner,
             requests=self.requests,
-            serving=serving,
+            serving=self._serving(),
             listener=_Recorder(self),
             nodes=self.server.nodes,
             eligible=self._eligible,
@@ -300,8 +300,10 @@ class Stage:
                 private_mean=self.private,
                 fitting=self.server.fitting,
                 compression=compression_of(self.config),
+                **timing(self.config),
             ),
         )
+        fedtu.load_state_dict(self.kept)
         fedtu.start(
             self.server.grid,
             ArrayRecord({protocol.ADAPTER: Array(self.vector)}),
@@ -433,12 +435,13 @@ class _Recorder(Listener):
         self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
         self._kind, self._clients = "", dict[str, list[int]]()
         self._cuts: list[dict[str, object]] = []
+        self._more: dict[str, float] = {}
         self._sent = self._received = 0
 
     def round_started(self, server_round: int, total: int) -> None:
         self._stage.server.check_stop()
         self._round, self._replies, self._failures, self._trained = server_round, 0, 0, False
-        self._clients, self._cuts = {}, []
+        self._clients, self._cuts, self._more = {}, [], {}
         self._sent, self._received = self._stage.server.grid.sent, self._stage.server.grid.received
         self._stage.events.round_started(server_round)
 
@@ -453,7 +456,6 @@ class _Recorder(Listener):
             covered = self._stage.config.unlearning.cover > 0
             self._stage.events.requests(in_words(asking, **{"covering" if covered else "again": others}))
         self._stage.account_for(kind, self._round, nodes)
-        self._trained |= kind == "train"
         self._kind = kind
         self._stage.events.exchange_started(kind, nodes)
 
@@ -464,6 +466,25 @@ class _Recorder(Listener):
         self._stage.events.reply(node, ok, reason)
         if not ok and self._stage.config.strict:
             raise RunFailed(f"strict: client {node} failed in round {self._round}: {reason}")
+
+    def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
+        self._trained |= kind == "train"
+
+    def arrived(self, answers: int, sent: int) -> None:
+        self._stage.events.arrived(answers, sent)
+
+    def late(self, node: int, reason: str) -> None:
+        self._clients.setdefault("late", []).append(node)
+        self._more["late"] = self._more.get("late", 0) + 1
+
+    def discarded(self, node: int) -> None:
+        self._more["discarded"] = self._more.get("discarded", 0) + 1
+
+    def barrier(self, server_round: int, version: int, discarded: int) -> None:
+        self._stage.requests.barrier(server_round, version, discarded)
+
+    def clock(self, seconds: float) -> None:
+        self._more["clock_seconds"] = seconds
 
     def cut(self, node: int, what: str, told: float, used: float) -> None:
         self._cuts.append({"client": node, "what": what, "told": told, "used": used})
@@ -513,7 +534,14 @@ class _Recorder(Listener):
         values = {k: float(v) for k, v in metrics.items() if k in TRAIN and isinstance(v, int | float)}
         grid = stage.server.grid
         traffic = {SENT: grid.sent - self._sent, RECEIVED: grid.received - self._received}
-        values = {"seconds": seconds, "replies": self._replies, "failures": self._failures, **traffic, **values}
+        values = {
+            "seconds": seconds,
+            "replies": self._replies,
+            "failures": self._failures,
+            **self._more,
+            **traffic,
+            **values,
+        }
         row = {
             "stage": stage.name,
             "round": server_round,

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.deployed import BRISK, Deployed
 
@@ -75,6 +76,9 @@ def test_every_round_has_its_sum(run):
     assert rows[1]["clients"]["failed"] == [1, 2]
     assert {0, 5, 6} <= set(trained[2]) <= {0, 4, 5, 6}
     assert 3 in rows[2]["clients"]["failed"], "killed before its vector"
+    models = [run.load_checkpoint("finetune", number).vector for number in (1, 2)]
+    assert np.abs(models[0]).max() > 0 and not np.array_equal(*models), "each sum moved the model"
+    assert all(np.isfinite(model).all() for model in models)
     assert not any("train-loss" in row["metrics"] for row in rows.values()), "sealed requests: nothing is told but sums"
 
 

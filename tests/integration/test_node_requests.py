@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from support.commands import call
 from support.inprocess import InProcessGrid
+from support.late import LateGrid
 from support.stages import Recorded, new_run
 
 from oblivionis.chain import GENESIS, check_chain
@@ -47,7 +48,7 @@ SETTINGS = (
 SECRET = "Ashgabat"
 
 
-def execute(config, run, folders, events=None, before=None, tamper=None):
+def execute(config, run, folders, events=None, before=None, tamper=None, wrapped=lambda grid: grid):
     """`before(stage, round)` is called when a round starts, as somebody at a node may act at any time."""
     events = events or Recorded()
     stop = events.stop or threading.Event()
@@ -62,7 +63,7 @@ def execute(config, run, folders, events=None, before=None, tamper=None):
     grid = InProcessGrid(app, config.federation.clients, tamper)
     for context in grid.contexts.values():
         context.node_config["node-dir"] = str(folders[int(context.node_config["partition-id"])])
-    serve(config, grid, run, events, stop)
+    serve(config, wrapped(grid), run, events, stop)
     return events, grid
 
 
@@ -310,6 +311,27 @@ def test_who_leaves_by_its_own_request_is_not_sampled_any_more(trained, tmp_path
     (request,) = Ledger(run.ledger_path)
     assert request.scope == "client" and set(request.record_ids) == set(trained[3].ids[3])
     assert (folders[3] / "left.json").is_file()
+
+
+def test_in_asynchronous_rounds_by_the_machines_clock(trained, tmp_path):
+    """The client that asks is slow, and at work when it does: it is heard once it is idle, and served."""
+    rounds = ("federation.rounds.unlearn=5", "federation.buffer.size=1", "federation.buffer.concurrency=2")
+    config, run, folders = unlearning(trained, tmp_path, *rounds)
+
+    def before(stage, round):
+        if round == 1:
+            submit(folders[0], "--ids", trained[3].ids[0][0], "--id", "x")
+
+    def wrapped(grid):
+        slow = {node for node, context in grid.contexts.items() if context.node_config["partition-id"] == 0}
+        return LateGrid(grid, lambda message: 0.2 if message.metadata.dst_node_id in slow else 0.0)
+
+    execute(config, run, folders, before=before, wrapped=wrapped)
+    (request,) = Ledger(run.ledger_path)
+    assert request.served_round is not None
+    (barrier,) = Ledger(run.ledger_path).notes("barrier")
+    assert (barrier["round"], barrier["requests"]) == (request.served_round, ["x"]) and barrier["discarded"] <= 2
+    assert all(not faults for _, faults in check_ledgers([run.path], folders))
 
 
 def test_nobody_trains_on_records_from_the_request_on(trained, tmp_path):

@@ -15,6 +15,7 @@ from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.requests import seal
+from oblivionis.requests.judgement import OUTCOMES
 from oblivionis.requests.node_key import audit_bytes, audit_key, public_hex
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs.directory import RunDirectory, vector_hash
@@ -164,7 +165,7 @@ def test_the_node_measures_by_itself_and_signs(copy, tmp_path):
     result = call("request", "audit", "--node-dir", node, "art17", "--final", final)
     assert result.code == 0 and result.out.startswith("request art17: "), result.err
     (request, _) = NodeLedger(node).requests()
-    assert request.state in result.out and request.rouge is not None
+    assert request.state in OUTCOMES and request.state in result.out and 0 <= request.rouge <= 1
     assert (node / "requests.jsonl").read_bytes().startswith(before)
     body = opened(node)
     assert certify(run, body, tmp_path).code == 0

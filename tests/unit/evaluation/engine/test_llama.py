@@ -53,6 +53,22 @@ def test_frozen_head(rows: int) -> None:
     torch.testing.assert_close(gradients(fast, [h]), gradients(plain, [h]))
 
 
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_rounded_head_rounds_relative_to_the_gradient(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of probabilities from 1e-4 to 1 - 1e-6: the gradient of each row is as near as bfloat16 is, no farther."""
+    monkeypatch.setattr(half, "multiplies_bfloat16", lambda: supported)
+    w = normal(40, 16, seed=1).detach()
+    rows, labels = 600, torch.arange(600) % 40
+    h = (torch.linspace(-0.5, 1.4, rows)[:, None] * w[labels]).requires_grad_()
+    exact = F.log_softmax(h @ w.T, -1)[torch.arange(rows), labels]
+    rounded = h.detach().float().requires_grad_()
+    found = FrozenHead.apply(rounded, w.float(), labels, w.to(torch.bfloat16))
+    torch.testing.assert_close(found, exact.float(), rtol=1e-5, atol=1e-5)
+    (wanted,), (near,) = torch.autograd.grad(exact.sum(), [h]), torch.autograd.grad(found.sum(), [rounded])
+    assert exact.min() < -9 and exact.max() > -1e-6
+    assert ((near - wanted).norm(dim=1) / wanted.norm(dim=1)).max() < 0.02
+
+
 def test_frozen_head_is_exact_for_very_unlikely_labels() -> None:
     h = torch.tensor([[400.0]], dtype=torch.float64)
     w = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)

@@ -55,6 +55,7 @@ def test_other_lists_still_name_nothing_twice():
         ),
         (["stages=[finetune,retrain,unlearn,local]"], "stages: in the stage local each client's model"),
         (["model.lora.ranks=[8]", PRODUCT], r"error_feedback: a client of a lower rank.*expected false"),
+        (["federation.buffer.size=1"], r"method: asynchronous rounds"),
         (["federation.compression.keep=0"], r"compression\.keep"),
         (["federation.compression.method=zip"], r"compression\.method"),
     ],

@@ -80,6 +80,9 @@ def test_where_the_run_is():
 
     say(20.0)
     events.planned(Plan({"finetune": 4, "unlearn": 2}, {"finetune": 1, "unlearn": 1}, 10.0))
+    events.evaluating("base model")
+    events.measuring("", "likelihoods", 3, 9)
+    say(25.0)
     events.stage_started("finetune", 0, 4)
     events.round_started(1)
     events.exchange_started("train", [1, 2])
@@ -93,6 +96,7 @@ def test_where_the_run_is():
     say(7200.0)
     assert told == [
         "starting Flower and Ray · 20 s so far",
+        "base model: evaluating: 3 of 9 likelihoods · 25 s so far",
         "[finetune] round 1/4: FedFT, 1/2 replies · 30 s so far",
         "[finetune] round 1/4: evaluating, leakage: 12 of 64 answers · 2 min so far · about 5 min left, evaluations "
         "not counted",
