@@ -58,7 +58,8 @@ def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
     left, strength, right = np.linalg.svd(m[:, :rank], full_matrices=False)
     if rank > min(m.shape) or not strength[-1] > ROUNDING * max(strength[0], np.finfo(np.float64).tiny):
         raise ValueError(f"A ({a.shape[0]}, {a.shape[1]}) spans fewer than {rank} directions")
-    return (right.T * strength) @ right @ np.linalg.pinv(m)[:rank], left @ right
+    inverse = np.asarray(np.linalg.pinv(m)[:rank], dtype=np.float64)
+    return (right.T * strength) @ right @ inverse, left @ right
 
 
 class LoraRanks:
