@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +11,19 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from benchmarks.federated.options import RayCluster, Reserve, Slurm
 from oblivionis.errors import OblivionisError
 
 TEXT = "text"
 Results = Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder, or its results.parquet.")]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the runs, which suites share (default: `stages` beside the results).",
+        show_default=False,
+    ),
+]
 Format = Annotated[str, typer.Option("--format", help="text, md, latex, csv or html.")]
 
 
@@ -56,12 +65,43 @@ def bench_run(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once; each gets its share of the cores and GPUs.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what was interrupted in that folder.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
-    store: Annotated[
-        Path | None,
+    store: Store = None,
+    ray_address: Annotated[
+        str | None,
         typer.Option(
-            metavar="DIR",
-            help="Folder of the runs, which suites share (default: `stages` beside the results).",
+            metavar="HOST:PORT",
+            help="Do the runs on the machines of a running Ray cluster (`auto`: one of this machine).",
             show_default=False,
+        ),
+    ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write job arrays for Slurm into the folder of the results; run nothing.")
+    ] = False,
+    cpus: Annotated[int | None, typer.Option(min=1, help="On a cluster: CPU cores of a run.  [default: 1]")] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="On a cluster: GPUs of a run.  [default: 1 where its models lie on a GPU]",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB", min=0.1, help="On a cluster: RAM of a run.  [default: as estimated]", show_default=False
+        ),
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            "--time", metavar="TIME", help="With --slurm: time limit of a run, e.g. 4:00:00.", show_default=False
+        ),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION", help="With --slurm: an option of sbatch, e.g. `--sbatch=--partition=gpu`; repeatable."
         ),
     ] = None,
 ) -> None:
@@ -71,10 +111,69 @@ def bench_run(
     """
     from benchmarks import kinds as suites
 
+    away = _away(ray_address, (cpus, gpus, memory), slurm=slurm, limit=limit, sbatch=sbatch or ())
+    if away is not None and jobs > 1:
+        raise OblivionisError("--jobs says how many runs this machine does at once; on a cluster the resources decide")
     console = Console()
     suites.bench(
-        suite, overrides or [], output, resume=resume, dry_run=dry_run, console=console, jobs=jobs, store=store
+        suite,
+        overrides or [],
+        output,
+        resume=resume,
+        dry_run=dry_run,
+        console=console,
+        jobs=jobs,
+        store=store,
+        away=away,
     )
+
+
+def _away(
+    ray_address: str | None,
+    reserved: tuple[int | None, int | None, float | None],
+    *,
+    slurm: bool,
+    limit: str | None,
+    sbatch: Sequence[str],
+) -> RayCluster | Slurm | None:
+    """Where else than here a suite's runs are done; `reserved` for each: cores, GPUs, and RAM in GB."""
+    if slurm and ray_address is not None:
+        raise OblivionisError("--slurm and --ray-address exclude each other")
+    if not slurm and (limit is not None or sbatch):
+        raise OblivionisError("--time and --sbatch are for scripts of Slurm: give --slurm as well")
+    cpus, gpus, memory = reserved
+    reserve = Reserve(cpus or 1, gpus, None if memory is None else int(memory * 1e9))
+    if slurm:
+        return Slurm(reserve, limit, tuple(sbatch))
+    if ray_address is not None:
+        return RayCluster(ray_address, reserve)
+    if any(value is not None for value in reserved):
+        raise OblivionisError(
+            "--cpus, --gpus and --memory say what a run gets on a cluster: give --ray-address or --slurm"
+        )
+    return None
+
+
+@bench_cli.command("node")
+def bench_node(
+    folder: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder.")],
+    key: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder in the store.")],
+    store: Store = None,
+) -> None:
+    """Do one run of a suite, unless it is done: what a task of the scripts of `--slurm` does."""
+    from benchmarks import kinds as suites
+
+    suites.do_node(folder, key, store, Console())
+
+
+@bench_cli.command("collect")
+def bench_collect(
+    folder: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder.")], store: Store = None
+) -> None:
+    """Write and print results and tables of those runs of a suite that are done, and run nothing."""
+    from benchmarks import kinds as suites
+
+    suites.collect(folder, store, Console())
 
 
 @bench_cli.command("table")

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from benchmarks.federated.options import Options
+from benchmarks.federated.options import Options, RayCluster, Slurm
 from oblivionis.config.compose import instance, tree_of
 from oblivionis.config.layers import flatten, parse_overrides
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
@@ -112,20 +112,22 @@ def bench(
     console: Console,
     jobs: int = 1,
     store: Path | None = None,
+    away: RayCluster | Slurm | None = None,
 ) -> None:
     """Run a suite, a file or a name in `benchmarks/`; the results are in `output` (default: runs/bench/NAME).
 
     resume: continue what was interrupted in that folder; dry_run: only say what would be run; jobs: runs at once;
-    store: where the runs of federated suites lie (default: `stages` beside `output`). Raises ConfigError with every
-    problem of the suite, RunError for a folder that does not fit, RunInterrupted after Ctrl-C.
+    store: where the runs of federated suites lie (default: `stages` beside `output`); away: do them on other machines.
+    Raises ConfigError with every problem of the suite, RunError for a folder that does not fit, RunInterrupted after
+    Ctrl-C.
     """
     file = find(name)
     kind_name, settings = load(file, overrides)
     kind = KINDS[kind_name]
-    if jobs > 1 and not kind.parallel:
-        raise RunError(f"a suite of the kind {kind_name} does one thing at a time; leave --jobs out")
     folder = output or Path("runs") / "bench" / file.stem
-    options = Options(jobs, store or folder.parent / "stages")
+    options = Options(jobs, store or _stages(folder), away)
+    if not kind.parallel and (given := [*options.arguments()]):
+        raise RunError(f"a suite of the kind {kind_name} does one thing at a time; leave {given[0]} out")
     if dry_run:
         for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings, options), f"results: {folder}"]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -135,10 +137,42 @@ def bench(
     try:
         kind.run(settings, folder, console, options)
     except KeyboardInterrupt:
-        more = ["--jobs", str(jobs)] if jobs > 1 else []
-        more += ["--store", str(store)] if store else []
+        more = [*options.arguments(), *(["--store", str(store)] if store else [])]
         command = shlex.join(["oblivionis", "bench", name, *overrides, "--output", str(folder), *more, "--resume"])
         raise RunInterrupted(f"stopped; continue with: {command}") from None
+
+
+def _stages(folder: Path) -> Path:
+    return folder.parent / "stages"
+
+
+def do_node(folder: Path, key: str, store: Path | None, console: Console) -> None:
+    """Do one run of the federated suite in `folder`; see `benchmarks.federated.alone`. Raises OblivionisError."""
+    from benchmarks.federated import alone
+
+    settings = _of_folder(folder)
+    try:
+        alone.do(settings, key, store or _stages(folder), console)
+    except KeyboardInterrupt:
+        raise RunInterrupted(f"{key} was stopped; submit it again to go on") from None
+
+
+def collect(folder: Path, store: Path | None, console: Console) -> None:
+    """Results and tables of the federated suite in `folder`, as far as its runs are done. Raises OblivionisError."""
+    from benchmarks.federated import runner
+
+    runner.gather(_of_folder(folder), folder, console, store or _stages(folder))
+
+
+def _of_folder(folder: Path) -> Any:
+    """The settings of the federated suite whose results lie in `folder`. Raises OblivionisError."""
+    file = folder / SUITE_FILE
+    if not file.is_file():
+        raise RunError(f"{folder} is no suite's folder: it holds no {SUITE_FILE}")
+    name, settings = load(file, whole=False)
+    if name != FEDERATED:
+        raise RunError(f"{folder} holds a suite of the kind {name}, which has no runs of its own")
+    return settings
 
 
 def find(name: str) -> Path:

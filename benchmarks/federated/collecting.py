@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +60,28 @@ def _of_base(run: RunDirectory) -> Mapping[str, float]:
         return summary["metrics"]
     rows = [r for r in run.metrics() if (r["stage"], r["moment"]) == ("finetune", "start")]
     return {name: value for r in rows for name, value in named_metrics(r["evaluator"], r["metrics"]).items()}
+
+
+def facts(
+    graph: Graph, store: Path, failures: Mapping[str, str], found: Collection[str], seconds: float
+) -> dict[str, Any]:
+    """What was run and what was found done, for the folder of the suite.
+
+    failures: why, by key; found: keys of what was there before; seconds: that the suite took.
+    """
+    return {
+        "seconds": seconds,
+        "nodes": [
+            {
+                "key": node.key,
+                "label": node.label,
+                "stage": node.stage,
+                "cells": [cell.id for cell in node.cells],
+                "seconds": node.seconds(store),
+                "shared": node.key in found,
+                "error": failures.get(node.key, ""),
+            }
+            for node in graph.nodes
+            if node.finished(store) or node.key in failures
+        ],
+    }

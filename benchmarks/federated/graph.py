@@ -65,6 +65,12 @@ class Node:
         run = self.run(store)
         return all(run.stage_summary(stage) is not None for stage in self.config.stages)
 
+    def seconds(self, store: Path) -> float:
+        """Seconds of the stages that this run did itself."""
+        run = self.run(store)
+        summaries = [run.stage_summary(stage) for stage in self.config.stages]
+        return sum(s["seconds"] for s in summaries if s is not None and "reused_from" not in s)
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -77,10 +77,7 @@ def identity(config: Config) -> str:
     """SHA-256 (hexadecimal) of everything that the results of a run with `config` depend on."""
     tree = {key: value for key, value in dataclasses.asdict(config).items() if key not in _IGNORED}
     source, revision = tree["model"].pop("source"), tree["model"].pop("revision", None)
-    files = [(tree["data"], key) for key in sorted(tree["data"]) if key == "path" or key.endswith("_file")]
-    files += [(tree["evaluation"]["wikimem"], key) for key in ("subjects", "counterfactuals_folder")]
-    files.append((tree["unlearning"]["alternatives"], "idk"))
-    paths = [section.pop(key) for section, key in files]
+    paths = [section.pop(key) for _, section, key in _files(tree)]
     loss = declared.own_loss(config.unlearning.method)
     if loss is not None:
         tree["unlearning"]["method"] = [loss.name, _contents(loss)]
@@ -88,11 +85,33 @@ def identity(config: Config) -> str:
         "stages": config.stages,
         "configuration": tree,
         "model": _model(source, revision),
-        "data": [_contents(Path(path).expanduser().resolve()) if path else None for path in paths],
+        "data": [_of_path(path) for path in paths],
         "packages": package_versions(),
         "program": program(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def inputs(config: Config) -> dict[str, str | None]:
+    """Hashes of what a run with `config` reads from outside the program, by `KEY=VALUE` of the key that names it."""
+    tree, model = dataclasses.asdict(config), config.model
+    found = {f"model.source={model.source}": _model(model.source, model.revision)}
+    named = [(name, section[key]) for name, section, key in _files(tree) if section[key]]
+    if (loss := declared.own_loss(config.unlearning.method)) is not None:
+        named.append(("unlearning.method", str(loss)))
+    return found | {f"{name}={path}": _of_path(path) for name, path in named}
+
+
+def _files(tree: dict[str, Any]) -> list[tuple[str, dict[str, Any], str]]:
+    """Every key of a configuration that names a file or folder of data: its path, its section and its name there."""
+    data, wikimem = tree["data"], tree["evaluation"]["wikimem"]
+    files = [(f"data.{key}", data, key) for key in sorted(data) if key == "path" or key.endswith("_file")]
+    files += [(f"evaluation.wikimem.{key}", wikimem, key) for key in ("subjects", "counterfactuals_folder")]
+    return [*files, ("unlearning.alternatives.idk", tree["unlearning"]["alternatives"], "idk")]
+
+
+def _of_path(path: str | None) -> str | None:
+    return _contents(Path(path).expanduser().resolve()) if path else None
 
 
 @functools.cache

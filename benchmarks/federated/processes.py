@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,13 +47,22 @@ class Job:
 
     def failure(self) -> str:
         """What the run said last before it ended with an error."""
-        lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
-        told = [line for line in lines if line.startswith("error:")] or [
-            line for line in lines if line and not line.startswith(("continue with:", "This is a fault of"))
-        ]
         status = self.process.returncode
-        text = told[-1].removeprefix("error:").strip() if told else "it said nothing"
+        text = last_words(self.log.parent) or "it said nothing"
         return f"killed by signal {-status}" if status < 0 else f"{text} (exit code {status})"
+
+
+def last_words(run: Path) -> str:
+    """The error that the run directory `run` ended with, or else what it said last; "" where it said nothing."""
+    try:
+        text = (run / LOG).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    lines = [line.strip() for line in text.splitlines()]
+    told = [line for line in lines if line.startswith("error:")] or [
+        line for line in lines if line and not line.startswith(("continue with:", "This is a fault of"))
+    ]
+    return told[-1].removeprefix("error:").strip() if told else ""
 
 
 def slots(jobs: int) -> list[Slot]:
@@ -73,11 +83,14 @@ def _gpus() -> list[str]:
     return [str(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
 
-def start(run: Path, slot: Slot) -> Job:
-    """Continue the run directory `run` as `oblivionis simulate --resume` does; what it prints goes to its suite.log."""
-    environment = dict(os.environ)
+def start(run: Path, slot: Slot, *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Job:
+    """Continue the run directory `run` as `oblivionis simulate --resume` does; what it prints goes to its suite.log.
+
+    environment: the process's variables, None: those of this one; folder: its working directory, None: likewise.
+    """
+    variables = dict(os.environ if environment is None else environment)
     if slot.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = slot.gpus
+        variables["CUDA_VISIBLE_DEVICES"] = slot.gpus
     command = [sys.executable, "-m", "oblivionis.cli.main", "simulate", "--resume", str(run)]
     before = os.sched_getaffinity(0) if slot.cpus else set()
     log = run / LOG
@@ -86,12 +99,38 @@ def start(run: Path, slot: Slot) -> Job:
             os.sched_setaffinity(0, slot.cpus)
         with log.open("wb") as handle:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=handle, stderr=handle, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=handle,
+                stderr=handle,
+                env=variables,
+                cwd=folder,
+                start_new_session=True,
             )
     finally:
         if before:
             os.sched_setaffinity(0, before)
     return Job(process, log)
+
+
+@contextmanager
+def ended_with_us(job: Job, scratch: Path | None = None) -> Iterator[None]:
+    """Inside, the run is ended when this process dies, however it dies: a shell waits for the other end of a pipe.
+
+    scratch: a folder that is deleted then.
+    """
+    text = f'read -r nothing; kill -TERM "$1"; sleep {_GRACE_S:g}; kill -KILL "-$1"; [ -z "$2" ] || rm -rf -- "$2"'
+    watcher = subprocess.Popen(
+        ["/bin/sh", "-c", text, "sh", str(job.process.pid), str(scratch or "")],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        watcher.kill()
+        watcher.communicate()
 
 
 def stop(jobs: list[Job]) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support import ray_cluster
 from support.commands import call
 
 from oblivionis import __version__
@@ -13,13 +14,8 @@ from oblivionis.server import cluster
 
 @pytest.fixture(scope="module")
 def two_machines():
-    from ray.cluster_utils import Cluster
-
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    found.add_node(num_cpus=1)
-    found.wait_for_nodes()
-    yield found
-    found.shutdown()
+    with ray_cluster.two_machines() as (found, _):
+        yield found
 
 
 def clients_of(machines):

@@ -1,22 +1,35 @@
 """Federated suites that run: results, shared runs, failures, kills and resuming; the tables are in the units."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
+import psutil
 import pytest
 import yaml
+from support import fake_slurm
 from support.commands import call
-from support.processes import WITHOUT_RAY
+from support.processes import WITHOUT_RAY, until
+from support.ray_cluster import two_machines
 from support.tutorials import follow
 
-from benchmarks.federated import results
+from benchmarks import kinds as suites
+from benchmarks.federated import identity, results
+from benchmarks.federated.demand import Demand
+from benchmarks.federated.executors import ray_tasks, ray_worker
+from benchmarks.federated.executors.parcels import pieces
+from benchmarks.federated.executors.ray_worker import Ended, Order, Probe
+from benchmarks.federated.graph import plan
+from oblivionis.models.machine import usable_cpus
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -191,3 +204,128 @@ def test_a_cell_that_fails_is_told_and_the_others_go_on(finished, tmp_path):
     assert list(failed["unlearning"]) == ["too deep"] and "layer" in failed["error"].iloc[0]
     assert set(frame[frame["status"] == "done"]["unlearning"]) == {"npo"}
     assert "Failed: fedavg/too deep/seed=0" in result.out
+
+
+# -- on other machines ---------------------------------------------------------------------------------------------
+
+CORES = max(1, usable_cpus() // 2)
+"""What each run of the tutorial's `--jobs 2` had: with as many, the rows are the same to the last bit."""
+
+
+def assert_the_same_rows(output, folder):
+    expected = values(folder, strategy="fedavg", unlearning="npo")
+    assert set(expected["stage"]) == {"base", "finetune", "retrain", "unlearn"}
+    pd.testing.assert_frame_equal(values(output, strategy="fedavg", unlearning="npo"), expected, check_exact=True)
+
+
+def simulations(processes):
+    """Those of the processes that are runs."""
+    found = []
+    for process in processes:
+        try:
+            found += [process] if "simulate" in process.cmdline() else []
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_on_a_ray_cluster_neither_a_stop_nor_a_lost_machine_changes_a_row(finished, tmp_path, monkeypatch):
+    folder, _ = finished
+    output = tmp_path / "out"
+    monkeypatch.setenv("OBLIVIONIS_TEST_PATCH", str(WITHOUT_RAY.with_name("without_ray_in_runs.py")))
+    with two_machines(num_cpus=CORES, memory=8 * 10**9) as (machines, second):
+        where = ["--ray-address", machines.address, "--cpus", str(CORES)]
+        process = start(output, *where)
+        wait_for(lambda: list(tmp_path.glob("stages/finetune-*/checkpoints/finetune/*.safetensors")), process)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 130 and f"--ray-address {machines.address}" in out and "--resume" in out, out
+
+        def still():
+            return [p for p in simulations(psutil.process_iter()) if str(tmp_path) in " ".join(p.cmdline())]
+
+        assert until(lambda: not still(), 60), still()
+        process = start(output, *where, "--resume")
+        raylet = psutil.Process(second.all_processes["raylet"][0].process.pid)
+        wait_for(lambda: simulations(raylet.children(recursive=True)), process)
+        machines.remove_node(second, allow_graceful=False)
+        out, _ = process.communicate(timeout=900)
+    assert process.returncode == 0 and "it begins anew elsewhere (2 of 3)" in out, out
+    assert_the_same_rows(output, folder)
+
+
+@pytest.mark.slow
+def test_slurms_arrays_make_the_same_rows_and_run_again_what_failed(finished, tmp_path):
+    folder, _ = finished
+    output, store = tmp_path / "the out", tmp_path / "stages"
+    written = call("bench", "quick", *ONE, "--slurm", "--output", output)
+    assert written.code == 0 and "array-01: 1 runs (unlearn), each with 1 CPU, " in written.out, written.err
+    assert not store.exists(), "nothing is run"
+    commands = fake_slurm.install(tmp_path)
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    broken = store / (output / "slurm" / "array-00.tasks").read_text().split()[0]
+    broken.mkdir(parents=True)
+    (broken / "config.yaml").write_text("nonsense: 1\n")
+
+    def bash(script):
+        command = ["bash", output / "slurm" / script]
+        cores = set(sorted(os.sched_getaffinity(0))[:CORES])
+        given = {**os.environ, "PATH": path, "FAKE_SLURM": str(commands)}
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)
+        try:
+            return subprocess.run(command, env=given, capture_output=True, text=True, cwd="/")
+        finally:
+            os.sched_setaffinity(0, before)
+
+    assert bash("submit.sh").returncode == 0
+    first, second = (job["ended"] for job in fake_slurm.jobs(commands))
+    assert first == {"0": 1, "1": 0} and second == {"0": None}, "what begins with a failed run is not run"
+    collected = bash("collect.sh")
+    assert collected.returncode == 1 and "1 of 1 cells are not done: fedavg/npo/seed=0" in collected.stderr
+    assert "nonsense" in read(output)["error"].iloc[0]
+    shutil.rmtree(broken)
+    assert bash("submit.sh").returncode == 0
+    again = fake_slurm.jobs(commands)[2:]
+    assert [job["ended"] for job in again] == [{"0": 0}, {"0": 0}], "what is done is not run again"
+    collected = bash("collect.sh")
+    assert collected.returncode == 0 and "NPO" in collected.stdout, collected.stderr
+    assert_the_same_rows(output, folder)
+    gone = call("bench", "node", output, "finetune-0")
+    assert gone.code == 2 and "the suite has no run finetune-0" in gone.err
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_see_the_store_gets_the_run_and_sends_it_back(finished, tmp_path, monkeypatch):
+    """Only the last evaluation is left to do: the worker's part of a task, without a cluster."""
+    folder, _ = finished
+    store = tmp_path / "stages"
+    settings = suites.load(suites.find("quick"), ONE)[1]
+    node = next(node for node in plan(settings.cells()).nodes if node.stage == "unlearn")
+    shutil.copytree(folder.parent / "stages" / node.key, store / node.key)
+    run = node.run(store)
+    (run.path / "stages" / "unlearn.json").unlink()
+    monkeypatch.setattr("ray.get", lambda reference: reference)
+    monkeypatch.setattr("ray.get_gpu_ids", lambda: [])
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    places = SimpleNamespace(gettempdir=lambda: str(tmp_path), mkdtemp=lambda prefix: tempfile.mkdtemp(dir=scratch))
+    monkeypatch.setattr(ray_worker, "tempfile", places)
+
+    def done(program=""):
+        probe = Probe(store / ".probe", "unseen")
+        order = Order(node.key, probe, tmp_path, program or identity.program(), CORES, list(pieces(run.path)))
+        task = ray_tasks._Task(node, run.path, order, Demand(CORES, 0, 0))
+        for said in ray_worker.work(order):
+            task.hear(said)
+        return task
+
+    assert "has another program" in done(program="other").failure() and not node.finished(store)
+    assert done().outcome == Ended("") and node.finished(store)
+    assert not list(scratch.iterdir()), "it keeps nothing"
+    whole = node.run(folder.parent / "stages").stage_summary("unlearn")["metrics"]
+    assert node.run(store).stage_summary("unlearn")["metrics"] == whole
+    (run.path / "config.yaml").write_text("nonsense: 1\n")
+    task = done()
+    assert "nonsense" in task.failure() and "nonsense" in task.log.read_text()

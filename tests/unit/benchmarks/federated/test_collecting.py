@@ -47,6 +47,23 @@ def test_the_base_model_of_a_cell_is_that_of_its_first_stage(collected):
     assert set(own["run"]) == {f"../store/{node.key}" for node in plan.nodes if node.stage == "unlearn"}
 
 
+def test_what_was_run_and_found_and_failed(collected, tmp_path):
+    _, plan = collected
+    finetune, retrain, *rest = plan.nodes
+    (retrain.run(tmp_path / "store").path / "stages" / "retrain.json").unlink()
+    for node in rest:
+        (node.run(tmp_path / "store").path / "stages" / "unlearn.json").unlink()
+    told = collecting.facts(plan, tmp_path / "store", {retrain.key: "why"}, {finetune.key}, 7.0)
+    of_both = {"cells": [cell.id for cell in finetune.cells]}
+    assert told == {
+        "seconds": 7.0,
+        "nodes": [
+            {"key": n.key, "label": n.label, "stage": n.stage, **of_both, "seconds": s, "shared": f, "error": e}
+            for n, s, f, e in ((finetune, 1.0, True, ""), (retrain, 0, False, "why"))
+        ],
+    }
+
+
 def test_keeping_what_is_not_there_is_refused(tmp_path):
     result = call("bench", "keep", tmp_path, tmp_path / "new")
     assert result.code == 2 and "cannot be read as results of a suite" in result.err
