@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import WARNING
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -15,6 +16,8 @@ from flwr.supercore import log
 from strategies import protocol, told
 from strategies.arrivals import Arrivals, collect
 from strategies.bounds import Bounds, Cut
+from strategies.compression import Compression
+from strategies.fitting import Fitted, Fitting, fitted_messages, join, read_answers
 from strategies.listener import Listener
 from strategies.nodes import NodeMap
 from strategies.replies import Verdict, answers, judge
@@ -64,6 +67,10 @@ class Exchanges:
     """What hands out answers one after another; None: the grid waits for all of them."""
     deadline: float | None = None
     """After so many seconds a `train` exchange goes on with what has come, by `arrivals`; None: `timeout` alone."""
+    fitting: Fitting | None = None
+    """Which clients receive the model in a form of their own; None: nobody."""
+    compression: Compression | None = None
+    """How clients may send what they learned; None: as models alone."""
 
     def config(self, server_round: int, settings: Mapping[str, Any]) -> ConfigRecord:
         """The ConfigRecord of a message: `settings`, and which round of what this is."""
@@ -94,13 +101,16 @@ class Exchanges:
             return self._of_all(kind, server_round, messages, expected)
         began = time.monotonic()
         self.listener.exchange_started(kind, sorted(self.partition(m) for m in messages))
+        fitted = self._fitted(kind, messages, expected)
+        clients = [self.partition(message) for message in messages]
+        messages = fitted_messages(messages, clients, fitted, self.keys.arrays, self.keys.config)
         if self.arrivals is None:
             received = answers(messages, self.grid.send_and_receive(messages, timeout=self.timeout))
             late = list[Verdict]()
         else:
             received, late = self._collected(self.arrivals, kind, messages, enough)
         pairs = [(self.partition(message), answer) for message, answer in received]
-        verdicts = self.judged(kind, server_round, pairs, expected, late)
+        verdicts = self.judged(kind, server_round, pairs, expected, late, fitted)
         accepted = sum(v.reply is not None for v in verdicts)
         self.listener.exchange_ended(kind, accepted, len(verdicts) - accepted, time.monotonic() - began)
         return verdicts
@@ -133,8 +143,13 @@ class Exchanges:
         received: Sequence[tuple[int, Message | None]],
         expected: ArrayRecord | None,
         late: Sequence[Verdict] = (),
+        fitted: Mapping[int, Fitted] = MappingProxyType({}),
     ) -> list[Verdict]:
-        """Judge what was received, by client, and apply the bounds; tell the listener, of the `late` ones too."""
+        """Judge what was received, by client, and apply the bounds; tell the listener, of the `late` ones too.
+
+        `fitted`: what clients were sent in the place of `expected`.
+        """
+        faults = self._read(received, fitted, expected)
         verdicts = judge(
             received,
             reference=expected,
@@ -144,7 +159,10 @@ class Exchanges:
             timeout=self.timeout,
             same_metrics=kind != "unlearn",  # never averaged, and a client without retain records measures less
             numbers=self.numbers.get(kind),
+            own={client: one.sent for client, one in fitted.items()},
         )
+        verdicts = [replace(v, reason=faults[v.partition]) if v.partition in faults else v for v in verdicts]
+        verdicts = join(verdicts, fitted, self.keys.arrays)
         cuts: list[Cut] = []
         if self.bounds is not None:
             verdicts, cuts = self.bounds.apply(kind, verdicts, expected, self.keys.arrays, self.keys.weight)
@@ -160,6 +178,29 @@ class Exchanges:
             text = "client %d: the %s %g of its reply counts as %g"
             self.warn(server_round, text, cut.client, cut.what, cut.told, cut.used)
         return sorted([*verdicts, *late], key=lambda verdict: verdict.partition)
+
+    def _read(
+        self,
+        received: Sequence[tuple[int, Message | None]],
+        fitted: Mapping[int, Fitted],
+        expected: ArrayRecord | None,
+    ) -> dict[int, str]:
+        """Read the compressed ones of the answers; what is wrong with which."""
+        if self.compression is None or expected is None:
+            return {}
+
+        def sent(client: int) -> ArrayRecord:
+            return fitted[client].sent if client in fitted else expected
+
+        return read_answers(received, sent, self.compression.read, self.keys.arrays)
+
+    def _fitted(self, kind: str, messages: Sequence[Message], expected: ArrayRecord | None) -> dict[int, Fitted]:
+        """The model in the form of each client of `messages` that has one of its own."""
+        if self.fitting is None or expected is None:
+            return {}
+        of_client = self.fitting(kind, expected)
+        found = {client: of_client(client) for client in map(self.partition, messages)}
+        return {client: one for client, one in found.items() if one is not None}
 
     def sum_up(
         self,

@@ -190,8 +190,9 @@ class FedTU(WrappingStrategy):
         if self._options.one_by_one:
             self._arrivals = arriving(grid, self._nodes.client_of, timeout, self._options.durations, self._clock)
         common = (grid, self._nodes, self._listener, self._keys, stage, seed, timeout)
-        deadline = self._options.deadline
-        return Exchanges(*common, needs_steps, numbers, bounds, secure, arrivals=self._arrivals, deadline=deadline)
+        late = self._arrivals, self._options.deadline
+        forms = self._options.fitting, self._options.compression
+        return Exchanges(*common, needs_steps, numbers, bounds, secure, *late, *forms)
 
     def _rounds(self, run: Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
         """All planned rounds, and further ones while requests are pending: the final model."""

@@ -17,7 +17,7 @@ from strategies.arrays import weighted_sum
 
 Floats = NDArray[np.float64]
 
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 """Singular values below this share of the largest are float64's rounding, not data."""
 _WEAKEST = 0.1
 """Least singular value of the new A, as a share of what the clients' A have on average."""
@@ -43,6 +43,10 @@ class Pair:
         """The numbers of B."""
         return slice(self.b, self.b + self.outputs * self.rank)
 
+    def factors(self, vector: NDArray) -> tuple[NDArray, NDArray]:
+        """A (rank, inputs) and B (outputs, rank) as views into `vector`."""
+        return vector[self.a_part].reshape(self.rank, self.inputs), vector[self.b_part].reshape(self.outputs, self.rank)
+
 
 @dataclass(frozen=True, slots=True)
 class ProductMean:
@@ -66,11 +70,8 @@ class ProductMean:
         if len(rows) == 1 or not np.isfinite(mean).all():
             return mean
         for pair in self.pairs:
-            a, b = product_mean(
-                [row[pair.a_part].reshape(pair.rank, pair.inputs) for row in rows],
-                [row[pair.b_part].reshape(pair.outputs, pair.rank) for row in rows],
-                weights,
-            )
+            factors = [pair.factors(row) for row in rows]
+            a, b = product_mean([a for a, _ in factors], [b for _, b in factors], weights)
             mean[pair.a_part], mean[pair.b_part] = a.reshape(-1), b.reshape(-1)
         return mean
 
@@ -96,7 +97,7 @@ def product_mean(a: Sequence[NDArray], b: Sequence[NDArray], weights: Sequence[f
     u, s, vt = np.linalg.svd(r_b @ r_a.T)
     factors = r_a.T.reshape(len(a), -1, r_a.shape[0])
     mean = np.tensordot(weights, factors, 1)
-    rank = min(*mean.shape, int(np.count_nonzero(s > _ROUNDING * s[0])))
+    rank = min(*mean.shape, int(np.count_nonzero(s > ROUNDING * s[0])))
     if rank == 0:
         return mean @ q_a.T, np.zeros((q_b.shape[0], mean.shape[0]))
     usual = np.sqrt(np.dot(weights, np.square(factors).sum((1, 2))) / min(mean.shape))
@@ -109,10 +110,17 @@ def _near(mean: Floats, vt: Floats, rank: int, weakest: float) -> tuple[Floats, 
 
     p is the lesser of r and c. No singular value of M is below the least one of `mean`, nor below `weakest`.
     """
-    basis, missing = vt[:rank], min(mean.shape) - rank
-    if missing:
-        rest = np.linalg.svd(mean @ vt[rank:].T, full_matrices=False)[2][:missing]
-        basis = np.concatenate([basis, rest @ vt[rank:]])
+    basis = filled(vt, rank, mean, min(mean.shape))
     left, strength, right = np.linalg.svd(mean @ basis.T, full_matrices=False)
     strength = np.maximum(strength, max(np.linalg.svd(mean, compute_uv=False)[-1], weakest))
     return (left * strength) @ right @ basis, (right.T / strength) @ left.T
+
+
+def filled(vt: Floats, rank: int, a: Floats, size: int) -> Floats:
+    """Orthonormal rows (size, c): the first `rank` of `vt` (c, c), then those in which the rest of `a` (r, c) is
+    strongest. `size` is at most min(r, c).
+    """
+    if size == rank:
+        return vt[:rank]
+    rest = np.linalg.svd(a @ vt[rank:].T, full_matrices=False)[2][: size - rank]
+    return np.concatenate([vt[:rank], rest @ vt[rank:]])

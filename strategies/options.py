@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strategies.bounds import Bounds
+from strategies.compression import Compression
 from strategies.durations import Durations
+from strategies.fitting import Fitting
 from strategies.private_mean import PrivateMean
 from strategies.secure.terms import SecureSettings
 from strategies.told import Numbers
@@ -37,6 +39,10 @@ class Options:
     `oversample`: of a FedFT exchange for m clients ⌈m · oversample⌉ are asked, and m answers waited for.
     `durations`: a simulated clock takes the place of the machine's; None: there is none.
     `buffer`: rounds are asynchronous (`strategies.buffered.BufferedFedTU`); None: they are not.
+    `fitting`: which clients receive the model in a form of their own, `strategies.lora_ranks.LoraRanks` say. Not with
+    `secure`: models of several forms have no sum (ValueError).
+    `compression`: how clients may send what they learned (`strategies.compression`); None: as models alone. Not with
+    `secure` either.
     """
 
     seed: int = 0
@@ -54,10 +60,20 @@ class Options:
     oversample: float = 1.0
     durations: Durations | None = None
     buffer: Buffer | None = None
+    fitting: Fitting | None = None
+    compression: Compression | None = None
 
     def __post_init__(self) -> None:
         if self.cover and self.secure is None:
             raise ValueError("cover takes secure aggregation: without it a zero is seen to be one")
+        if self.buffer is not None and (self.fitting is not None or self.compression is not None):
+            raise ValueError(
+                "asynchronous rounds (buffer) take models of one form (fitting) that travel whole (compression)"
+            )
+        if self.fitting is not None and self.secure is not None:
+            raise ValueError("models of several forms (fitting) have no sum under masks (secure)")
+        if self.compression is not None and self.secure is not None:
+            raise ValueError("updates of fewer numbers or bits (compression) have no sum under masks (secure)")
         if (value := self.server_state_on_unlearn) not in ("keep", "reset"):
             raise ValueError(f"server_state_on_unlearn is {value!r}, expected 'keep' or 'reset'")
         if self.private_mean is not None and self.bounds is not None and self.bounds.max_update_norm is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,20 +62,23 @@ def judge(
     timeout: float | None = None,
     same_metrics: bool = True,
     numbers: told.Numbers | None = None,
+    own: Mapping[int, ArrayRecord] | None = None,
 ) -> list[Verdict]:
     """Judge the answers of an exchange, ordered by partition id.
 
     `exchanged` pairs partition ids with answers. `reference` are the arrays that were sent: a valid reply holds exactly
-    these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays). Its only MetricRecord is
-    finite, with `weight_key` above 0, and with `needs_steps` the number of local steps above 0, too. Flower wants equal
-    metric keys in all replies that it averages: with `same_metrics` those that differ from most are left out.
+    these names, shapes and dtypes with finite numbers (None: the exchange returns no arrays); `own`: those of clients
+    that were sent others. Its only MetricRecord is finite, with `weight_key` above 0, and with `needs_steps` the number
+    of local steps above 0, too. Flower wants equal metric keys in all replies that it averages: with `same_metrics`
+    those that differ from most are left out.
 
     With `numbers` only these are taken of the metrics, if they are of their kind and range; all others are dropped from
     the replies. Then nobody is left out for differing: what one reply does not tell none does.
     """
     verdicts = []
     for partition, reply in sorted(exchanged, key=lambda pair: pair[0]):
-        reason = _fault(partition, reply, reference, arrays_key, weight_key, needs_steps, timeout)
+        expected = (own or {}).get(partition, reference)
+        reason = _fault(partition, reply, expected, arrays_key, weight_key, needs_steps, timeout)
         if not reason and reply is not None and numbers is not None:
             reason = told.fault(metrics_of(reply), numbers)
         verdicts.append(Verdict(partition, None if reason else reply, clean(reason, _LONGEST_REASON)))

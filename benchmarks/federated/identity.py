@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.config import declared
-from oblivionis.config.schema import Config, Federation, Strategy, Unlearning
+from oblivionis.config.schema import Compression, Config, Federation, Strategy, Unlearning
 from oblivionis.models.errors import ModelError
 from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.runs.directory import package_versions
@@ -56,6 +56,8 @@ def stage_config(config: Config, stage: str) -> Config:
     changed: dict[str, Any] = {"strategy": Strategy()}
     if stage != "local":
         federation = dataclasses.replace(without_local(config).federation, rounds=rounds)
+        compression = dataclasses.replace(config.federation.compression, unlearning=Compression().unlearning)
+        federation = dataclasses.replace(federation, compression=compression)
         free = Strategy().server_state_on_unlearn
         changed = {"strategy": dataclasses.replace(config.strategy, server_state_on_unlearn=free)}
         if stage == RETRAIN or kept_rounds(config) == 0:

@@ -20,12 +20,15 @@ from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
 from oblivionis.audits.target import AuditError
 from oblivionis.chain import check_chain
 from oblivionis.client.audit import audit
+from oblivionis.client.packing import packed
+from oblivionis.client.policy import read_policy
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import averaging
+from oblivionis.models.ranks import fitting
 from oblivionis.naming import simulated_folder
 from oblivionis.requests.demands import Demand, forget_set
 from oblivionis.requests.judgement import NOT_TESTABLE
@@ -36,6 +39,7 @@ from oblivionis.requests.node_records import read_node, records_hash
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.updates import open_updates
 from strategies import protocol
+from strategies.fitting import Fitted
 from strategies.serving import Answer, ByUnlearning
 
 EQUAL, DIFFERS = "equal", "differs"
@@ -106,6 +110,7 @@ def replay_exchange(
         vector, more = _served_again(worker, client, folders[client], asked, before, served)
         findings += more
         answers.append(Answer(client, _record(vector), sum(len(r.record_ids) for r in asked), {}))
+    worker.fit(config.model.lora.rank)
     serving = ByUnlearning(averaging(config.model, worker.flat.manifest))
     after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
     findings.append(_compared("model after the exchange", vector_hash(after), after_hash))
@@ -128,6 +133,12 @@ def replay_training(
     The run must keep the clients' updates of that round (`unlearning.updates.keep`). Raises AuditError otherwise.
     """
     run, config = _opened(path, overrides)
+    compression = config.federation.compression
+    if compression.method != "none" and compression.error_feedback:
+        raise AuditError(
+            "federation.compression.error_feedback: what a client sent depends on what it had kept back until then, "
+            "which is gone; only a run without it can be replayed"
+        )
     store = open_updates(config, run.path, stage) if stage in LABELS else None
     past = [p for p in store.rounds() if (p.stage, p.round) == (stage, server_round)] if store is not None else []
     if store is None or not past or not past[0].stored:
@@ -140,21 +151,26 @@ def replay_training(
     if told is None:
         raise AuditError(f"client {client} did not train in round {server_round} of {stage}")
     folder = _folders(run, config, [node_dir] if node_dir else [], {client})[client]
-    sent = _vector(updates.sent)
-    lines = _lines(folder, protocol.TRAIN, server_round, vector_hash(sent))
+    seed = seeds.derive(config.seed, LABELS[stage], client, server_round)
+    sent, worker = _vector(updates.sent), Worker(config)
+    own = _fitted("train", worker, client, folder, sent)
+    received = sent if own is None else _vector(own.sent)
+    lines = _lines(folder, protocol.TRAIN, server_round, vector_hash(received))
     served = _served_before(run, client, server_round + 1) if stage == STAGE else frozenset()
     state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
-    worker = Worker(config)
     findings = _held(worker, client, folder, state)
     vector, _ = worker.finetune(
         client,
-        sent,
+        received,
         excluded=state.withheld,
         epochs=config.federation.local_epochs,
         proximal_mu=float(config.strategy.params.get(protocol.PROXIMAL_MU.replace("-", "_"), 0.0)),
-        seed=seeds.derive(config.seed, LABELS[stage], client, server_round),
+        seed=seed,
     )
     theirs = _vector(told.arrays)
+    if compression.method != "none":
+        _, vector = packed(compression, received, vector, seeds.derive(seed, protocol.TRAIN))
+    vector = vector if own is None else _vector(own.joined(_record(vector)))
     found = _compared(f"client {client}'s model of round {server_round}", vector_hash(vector), vector_hash(theirs))
     if found.outcome == DIFFERS:
         far = float(np.linalg.norm(vector - theirs)) / max(float(np.linalg.norm(theirs - sent)), 1e-30)
@@ -286,20 +302,38 @@ def _served_again(
 ) -> tuple[np.ndarray, list[Finding]]:
     """The model with which a client answers the requests `asked`, and how it compares with what its ledger says."""
     served_round = int(asked[0].served_round or 0)
-    lines = _lines(folder, protocol.UNLEARN, served_round, vector_hash(before))
+    own = _fitted("unlearn", worker, client, folder, before)
+    received = before if own is None else _vector(own.sent)
+    lines = _lines(folder, protocol.UNLEARN, served_round, vector_hash(received))
     lines = [e for e in lines if set(e.get("requests", ())) == {r.id for r in asked}]
     state = _State.at(folder, _newest(lines, client, f"the exchange of round {served_round}"), served)
     findings = _held(worker, client, folder, state)
+    seed = seeds.derive(worker.config.seed, LABELS[STAGE], client, served_round)
     vector, _ = worker.forget(
         client,
-        before,
+        received,
         record_ids=_forget_ids(worker, client, asked, state),
         tombstones=state.withheld,
         proximal_mu=0.0,
-        seed=seeds.derive(worker.config.seed, LABELS[STAGE], client, served_round),
+        seed=seed,
     )
+    compression = worker.config.federation.compression
+    if compression.method != "none" and compression.unlearning:
+        _, vector = packed(compression, received, vector, seeds.derive(seed, protocol.UNLEARN))
     said = str(state.line.get("after"))
-    return vector, [*findings, _compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said)]
+    findings.append(_compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said))
+    return vector if own is None else _vector(own.joined(_record(vector))), findings
+
+
+def _fitted(kind: str, worker: Worker, client: int, folder: Path, model: np.ndarray) -> Fitted | None:
+    """The global model in the form of a client of a lower LoRA rank, which `worker` then has; None for all others."""
+    lora = worker.config.model.lora
+    worker.fit(lora.rank)
+    of_model = fitting(worker.config.model, worker.flat.manifest, lambda _: read_policy(folder).limits.lora_rank)
+    own = None if of_model is None else of_model(kind, _record(model))(client)
+    if own is not None:
+        worker.fit(int(own.settings[protocol.LORA_RANK]))
+    return own
 
 
 def _forget_ids(worker: Worker, client: int, asked: Sequence[Request], state: _State) -> set[str]:

@@ -129,6 +129,8 @@ def query(message: Message, context: Context) -> Message:
             guard.count()
         _learn(node.path, config, str(config.get(CONFIG_HASH, "")), client, guard)
     answer = MetricRecord({protocol.PARTITION_ID: client})
+    if guard is not None and guard.most_rank is not None:
+        answer[protocol.LORA_RANK] = guard.most_rank
     sealed = bool(config.get(protocol.SEALED)) or (guard is not None and guard.sealed)
     if config.get("data") == "node":
         told = sealed_counts(node) if sealed else counts(node)
@@ -215,6 +217,7 @@ def train(message: Message, context: Context) -> Message:
         seed=task.seed,
         privacy=task.privacy(),
     )
+    vector = task.compressed(vector, excluded)
     task.note(vector)
     return task.reply(
         vector,
@@ -240,6 +243,7 @@ def unlearn(message: Message, context: Context) -> Message:
         return _unlearn_covered(task)
     record_ids = task.bury()
     vector, report = task.forget(record_ids)
+    vector = task.compressed(vector)
     task.note(vector, requests=task.requests())
     told = {
         "unlearn-loss": report.last_loss,
@@ -337,6 +341,7 @@ class _Task:
         self._secure = words.RECORD in message.content.config_records
         self._participant = _participant(context)
         self.commitment = ""
+        self._packed: ArrayRecord | None = None
         self.node = node_folder(context.node_config, self.message_config, self.client)
         self._guard = Guard.of(context.node_config, self.client, kind)
         self._simulated = self._guard is None and _in_ray()
@@ -358,6 +363,7 @@ class _Task:
                 f"{expected[:12]}; install the same {self.config.model.source!r} on this node"
             )
         self.worker: Worker = resident(self.config)
+        self.worker.fit(self._rank())
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
         if self.config.data.name == "node":
@@ -365,6 +371,14 @@ class _Task:
         self.seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
+
+    def _rank(self) -> int:
+        """The rank of the LoRA factors in the message. ClientError for one that the run cannot have."""
+        lora = self.config.model.lora
+        rank = self.message_config.get(protocol.LORA_RANK, lora.rank)
+        if not isinstance(rank, int) or not 1 <= rank <= lora.rank or (rank != lora.rank and lora.ranks is None):
+            raise ClientError(f"client {self.client} was sent LoRA factors of rank {rank!r}, which the run has not")
+        return rank
 
     def _check_secure(self, kind: str) -> None:
         """Refuse to send a model by itself where the configuration says that the server sees sums alone."""
@@ -425,6 +439,29 @@ class _Task:
             own_references=self.own_references(),
             privacy=self.privacy(),
         )
+
+    def compressed(self, vector: np.ndarray, excluded: Collection[str] | None = None) -> np.ndarray:
+        """The model as the server will read it in the reply, which sends as much of it as the configuration says.
+
+        `excluded`: what was not trained on; None for what was unlearned, of which nothing is kept back: it would be
+        what was just to be forgotten.
+        """
+        from oblivionis.client.packing import packed
+        from oblivionis.client.residuals import Residuals
+
+        how = self.config.federation.compression
+        if how.method == "none" or (excluded is None and not how.unlearning):
+            return vector
+        kind, kept = self._message.metadata.message_type, None
+        stage = self.text(protocol.STAGE)
+        once = "/" in stage  # an exchange beside the rounds, a calibration say, that no later one goes on from
+        if excluded is not None and how.error_feedback and self._rooted and not once:
+            trained = [r for r in self.worker.holding(self.client).identified() if r[0] not in excluded]
+            label = f"{stage}/{self.text('exclude')}"
+            kept = Residuals(self.node, self.text(protocol.RUN), label, records_hash(trained))
+        place = self.number(protocol.SERVER_ROUND, 0)
+        self._packed, model = packed(how, self.vector, vector, seeds.derive(self.seed, kind), kept, place)
+        return model
 
     def join(self) -> Share | None:
         """This node's share in a cover exchange: its sealed requests; None where the server names them."""
@@ -576,7 +613,7 @@ class _Task:
             return self._masked(vector, metrics)
         content = RecordDict({protocol.METRICS: MetricRecord({**metrics, protocol.PARTITION_ID: self.client})})
         if vector is not None:
-            content[protocol.ARRAYS] = ArrayRecord({protocol.ADAPTER: Array(vector)})
+            content[protocol.ARRAYS] = self._packed or ArrayRecord({protocol.ADAPTER: Array(vector)})
         return Message(content, reply_to=self._message)
 
     def _noised(self, update: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -6,9 +6,9 @@ A message chooses on a client, beside the numbers of the model: the folder (`nod
 (`evaluation.wikimem.counterfactuals_folder`, `evaluation.wikimem.embedder`), the code of the loss
 (`unlearning.method`), the file of answers that it learns instead (`unlearning.alternatives.idk`), whose records are
 buried and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
-(`epochs`, `federation.local_epochs`, `unlearning.epochs`, the lengths and counts of an audit's answers, the size of
-`settings`, how many messages there are). Each is bounded here. Other paths of a configuration (`output`, `start_from`,
-`evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
+(`epochs`, `federation.local_epochs`, `unlearning.epochs`, `model.lora.rank`, `lora-rank`, the lengths and counts of an
+audit's answers, the size of `settings`, how many messages there are). Each is bounded here. Other paths of a
+configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.wikimem.subjects`) no client reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from oblivionis.client.policy import POLICY_FILE, Policy, PolicyError, read_policy
+from oblivionis.client.policy import MOST_RANK, POLICY_FILE, Policy, PolicyError, read_policy
 from oblivionis.config import declared
 from oblivionis.config.schema import TABLES, Config, Data, Model, Unlearning
 from oblivionis.errors import ClientError, FileError, OblivionisError
@@ -93,6 +93,12 @@ class Guard:
         return self._policy.requests.sealed
 
     @property
+    def most_rank(self) -> int | None:
+        """The largest LoRA rank that is trained here; None where nothing limits it."""
+        rank = self._policy.limits.lora_rank
+        return None if rank == MOST_RANK else rank
+
+    @property
     def most_exchanges(self) -> int:
         """Into how many cover exchanges a sealed request goes."""
         return self._policy.limits.exchanges
@@ -143,6 +149,7 @@ class Guard:
         self._check_data(config.data)
         self._check_loss(config.unlearning)
         self._check_work(config, message)
+        self._check_rank(config.model, message)
         if self._kind == protocol.AUDIT:
             self._check_audit(config)
         return replace(config, model=self._model(config.model, str(message.get("fingerprint", ""))))
@@ -199,6 +206,14 @@ class Guard:
         limit = self._policy.limits.epochs
         if not isinstance(epochs, int) or not 1 <= epochs <= limit:
             raise self._refused("limits.epochs", f"{_cut(str(epochs))} epochs in one message, at most {limit}")
+
+    def _check_rank(self, model: Model, message: Mapping[str, Any]) -> None:
+        if model.mode != "lora" or self._kind not in (protocol.TRAIN, protocol.UNLEARN):
+            return
+        rank, limit = message.get(protocol.LORA_RANK, model.lora.rank), self._policy.limits.lora_rank
+        if not isinstance(rank, int) or rank > limit:
+            what = f"LoRA adapters of rank {_cut(str(rank))}, at most {limit}"
+            raise self._refused("limits.lora_rank", what)
 
     def _check_audit(self, config: Config) -> None:
         from evaluation.wikimem.encoder import in_package

@@ -26,6 +26,8 @@ else:
     import tomli as tomllib
 
 POLICY_FILE = "node.toml"
+MOST_RANK = 4096
+"""No adapter has a larger rank: a limit that is none."""
 _HEAD = """\
 # What this client does for a server, whatever the server says: docs/guides/deployment.md#what-a-node-allows
 # Each line below is a default, and counts once its "# " is taken away. The file is read anew for every message.
@@ -111,6 +113,14 @@ class LimitRules:
     """How much work the client does."""
 
     epochs: int = field(default=100, metadata=about("Most passes over the records in one message.", at_least=1))
+    lora_rank: int = field(
+        default=MOST_RANK,
+        metadata=about(
+            "Largest LoRA rank that the client trains; a run with `model.lora.ranks` gives it no larger one.",
+            at_least=1,
+            at_most=MOST_RANK,
+        ),
+    )
     rounds_per_day: int = field(
         default=1000, metadata=about("Most messages a day (UTC) that train, unlearn or bury.", at_least=0)
     )

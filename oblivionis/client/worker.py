@@ -30,7 +30,7 @@ from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
 from oblivionis.errors import ClientError
 from oblivionis.models import adapters
-from oblivionis.models.assembly import assemble
+from oblivionis.models.assembly import assemble, of_rank, refitted
 from oblivionis.models.corpus import corpus_of
 from oblivionis.models.random_model import expected_distance
 from oblivionis.requests.node_records import NodeRecords
@@ -63,6 +63,7 @@ class Worker:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self._rank = config.model.lora.rank
         torch.set_num_threads(max(1, config.federation.client_threads))
         torch.set_flush_denormal(True)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
@@ -73,6 +74,15 @@ class Worker:
         self.partition = None if own else load_partition(self.corpus, config)
         self._holdings: OrderedDict[int, Holding] = OrderedDict()
         self._references: list[TokenSequence] | None = None
+
+    def fit(self, rank: int) -> None:
+        """Train adapters of this rank from now on, on the same base model."""
+        if rank == self._rank:
+            return
+        seed = seeds.derive(self.config.seed, "adapter")
+        self.assembled = refitted(self.assembled, of_rank(self.config.model, rank), seed)
+        self.flat, self._rank = self.assembled.flat, rank
+        self._start = None if self._start is None else self.flat.numpy()
 
     @cached_property
     def _perturbed(self) -> dict[str, tuple[str, ...]]:

@@ -117,6 +117,53 @@ def _aggregation(config: Config) -> Iterator[Problem]:
         yield Problem("model.lora.aggregation", message, "factors", "or set model.mode=lora")
 
 
+@_reads("model.mode", "model.lora", "stages", "unlearning.method")
+def _ranks(config: Config) -> Iterator[Problem]:
+    """Ranks of the clients that the server's cannot hold, or that meet what has one rank only."""
+    lora, key = config.model.lora, "model.lora.ranks"
+    if lora.ranks is None:
+        if lora.unlearning_rank != "own":
+            message = "all clients have the server's rank (model.lora.ranks is null)"
+            yield Problem("model.lora.unlearning_rank", message, "own", f"or set {key}")
+        return
+    if wrong := [rank for rank in lora.ranks if not 1 <= rank <= lora.rank]:
+        message = f"{wrong[0]} is no rank that the server's, model.lora.rank={lora.rank}, holds"
+        yield Problem(key, message, f"ranks from 1 to {lora.rank}", "or a larger model.lora.rank")
+    if config.model.mode == "full":
+        yield Problem(key, "all weights are trained (model.mode=full), which have no rank", "null")
+    elif lora.aggregation != "product":
+        what = "a frozen A is the same for all" if lora.aggregation == "freeze_a" else "factors of several ranks"
+        message = f"{what}: only their products can be averaged, and model.lora.aggregation is {lora.aggregation}"
+        yield Problem(key, message, "null", "or set model.lora.aggregation=product")
+    if "local" in config.stages:
+        yield Problem("stages", "the stage local has one rank for all clients (model.lora.ranks)", "leave out local")
+    if config.unlearning.method == "pga" and "unlearn" in config.stages:
+        message = "pga starts from the other clients' model, which a client of a lower rank cannot hold"
+        yield Problem("unlearning.method", message, "another method", f"or set {key}=null")
+
+
+@_reads("federation", "model.lora", "stages")
+def _compression(config: Config) -> Iterator[Problem]:
+    """Compressed updates where models are summed, measured one by one, or change their coordinates."""
+    compression, key = config.federation.compression, "federation.compression"
+    if compression.method == "none":
+        return
+    if config.federation.secure_aggregation.enabled:
+        message = f"masks cover numbers of one scale at the same places, which {compression.method} does not send"
+        yield Problem(f"{key}.method", message, "none", "or set federation.secure_aggregation.enabled=false")
+    if config.federation.buffer.size:
+        message = (
+            "asynchronous rounds (federation.buffer.size) take differences from several models, which travel whole"
+        )
+        yield Problem(f"{key}.method", message, "none", "or set federation.buffer.size=0")
+    if "local" in config.stages:
+        message = "in the stage local each client's model is measured by itself, and travels whole"
+        yield Problem("stages", message, "stages without local", f"or set {key}.method=none")
+    if config.model.lora.ranks is not None and compression.error_feedback:
+        message = "a client of a lower rank (model.lora.ranks) has other coordinates in each round"
+        yield Problem(f"{key}.error_feedback", message, "false", "or set model.lora.ranks=null")
+
+
 @_reads("model.lora.aggregation", "strategy.name")
 def _own_rule(config: Config) -> Iterator[Problem]:
     name, aggregation = config.strategy.name, config.model.lora.aggregation

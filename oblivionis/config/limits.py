@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class About:
-    """What the schema says of one key. The limits bind a number, or the length of a text or a list."""
+    """What the schema says of one key. The limits bind a number, or the length of a text or a list.
+
+    `repeats`: a list may have an entry more than once.
+    """
 
     help: str
     unit: str = ""
@@ -17,6 +20,7 @@ class About:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
+    repeats: bool = False
 
     def allows(self, value: float) -> bool:
         """Whether a number lies within the limits."""

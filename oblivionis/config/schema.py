@@ -38,6 +38,23 @@ class Lora:
     """Low-rank adapters: the trainable parameters when `model.mode` is `lora`."""
 
     rank: int = field(default=32, metadata=about("Rank r of every adapter.", at_least=1, at_most=4096))
+    ranks: list[int] | None = field(
+        default=None,
+        metadata=about(
+            "Ranks of the clients, each at most `rank`, which is then the server's: client k has the one at place k "
+            "modulo their number (or less, where its own `node.toml` says so), and trains the best approximation of "
+            "that rank. Needs `aggregation` `product`. null: all have `rank`. See [ranks.md](../concepts/ranks.md).",
+            at_least=1,
+            repeats=True,
+        ),
+    )
+    unlearning_rank: Literal["own", "full"] = field(
+        default="own",
+        metadata=about(
+            "With `ranks`: the rank with which a client unlearns: its `own`, or the server's (`full`) as far as its "
+            "node allows. With its own it cannot undo what the global model knows beyond it."
+        ),
+    )
     alpha: float = field(
         default=64.0, metadata=about("Scaling: the adapter's product is multiplied by alpha / rank.", above=0)
     )
@@ -1032,6 +1049,39 @@ class SecureAggregation:
 
 
 @dataclass
+class Compression:
+    """How clients send what they learned: [ranks.md](../concepts/ranks.md#fewer-bytes-on-the-wire)."""
+
+    method: str = field(
+        default="none",
+        metadata=about(
+            "`int8`: 8 bits a number, rounded at random without bias; `topk`: the largest numbers of the update alone; "
+            "`topk_int8`: these in 8 bits; `none`: the model as it is.",
+            choices=("none", "int8", "topk", "topk_int8"),
+        ),
+    )
+    keep: float = field(
+        default=0.1, metadata=about("Share of the numbers that `topk` and `topk_int8` send.", above=0, at_most=1)
+    )
+    block: int = field(
+        default=256, metadata=about("Numbers that share a scale of `int8` and `topk_int8`.", at_least=8, at_most=65536)
+    )
+    error_feedback: bool = field(
+        default=True,
+        metadata=about(
+            "Whether a client adds to an update what the one before kept back. It keeps that in its folder, and drops "
+            "it when one of its records is to be forgotten."
+        ),
+    )
+    unlearning: bool = field(
+        default=False,
+        metadata=about(
+            "Also compress what a client unlearned, without error feedback: what is left out of that is not forgotten."
+        ),
+    )
+
+
+@dataclass
 class AsynchronousBuffer:
     """Buffered asynchronous rounds (FedBuff, Nguyen et al. 2022): [asynchronous.md](asynchronous.md)."""
 
@@ -1189,6 +1239,7 @@ class Federation:
         metadata=about("Clients that the stage `local` trains; null: all.", unit="clients", at_least=1),
     )
     secure_aggregation: SecureAggregation = field(default_factory=SecureAggregation)
+    compression: Compression = field(default_factory=Compression)
     buffer: AsynchronousBuffer = field(default_factory=AsynchronousBuffer)
     simulated_seconds: SimulatedSeconds = field(default_factory=SimulatedSeconds)
 

@@ -219,7 +219,7 @@ def check_value(key: Key, value: Any, where: str = "") -> tuple[Any, Problem | N
         if problem:
             return None, problem
         items.append(item)
-    if len(set(items)) != len(items):
+    if len(set(items)) != len(items) and not key.about.repeats:
         return None, Problem(key.path, f"{value!r} names something twice", expected, "", where)
     return items, None
 

@@ -68,6 +68,14 @@ def lora_pairs(manifest: Manifest) -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
+def of_rank(manifest: Manifest, rank: int) -> ManifestList:
+    """The manifest of the same modules with LoRA factors of another rank: A (rank, in), B (out, rank)."""
+    return [
+        (name, (rank, *shape[1:]) if ".lora_A." in name else (*shape[:1], rank) if ".lora_B." in name else tuple(shape))
+        for name, shape in manifest
+    ]
+
+
 def flatten(state: Mapping[str, Any], manifest: Manifest | None = None) -> tuple[np.ndarray, ManifestList]:
     """Tensors or arrays by name -> float32 vector (sum of sizes,) and its manifest.
 

@@ -86,6 +86,20 @@ def with_trainable(model: Any, config: Model, seed: int) -> Any:
     return model
 
 
+def of_rank(config: Model, rank: int) -> Model:
+    """`config` with adapters of another rank, whose product B·A is scaled as before: alpha / rank stays."""
+    lora = config.lora
+    if rank == lora.rank:
+        return config
+    return dataclasses.replace(config, lora=dataclasses.replace(lora, rank=rank, alpha=lora.alpha * rank / lora.rank))
+
+
+def refitted(assembled: Assembled, config: Model, seed: int) -> Assembled:
+    """The same base model with the adapters of `config` in the place of its own; `assembled` is void from then on."""
+    base = loading.detach_lora(assembled.model)
+    return _assembled(with_trainable(base, config, seed), assembled.tokenizer, config, assembled.stop_ids)
+
+
 def load_base(config: Model) -> tuple[Any, Any]:
     """The configured base model, quantised where so configured, and its tokenizer. Raises ModelError."""
     return loading.load_base(

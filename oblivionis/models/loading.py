@@ -168,6 +168,13 @@ def attach_lora(
     return peft_model
 
 
+def detach_lora(peft_model: Any) -> Any:
+    """The base model within, without its adapters; `peft_model` is of no use from then on."""
+    base = peft_model.unload()
+    vars(base).pop("peft_config", None)  # some versions of peft leave it: the next adapters would be a second set
+    return base
+
+
 def trainable(model: nn.Module, mode: str = "lora", *, freeze_a: bool = False) -> Counts:
     """Let gradients flow to the adapters only (`lora`) or to all weights (`full`). Raises ModelError without any.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,11 +44,25 @@ class NodeFolder:
         return [(row["record_id"], row["request_id"]) for row in read_lines(self.tombstones_path, _Tombstone)]
 
     def bury(self, record_ids: Iterable[str], request_id: str) -> None:
-        """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are."""
+        """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are.
+
+        What was kept back of updates that the records took part in is dropped first.
+        """
+        self.drop_residuals()
         known = self.tombstones()
         now = time.time()
         rows = [{"record_id": i, "request_id": request_id, "time": now} for i in record_ids if i not in known]
         append_lines(self.tombstones_path, rows)
+
+    @property
+    def residuals_path(self) -> Path:
+        """Where lies what compressed updates kept back (`oblivionis.client.residuals`)."""
+        return self.path / "residuals"
+
+    def drop_residuals(self) -> None:
+        """Drop all that was kept back of updates; nothing where there is none."""
+        if self.residuals_path.is_dir():
+            shutil.rmtree(self.residuals_path)
 
     @property
     def left_path(self) -> Path:
@@ -55,6 +70,7 @@ class NodeFolder:
 
     def leave(self, request_id: str) -> None:
         """Note, durably, that this client left the federation by `request_id`; a second call changes nothing."""
+        self.drop_residuals()
         if not self.left_path.exists():
             write_json(self.left_path, {"request_id": request_id, "time": time.time()})
 

@@ -72,6 +72,10 @@ def differing(ours: Config, theirs: Config) -> list[str]:
     }
     for name in ("clients", "fraction_train", "min_clients", "local_epochs", "max_update_norm", "max_weight_share"):
         pairs[f"federation.{name}"] = (getattr(ours.federation, name), getattr(theirs.federation, name))
+    pairs["federation.compression"] = (
+        dataclasses.replace(ours.federation.compression, unlearning=False),
+        dataclasses.replace(theirs.federation.compression, unlearning=False),
+    )
     keep_free = {"server_state_on_unlearn": ""}
     pairs["strategy"] = (
         dataclasses.replace(ours.strategy, **keep_free),

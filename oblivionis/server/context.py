@@ -22,6 +22,7 @@ from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.models.ranks import fitting
 from oblivionis.requests.alternatives import check_alternatives
 from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
 from oblivionis.requests.ledger import Ledger
@@ -90,6 +91,7 @@ class Server:
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
+        self.fitting = fitting(config.model, self.assembled.flat.manifest, self.most_rank)
         self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, told=self.remote)
         self.assessor = Assessor(self.assembled, corpus, config, self.start_vector)
         self.oracles: list[Oracle] = []
@@ -103,6 +105,15 @@ class Server:
             manifest_hash=self.assembled.manifest_hash,
             trainable_parameters=self.assembled.flat.size,
         )
+
+    def most_rank(self, client: int) -> int:
+        """The largest LoRA rank with which `client` trains, as it said; the run's where it said none."""
+        most, answer = self.config.model.lora.rank, self.nodes.answers.get(client)
+        for record in answer.metric_records.values() if answer is not None else ():
+            told = record.get(protocol.LORA_RANK)
+            if isinstance(told, int) and told >= 1:
+                return min(told, most)
+        return most
 
     def message_config(self, stage: str) -> ConfigRecord:
         """What every message of a stage carries besides the model."""

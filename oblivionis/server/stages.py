@@ -43,6 +43,7 @@ from oblivionis.server.timing import timing
 from strategies import factory, protocol
 from strategies.arrays import Mean
 from strategies.buffered import BufferedFedTU
+from strategies.compression import Compression
 from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Listener, Options
 from strategies.orthogonal import Orthogonally
@@ -82,6 +83,12 @@ def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
         min_train_nodes=federation.min_clients,
         mean=mean,
     )
+
+
+def compression_of(config: Config) -> Compression | None:
+    """How the clients of a run may send what they learned; None: as models alone."""
+    how = config.federation.compression
+    return None if how.method == "none" else Compression(how.method, how.keep, how.block)
 
 
 def run_stages(server: Server) -> None:
@@ -291,6 +298,8 @@ class Stage:
                 cover=self.config.unlearning.cover if self.name == "unlearn" else 0,
                 cover_each=self.config.unlearning.merge == "sum",
                 private_mean=self.private,
+                fitting=self.server.fitting,
+                compression=compression_of(self.config),
                 **timing(self.config),
             ),
         )

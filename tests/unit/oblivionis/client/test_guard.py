@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from oblivionis.config.schema import Config
 from oblivionis.models import source
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import REFUSALS_PER_DAY, NodeLedger
+from oblivionis.server.context import Server
 from strategies import protocol
 
 LONG, OWN = "0" * 64, "1" * 64
@@ -320,6 +322,32 @@ def test_an_audit_is_bounded(node):
         assert send(node, "evaluate.audit", changed(**settings), **asked).endswith(f"({rule})")
         allowed = send(node, "train", changed(**settings), fingerprint=fingerprint(), run=f"run-{number}")
         assert "Built" in allowed, "training reads none of it"
+
+
+def test_a_larger_rank_than_the_node_trains_is_refused_and_a_truncation_taken(node):
+    (node / "node.toml").write_text("[limits]\nlora_rank = 8")
+    uneven = changed(model__lora__ranks=[8, 32], model__lora__aggregation="product")
+    for kind in ("train", "train.unlearn"):
+        reason = send(node, kind, uneven)
+        assert reason == "client 1 refuses: LoRA adapters of rank 32, at most 8 (limits.lora_rank)"
+        assert send(node, kind, uneven, lora_rank="4").endswith("(limits.lora_rank)")
+        assert send(node, kind, uneven, lora_rank=9).endswith("(limits.lora_rank)")
+    assert "Built" in send(node, "train", uneven, lora_rank=8, fingerprint=fingerprint())
+    full = changed(model__mode="full")
+    assert "Built" in send(node, "train", full, fingerprint=fingerprint(), run="full"), "no adapters there"
+
+
+@pytest.mark.parametrize(("text", "told"), [("", None), ("[limits]\nlora_rank = 8", 8)])
+def test_a_node_says_which_rank_it_trains_and_the_server_goes_by_it(node, text, told):
+    (node / "node.toml").write_text(text)
+    grid = InProcessGrid(app, 2)
+    (number,) = (n for n, context in grid.contexts.items() if context.node_config["partition-id"] == 1)
+    grid.contexts[number].node_config["node-dir"] = str(node)
+    content = RecordDict({protocol.CONFIG: ConfigRecord({})})
+    (reply,) = grid.send_and_receive([Message(content, dst_node_id=number, message_type="query")])
+    assert reply.content[protocol.METRICS].get(protocol.LORA_RANK) == told
+    server = SimpleNamespace(config=changed(), nodes=SimpleNamespace(answers={1: reply.content}))
+    assert [Server.most_rank(server, client) for client in (0, 1)] == [32, told or 32]
 
 
 def test_rounds_audits_and_queries_a_day_are_counted_for_good(node):

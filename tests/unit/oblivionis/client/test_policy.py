@@ -40,6 +40,7 @@ masked = true
 least_clients = 5
 [limits]
 epochs = 3
+lora_rank = 64
 rounds_per_day = 4
 audits_per_day = 5
 queries_per_day = 6
