@@ -181,6 +181,18 @@ class Exchanges:
         ]
         return self.hold("calibrate", server_round, messages, arrays)
 
+    def reach(self, server_round: int, clients: Sequence[int], *, within: float) -> set[int]:
+        """Which of `clients` answer a message that asks for nothing, `within` so many seconds."""
+        nodes = self.nodes.refresh(self.grid)
+        content = RecordDict({self.keys.config: self.config(server_round, {})})
+        messages = [
+            Message(content, dst_node_id=nodes[client], message_type=protocol.NUDGE)
+            for client in clients
+            if client in nodes
+        ]
+        received = answers(messages, self.grid.send_and_receive(messages, timeout=within)) if messages else []
+        return {self.partition(m) for m, answer in received if answer is not None and not answer.has_error()}
+
     def warn(self, server_round: int, text: str, *values: object) -> None:
         """Log a warning about a round."""
         log(WARNING, f"[{self.stage}] round %d: {text}", server_round, *values)

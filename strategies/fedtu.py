@@ -20,6 +20,7 @@ from flwr.supercore import log
 from strategies import protocol
 from strategies.arrays import fingerprint, finite, view, with_dtypes_of
 from strategies.client_update import ClientUpdate
+from strategies.drawing import Drawing
 from strategies.errors import FederationError, NodeMapError
 from strategies.exchange import Exchanges, Keys
 from strategies.listener import Listener, Listeners
@@ -58,14 +59,16 @@ __all__ = [
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-SERVING = "serving/"
-"""In a state, before the names of what the serving keeps."""
+SERVING, SAMPLING = "serving/", "sampling/"
+"""In a state, before the names of what the serving, and the sampling, keeps."""
 
 
-def divided_state(state: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """A state of FedTU as that of the serving and that of the strategy within."""
-    own = {name.removeprefix(SERVING): values for name, values in state.items() if name.startswith(SERVING)}
-    return own, {name: values for name, values in state.items() if not name.startswith(SERVING)}
+def divided_state(
+    state: Mapping[str, np.ndarray], prefix: str = SERVING
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A state of FedTU as that of the serving (of what has the `prefix`) and all else."""
+    own = {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
+    return own, {name: values for name, values in state.items() if not name.startswith(prefix)}
 
 
 class FedTU(WrappingStrategy):
@@ -124,13 +127,18 @@ class FedTU(WrappingStrategy):
         super().summary()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The state of `inner`, and beside it that of the serving, its names behind `SERVING`."""
+        """The state of `inner`, beside it that of the serving behind `SERVING`, of the sampling behind `SAMPLING`."""
         own = {SERVING + name: values for name, values in self._serving.state_dict().items()}
+        if self._options.sampling is not None:
+            own |= {SAMPLING + name: values for name, values in self._options.sampling.state_dict().items()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError when `inner` or the serving cannot take it."""
+        """Continue from what `state_dict` gave. Raises ValueError when one of the three cannot take its part."""
         own, other = divided_state(state)
+        if self._options.sampling is not None:
+            drawn, other = divided_state(other, SAMPLING)
+            self._options.sampling.load_state_dict(drawn)
         super().load_state_dict(other)
         self._serving.load_state_dict(own)
 
@@ -410,13 +418,35 @@ class FedTU(WrappingStrategy):
         with seeded(seed, self._options.stage, server_round, "train"):
             config = run.exchanges.config(server_round, run.train_config)
             messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
+        drawing = None if self._options.sampling is None else self._drawing(server_round)
+        if drawing is not None:
+            messages = self._redirected(run, server_round, drawing, messages, least)
         run.drawn_from = max(len(messages), min(able, len(run.eligible.get_node_ids())))
         if private is not None and self._options.secure is not None and messages:
             private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
         verdicts = run.exchanges.hold("train", server_round, messages, arrays)
+        if drawing is not None:
+            drawing.hear(verdicts, run.exchanges.bounds, self._keys.weight)
         if messages and not any(verdict.reply is not None for verdict in verdicts):
             run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts
+
+    def _drawing(self, server_round: int) -> Drawing:
+        assert self._options.sampling is not None
+        return Drawing(self._options.sampling, (self._options.seed, self._options.stage, server_round, "sampling"))
+
+    def _redirected(
+        self, run: _Run, server_round: int, drawing: Drawing, messages: Sequence[Message], least: int
+    ) -> list[Message]:
+        """`messages` to the clients that are drawn; none where they are fewer than `least`."""
+        reach = partial(run.exchanges.reach, server_round, within=self._options.available_within)
+        found = drawing.redirect(messages, run.eligible.partitions(), reach)
+        if len(found) < len(messages):
+            run.exchanges.warn(server_round, "%d clients are there, %d were to train", len(found), len(messages))
+        if len(found) >= least:
+            return found
+        run.exchanges.warn(server_round, "no training: at least %d must take part", least)
+        return []
 
     def _evaluate_on_clients(self, run: _Run, server_round: int, arrays: ArrayRecord) -> None:
         if getattr(self.inner, "fraction_evaluate", None) == 0.0 or not run.eligible.get_node_ids():

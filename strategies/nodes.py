@@ -223,8 +223,12 @@ class OrderedGrid(PassingGrid):
 
     def get_node_ids(self) -> list[int]:
         """Node ids of the connected, known and eligible partitions, in partition order."""
+        return list(self.partitions().values())
+
+    def partitions(self) -> dict[int, int]:
+        """Partition → node id of the same, in partition order."""
         known = self._nodes.refresh(self._grid)
-        return [node for partition, node in known.items() if self._eligible is None or self._eligible(partition)]
+        return {p: node for p, node in known.items() if self._eligible is None or self._eligible(p)}
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from strategies.bounds import Bounds
 from strategies.private_mean import PrivateMean
+from strategies.sampling import Sampling
 from strategies.secure.terms import SecureSettings
 from strategies.told import Numbers
 
@@ -30,6 +31,10 @@ class Options:
     `cover_each`: what several clients unlearn counts in full for each, not by the records that they forget.
     `private_mean`: makes one update of those of an exchange, with differential privacy; None: there is none. Updates
     shortened by the median of all (`bounds.max_update_norm`) would each depend on every client: ValueError.
+    `sampling`: which clients fine-tune in a round, as many as the strategy within would take; None: it draws them
+    itself. One that gives weights of its own is a ValueError beside `secure` and `private_mean`, where nobody sees
+    single clients' updates.
+    `available_within`: how long a client may take to answer whether it is there, in seconds.
     """
 
     seed: int = 0
@@ -43,11 +48,16 @@ class Options:
     cover: int = 0
     cover_each: bool = False
     private_mean: PrivateMean | None = None
+    sampling: Sampling | None = None
+    available_within: float = 30.0
 
     def __post_init__(self) -> None:
         if self.cover and self.secure is None:
             raise ValueError("cover takes secure aggregation: without it a zero is seen to be one")
         if (value := self.server_state_on_unlearn) not in ("keep", "reset"):
             raise ValueError(f"server_state_on_unlearn is {value!r}, expected 'keep' or 'reset'")
+        hidden = self.secure is not None or self.private_mean is not None
+        if hidden and self.sampling is not None and self.sampling.weighs:
+            raise ValueError(f"{type(self.sampling).__name__} weighs single clients' updates: no sum of them will do")
         if self.private_mean is not None and self.bounds is not None and self.bounds.max_update_norm is not None:
             raise ValueError("private_mean clips each update by itself: set bounds.max_update_norm to None")

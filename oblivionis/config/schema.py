@@ -1043,6 +1043,27 @@ class Federation:
     min_clients: int = field(
         default=1, metadata=about("Fewest clients that fine-tune in a round.", unit="clients", at_least=1)
     )
+    sampling: str = field(
+        default="uniform",
+        metadata=about(
+            "How the clients of a round are drawn ([sampling.md](../concepts/sampling.md)). `uniform`: all with one "
+            "probability; `by_size`: by their records, which the mean then does not count again; `power_of_choice`: of "
+            "`candidates` those whose loss was largest; `available`: any of those that answer that they are there.",
+            choices=("uniform", "by_size", "power_of_choice", "available"),
+        ),
+    )
+    candidates: int | None = field(
+        default=None,
+        metadata=about(
+            "Candidates d of `power_of_choice`, drawn by size; null: twice the clients of a round.",
+            unit="clients",
+            at_least=1,
+        ),
+    )
+    available_within: float = field(
+        default=30.0,
+        metadata=about("With `available`: longest wait for the answer of a client.", unit="seconds", above=0),
+    )
     rounds: Rounds = field(default_factory=Rounds)
     local_epochs: int = field(
         default=5, metadata=about("Passes R over a client's data in a round.", unit="epochs", at_least=1)

@@ -39,9 +39,11 @@ from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
 from oblivionis.server.context import Server
 from oblivionis.server.local import run_local
+from oblivionis.server.sampling import sampling_of
 from strategies import factory, protocol
 from strategies.arrays import Mean
 from strategies.federaser import FedEraser
+from strategies.fedtu import SAMPLING as DRAWN
 from strategies.fedtu import FedTU, Listener, Options, divided_state
 from strategies.orthogonal import Orthogonally
 from strategies.server_step import ServerStep
@@ -163,6 +165,7 @@ class Stage:
         self.rounds: int = getattr(self.config.federation.rounds, name)
         self.inner = aggregator(self.config, server.mean)
         self.requests = self._requests()
+        self.sampling = sampling_of(self.config.federation, self._live)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.references: References | None = None
         self.before: ruler.Before | None = None
@@ -228,6 +231,9 @@ class Stage:
             return 0, self.server.initial_vector(self.name)
         checkpoint = self.run.load_checkpoint(self.name)
         self.kept, state = divided_state(checkpoint.strategy_state)
+        if self.sampling is not None:
+            drawn, state = divided_state(state, DRAWN)
+            self.sampling.load_state_dict(drawn)
         self.inner.load_state_dict(state)
         if self.private is not None:
             self.private.clipping_norm = float(checkpoint.info.get("clipping_norm", self.private.clipping_norm))
@@ -291,6 +297,8 @@ class Stage:
                 cover=self.config.unlearning.cover if self.name == "unlearn" else 0,
                 cover_each=self.config.unlearning.merge == "sum",
                 private_mean=self.private,
+                sampling=self.sampling,
+                available_within=self.config.federation.available_within,
             ),
         )
         fedtu.start(
