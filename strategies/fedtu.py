@@ -363,13 +363,12 @@ class FedTU(WrappingStrategy):
         self, server_round: int, asked: Sequence[UnlearnRequest], known: Collection[str], info: Mapping[str, Any]
     ) -> bool:
         """Report requests as served, those of `known` once more; whether any was for the first time."""
-        new = [request for request in asked if request.request_id not in known]
         for request in asked:
-            if request in new:
-                self._requests.served(request, server_round, info)
-            else:
+            if request.request_id in known:
                 self._requests.served_again(request, server_round, info)  # type: ignore[attr-defined]
-        return bool(new)
+            else:
+                self._requests.served(request, server_round, info)
+        return any(request.request_id not in known for request in asked)
 
     def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
         """Report requests that fail for another reason than the client's reply."""

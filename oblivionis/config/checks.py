@@ -540,6 +540,16 @@ def _min_clients(config: Config) -> Iterator[Problem]:
         yield Problem("federation.min_clients", message, f"1 <= value <= {federation.clients}")
 
 
+@_reads("unlearning.requests", "unlearning.cover")
+def _per_round(config: Config) -> Iterator[Problem]:
+    """No number of requests is limited that the server does not see."""
+    requests = config.unlearning.requests
+    if requests.per_round is not None and requests.policy == "nodes" and config.unlearning.cover:
+        message = f"the requests are sealed (unlearning.cover={config.unlearning.cover}): the server cannot count them"
+        hint = "the clients' own limits.exchanges bounds what they serve"
+        yield Problem("unlearning.requests.per_round", message, "null", hint)
+
+
 @_reads("federation", "privacy.level")
 def _sampling(config: Config) -> Iterator[Problem]:
     """Ways to draw clients that need what the server does not see, or that an account of privacy does not cover."""

@@ -363,6 +363,15 @@ class Requests:
             at_least=1,
         ),
     )
+    per_round: int | None = field(
+        default=None,
+        metadata=about(
+            "At most so many requests of all clients together are served in a round: those that failed least often, "
+            "then those asked for first; the others wait for the next. null: all that are due.",
+            unit="requests",
+            at_least=1,
+        ),
+    )
     verify_max_rouge: float = field(
         default=0.5,
         metadata=about(

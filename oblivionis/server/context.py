@@ -187,6 +187,7 @@ class Server:
             **self._asking(),
             most=unlearning.requests.max_per_round,
             again=unlearning.again,
+            per_round=unlearning.requests.per_round,
         )
 
     def _sealed_requests(self) -> SealedRequests:

@@ -332,7 +332,7 @@ class Stage:
         assert privacy.clipping_norm is not None
         if kind == "unlearn":
             asked = Counter({c: 0 for c in clients})
-            for request in self.requests.waiting(server_round):
+            for request in self.requests.asked(server_round):
                 asked[request.client] += len(request.record_ids)
             steps = {c: unlearn_steps(self.config, asked[c], max(self._live(c) - asked[c], 0)) for c in clients}
             if isinstance(self.requests, SealedRequests):  # nobody knows how a client divides what it holds
@@ -444,7 +444,8 @@ class _Recorder(Listener):
     def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
         self._stage.server.check_stop()
         if kind == "unlearn":
-            asking = [r for r in self._stage.requests.waiting(self._round) if r.client in nodes]
+            addressed = set(nodes)
+            asking = [r for r in self._stage.requests.asked(self._round) if r.client in addressed]
             first = {r.client for r in asking}
             if self._stage.audits is not None:
                 self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
@@ -473,18 +474,16 @@ class _Recorder(Listener):
         evaluation = stage.config.evaluation
         if moment == "after_unlearn":
             stage.requests.applied(server_round, vector_hash(stage.vector), vector_hash(vector))
+            served = stage.requests.served_in(server_round)
             if (account := stage.server.account) is not None:
-                served = [r.id for r in stage.requests.served_so_far() if r.served_round == server_round]
-                account.served(served, server_round)
+                account.served([r.id for r in served], server_round)
             if stage.verification is not None:
-                stage.verification.exchanged(stage.requests.served_so_far(), server_round, stage.vector, vector)
+                stage.verification.exchanged(served, server_round, stage.vector, vector)
             if stage.rebound is not None:
-                stage.rebound.unlearned(stage.requests.served_so_far(), server_round, stage.vector, vector)
+                stage.rebound.unlearned(served, server_round, stage.vector, vector)
             if stage.audits is not None:
-                served = [r for r in stage.requests.served_so_far() if r.served_round == server_round]
                 stage.audits.ask(served, server_round, "after", vector)
-            first = any(r.served_round == server_round for r in stage.requests.served_so_far())
-            if evaluation.after_unlearn and (first or isinstance(stage.requests, SealedRequests)):
+            if evaluation.after_unlearn and (served or isinstance(stage.requests, SealedRequests)):
                 stage.evaluate(server_round, moment, vector)
             return
         every = evaluation.every
