@@ -10,10 +10,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from strategies import protocol, told
 from strategies.bounds import Bounds, Cut
+from strategies.flower import log
 from strategies.listener import Listener
 from strategies.nodes import NodeMap
 from strategies.replies import Verdict, answers, judge

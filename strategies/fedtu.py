@@ -13,9 +13,7 @@ from typing import Any, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.supercore import log
 
 from strategies import protocol
 from strategies.arrays import fingerprint, finite, view, with_dtypes_of
@@ -23,6 +21,7 @@ from strategies.client_update import ClientUpdate
 from strategies.drawing import Drawing
 from strategies.errors import FederationError, NodeMapError
 from strategies.exchange import Exchanges, Keys
+from strategies.flower import AggregationError, log
 from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
 from strategies.options import Options
@@ -414,7 +413,8 @@ class FedTU(WrappingStrategy):
             return []
         private = self._options.private_mean
         seed = self._options.seed if private is None else private.sampling_seed(self._options.seed)
-        with seeded(seed, self._options.stage, server_round, "train"):
+        enough = able >= max(least, getattr(self.inner, "min_available_nodes", 1))  # else Flower waits for more
+        with seeded(seed, self._options.stage, server_round, "train"), run.eligible.held(enough):
             config = run.exchanges.config(server_round, run.train_config)
             messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
         drawing = None if self._options.sampling is None else self._drawing(server_round)
