@@ -71,14 +71,18 @@ class Bounds:
         for verdict in found:
             if verdict.reply is not None and allowed[verdict.partition] != weights[verdict.partition]:
                 told, used = weights[verdict.partition], allowed[verdict.partition]
-                _set_weight(verdict, weight_key, used)
+                set_weight(verdict, weight_key, used)
                 cuts.append(Cut(verdict.partition, "weight", told, used))
         return found, cuts
 
     def weights(self, told: Mapping[int, float], *, shared: bool = True) -> dict[int, float]:
         """What clients count of the weights that they told; `shared`: they share one average."""
         capped = {c: w if (most := self.records(c)) is None else min(w, max(most, 1)) for c, w in told.items()}
-        return _with_shares(capped, self.max_weight_share) if shared and len(capped) > 1 else capped
+        return self.shared(capped) if shared else capped
+
+    def shared(self, weights: Mapping[int, float]) -> dict[int, float]:
+        """`weights` of one average, none of them with more than the largest share that a client may have."""
+        return _with_shares(weights, self.max_weight_share) if len(weights) > 1 else dict(weights)
 
     def _shortened(
         self, kind: str, verdicts: Sequence[Verdict], sent: ArrayRecord, arrays_key: str
@@ -134,7 +138,8 @@ def _weight(verdict: Verdict, key: str) -> float:
     return float(metrics_of(verdict.reply)[key])  # type: ignore[arg-type]
 
 
-def _set_weight(verdict: Verdict, key: str, weight: float) -> None:
+def set_weight(verdict: Verdict, key: str, weight: float) -> None:
+    """Have a good reply count `weight`, whatever it told."""
     assert verdict.reply is not None
     (name, metrics), *_ = verdict.reply.content.metric_records.items()
     verdict.reply.content[name] = MetricRecord({**metrics, key: weight})

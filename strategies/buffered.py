@@ -14,8 +14,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from strategies import protocol
 from strategies.arrays import merged
 from strategies.arrivals import FLIGHT, Arrivals, Sent
-from strategies.fedtu import FedTU, Run
+from strategies.fedtu import FedTU
 from strategies.replies import Verdict, judge
+from strategies.run import Run
 from strategies.server_step import ServerStep
 from strategies.versions import Buffer, Versions
 

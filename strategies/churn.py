@@ -10,10 +10,8 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from strategies import protocol
+from strategies.flower import NODE_UNAVAILABLE, SUPERLINK_NODE_ID, set_message_id, set_sender
 from strategies.passing import PassingGrid
-
-NODE_UNAVAILABLE = 5
-"""Flower's error code for a node that stopped answering."""
 
 
 class ChurningGrid(PassingGrid):
@@ -51,7 +49,7 @@ class ChurningGrid(PassingGrid):
         known = dict(zip(map(id, sent), self._grid.push_messages(sent), strict=True)) if sent else {}
         for message in lost:
             identifier = known.setdefault(id(message), f"lost-{next(self._numbers)}")
-            message.metadata.__dict__["_message_id"] = identifier
+            set_message_id(message, identifier)
             self._lost[identifier] = message
             if id(message) in never:
                 self._unsent.add(identifier)
@@ -68,7 +66,7 @@ class ChurningGrid(PassingGrid):
         for identifier in gone:
             self._unsent.discard(identifier)
             error = Message(Error(NODE_UNAVAILABLE, "Node unavailable"), reply_to=self._lost.pop(identifier))
-            error.metadata.__dict__["_src_node_id"] = 1
+            set_sender(error, SUPERLINK_NODE_ID)
             answers.append(error)
         return answers
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from strategies import protocol, told
 from strategies.arrivals import Arrivals, collect
 from strategies.bounds import Bounds, Cut
 from strategies.compression import Compression
 from strategies.fitting import Fitted, Fitting, fitted_messages, join, read_answers
+from strategies.flower import log
 from strategies.listener import Listener
 from strategies.nodes import NodeMap
 from strategies.replies import Verdict, answers, judge
@@ -272,6 +272,18 @@ class Exchanges:
             if client in nodes
         ]
         return self.hold("calibrate", server_round, messages, arrays)
+
+    def reach(self, server_round: int, clients: Sequence[int], *, within: float) -> set[int]:
+        """Which of `clients` answer a message that asks for nothing, `within` so many seconds."""
+        nodes = self.nodes.refresh(self.grid)
+        content = RecordDict({self.keys.config: self.config(server_round, {})})
+        messages = [
+            Message(content, dst_node_id=nodes[client], message_type=protocol.NUDGE)
+            for client in clients
+            if client in nodes
+        ]
+        received = answers(messages, self.grid.send_and_receive(messages, timeout=within)) if messages else []
+        return {self.partition(m) for m, answer in received if answer is not None and not answer.has_error()}
 
     def warn(self, server_round: int, text: str, *values: object) -> None:
         """Log a warning about a round."""

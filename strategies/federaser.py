@@ -10,11 +10,11 @@ from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord
-from flwr.supercore import log
 
 from strategies import protocol
 from strategies.arrays import distance, merged
 from strategies.client_update import ClientUpdate
+from strategies.flower import log
 from strategies.history import History, PastRound, RoundUpdates
 from strategies.replies import Verdict
 from strategies.server_step import ServerStep

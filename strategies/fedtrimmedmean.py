@@ -8,9 +8,9 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedTrimmedAvg
-from flwr.supercore import log
 
 from strategies.client_update import ClientUpdate
+from strategies.flower import log
 from strategies.flower_rules import CoordinateWise, Unchecked
 
 LABEL = "Trimmed mean"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any, ClassVar, cast
@@ -14,16 +12,16 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.supercore import log
 
 from strategies import protocol
 from strategies.arrays import fingerprint, finite, view, with_dtypes_of
 from strategies.arrivals import Arrivals, arriving
 from strategies.client_update import ClientUpdate
+from strategies.drawing import Drawing, further
 from strategies.errors import FederationError, NodeMapError
 from strategies.exchange import Exchanges, Keys
+from strategies.flower import AggregationError, log
 from strategies.listener import Listener, Listeners
 from strategies.nodes import NodeMap, OrderedGrid, seeded
 from strategies.options import Options
@@ -37,6 +35,7 @@ from strategies.requests import (
     by_client,
     config_of,
 )
+from strategies.run import Evaluate, Run
 from strategies.secure import words
 from strategies.secure.exchange import moved
 from strategies.secure.server import Summed
@@ -57,11 +56,8 @@ __all__ = [
     "UnlearnRequest",
 ]
 
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-SERVING, CLOCK = "serving/", "clock/"
-"""In a state, before the names of what the serving keeps, and a simulated clock."""
+SERVING, CLOCK, SAMPLING = "serving/", "clock/", "sampling/"
+"""In a state, before the names of what the serving keeps, a simulated clock, and the sampling."""
 
 
 def part_of(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -132,17 +128,22 @@ class FedTU(WrappingStrategy):
         super().summary()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The state of `inner`, beside it those of the serving and of a clock, names behind `SERVING` and `CLOCK`."""
-        own = {SERVING + name: values for name, values in self._serving.state_dict().items()}
+        """The state of `inner`, beside it those of the serving, a clock and the sampling behind their prefixes."""
         clock = self._clock if self._arrivals is None else self._arrivals.state_dict()
-        return {**super().state_dict(), **own, **{CLOCK + name: values for name, values in clock.items()}}
+        parts = {SERVING: self._serving.state_dict(), CLOCK: clock}
+        if self._options.sampling is not None:
+            parts[SAMPLING] = self._options.sampling.state_dict()
+        own = {prefix + name: values for prefix, part in parts.items() for name, values in part.items()}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from what `state_dict` gave. Raises ValueError when `inner` or the serving cannot take it."""
-        own = (SERVING, CLOCK)
+        """Continue from what `state_dict` gave. Raises ValueError when one of its parts cannot be taken."""
+        own = (SERVING, CLOCK) if self._options.sampling is None else (SERVING, CLOCK, SAMPLING)
         super().load_state_dict({name: values for name, values in state.items() if not name.startswith(own)})
         self._serving.load_state_dict(part_of(state, SERVING))
         self._clock = part_of(state, CLOCK)
+        if self._options.sampling is not None:
+            self._options.sampling.load_state_dict(part_of(state, SAMPLING))
 
     def start(
         self,
@@ -379,13 +380,12 @@ class FedTU(WrappingStrategy):
         self, server_round: int, asked: Sequence[UnlearnRequest], known: Collection[str], info: Mapping[str, Any]
     ) -> bool:
         """Report requests as served, those of `known` once more; whether any was for the first time."""
-        new = [request for request in asked if request.request_id not in known]
         for request in asked:
-            if request in new:
-                self._requests.served(request, server_round, info)
-            else:
+            if request.request_id in known:
                 self._requests.served_again(request, server_round, info)  # type: ignore[attr-defined]
-        return bool(new)
+            else:
+                self._requests.served(request, server_round, info)
+        return any(request.request_id not in known for request in asked)
 
     def _fail(self, server_round: int, client: int, asked: Sequence[UnlearnRequest], reason: str) -> None:
         """Report requests that fail for another reason than the client's reply."""
@@ -431,29 +431,42 @@ class FedTU(WrappingStrategy):
             return []
         private = self._options.private_mean
         seed = self._options.seed if private is None else private.sampling_seed(self._options.seed)
-        with seeded(seed, self._options.stage, server_round, "train"):
+        enough = able >= max(least, getattr(self.inner, "min_available_nodes", 1))  # else Flower waits for more
+        with seeded(seed, self._options.stage, server_round, "train"), run.eligible.held(enough):
             config = run.exchanges.config(server_round, run.train_config)
             messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
+        drawing = None if self._options.sampling is None else self._drawing(server_round)
+        if drawing is not None:
+            messages = self._redirected(run, server_round, drawing, messages, least)
         wanted = len(messages)
-        messages += self._more(run, server_round, messages)
+        with seeded(self._options.seed, self._options.stage, server_round, "oversample"):
+            messages += further(messages, run.eligible.get_node_ids(), self._options.oversample)
         run.drawn_from = max(len(messages), min(able, len(run.eligible.get_node_ids())))
         if private is not None and self._options.secure is not None and messages:
             private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
         verdicts = run.exchanges.hold("train", server_round, messages, arrays, enough=wanted)
+        if drawing is not None:
+            drawing.hear(verdicts, run.exchanges.bounds, self._keys.weight)
         if messages and not any(verdict.reply is not None for verdict in verdicts):
             run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts
 
-    def _more(self, run: Run, server_round: int, messages: Sequence[Message]) -> list[Message]:
-        """The same for further clients, drawn uniformly among the others that may train, by `oversample`."""
-        more = math.ceil(len(messages) * self._options.oversample) - len(messages)
-        if more <= 0:
-            return []
-        asked = {message.metadata.dst_node_id for message in messages}
-        others = [node for node in run.eligible.get_node_ids() if node not in asked]
-        with seeded(self._options.seed, self._options.stage, server_round, "oversample"):
-            drawn = random.sample(others, min(more, len(others)))
-        return [Message(messages[0].content, dst_node_id=node, message_type=protocol.TRAIN) for node in drawn]
+    def _drawing(self, server_round: int) -> Drawing:
+        assert self._options.sampling is not None
+        return Drawing(self._options.sampling, (self._options.seed, self._options.stage, server_round, "sampling"))
+
+    def _redirected(
+        self, run: Run, server_round: int, drawing: Drawing, messages: Sequence[Message], least: int
+    ) -> list[Message]:
+        """`messages` to the clients that are drawn; none where they are fewer than `least`."""
+        reach = partial(run.exchanges.reach, server_round, within=self._options.available_within)
+        found = drawing.redirect(messages, run.eligible.partitions(), reach)
+        if len(found) < len(messages):
+            run.exchanges.warn(server_round, "%d clients are there, %d were to train", len(found), len(messages))
+        if len(found) >= least:
+            return found
+        run.exchanges.warn(server_round, "no training: at least %d must take part", least)
+        return []
 
     def _evaluate_on_clients(self, run: Run, server_round: int, arrays: ArrayRecord) -> None:
         if getattr(self.inner, "fraction_evaluate", None) == 0.0 or not run.eligible.get_node_ids():
@@ -475,22 +488,6 @@ class FedTU(WrappingStrategy):
         if metrics is not None and result is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
         self._listener.evaluated(server_round, moment, dict(metrics or {}), time.monotonic() - began)
-
-
-@dataclass
-class Run:
-    """What stays the same during one `start`, and who is connected in the present round."""
-
-    exchanges: Exchanges
-    eligible: OrderedGrid
-    train_config: dict[str, Any]
-    evaluate_config: dict[str, Any]
-    evaluate_fn: Evaluate | None
-    num_rounds: int
-    result: Result
-    partition_to_node: Mapping[int, int] = field(default_factory=dict)
-    drawn_from: int = 0
-    """Of how many clients those were drawn that train in the present round, at least."""
 
 
 def _keep(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:

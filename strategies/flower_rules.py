@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from strategies import protocol
 from strategies.arrays import blocks, store, view
 from strategies.client_update import ClientUpdate
 from strategies.fedavg import FedAvg
+from strategies.flower import Unchecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,6 @@ class Piece:
     """What Flower's strategies read of a reply."""
 
     content: RecordDict
-
-
-class Unchecked(FlowerFedAvg):
-    """Before a strategy of Flower's: it takes `Piece`s of replies that were checked and logged already."""
-
-    def _check_and_log_replies(
-        self, replies: Iterable[Message], is_train: bool, validate: bool = True
-    ) -> tuple[list[Message], list[Message]]:
-        return list(replies), []
 
 
 def apply_rule(

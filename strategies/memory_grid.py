@@ -8,9 +8,9 @@ from itertools import count
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from strategies import protocol
+from strategies.flower import SUPERLINK_NODE_ID, identify_process, set_message_id, set_sender
 
 Node = Callable[[Message], RecordDict | Error | None]
 """Answers a message with content or an error; None: no answer before the timeout."""
@@ -34,13 +34,14 @@ class MemoryGrid(Grid):
     ) -> None:
         self.nodes = dict(nodes)
         self.node_ids = dict(node_ids) if node_ids is not None else {p: p + 1000 for p in nodes}
+        self._by_node: dict[int, int] = {}
         self.sent: Counter[str] = Counter()
         self.log: list[tuple[str, int, RecordDict]] = []
         self._order = order
         self._keep_log = keep_log
         self._ids = count(1)
         self._replies: dict[str, Message] = {}
-        _identify_process()
+        identify_process()
 
     def set_run(self, run) -> None:
         """There is no run."""
@@ -63,13 +64,13 @@ class MemoryGrid(Grid):
         pushed = []
         for message in messages:
             message_id = f"message-{next(self._ids)}"
-            message.metadata.__dict__["_message_id"] = message_id
+            set_message_id(message, message_id)
             pushed.append(message_id)
             answer = self._deliver(message)
             if answer is not None:
                 reply = Message(answer, reply_to=message)
                 if isinstance(answer, Error):
-                    reply.metadata.__dict__["_src_node_id"] = 1
+                    set_sender(reply, SUPERLINK_NODE_ID)
                 self._replies[message_id] = reply
         return pushed
 
@@ -80,10 +81,18 @@ class MemoryGrid(Grid):
         replies = self.pull_messages(self.push_messages(messages))  # type: ignore[arg-type]
         return self._order(replies) if self._order else replies
 
+    def _partition(self, node: int) -> int | None:
+        """Of a node id; tests may change `node_ids` at any time."""
+        partition = self._by_node.get(node)
+        if partition is None or self.node_ids.get(partition) != node:
+            self._by_node = {n: p for p, n in self.node_ids.items()}
+            partition = self._by_node.get(node)
+        return partition
+
     def _deliver(self, message: Message) -> RecordDict | Error | None:
         kind = message.metadata.message_type
         self.sent[kind] += 1
-        partition = next((p for p, n in self.node_ids.items() if n == message.metadata.dst_node_id), None)
+        partition = self._partition(message.metadata.dst_node_id)
         if partition is None or partition not in self.nodes:
             return Error(code=5, reason="node unavailable")
         if self._keep_log:
@@ -91,9 +100,3 @@ class MemoryGrid(Grid):
         if kind == protocol.QUERY:
             return RecordDict({protocol.METRICS: MetricRecord({protocol.PARTITION_ID: partition})})
         return self.nodes[partition](message)
-
-
-def _identify_process() -> None:
-    """Flower creates messages only in a process that belongs to a task: outside of Flower, make one up."""
-    if TaskIdentity._run_id is None:
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging import WARNING
 from typing import Protocol
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from strategies import protocol
 from strategies.errors import NodeMapError
+from strategies.flower import log
 from strategies.passing import PassingGrid
 from strategies.replies import answers, error_text
 
@@ -31,6 +31,10 @@ class Identities(Protocol):
     def bind(self, partition: int, key: bytes) -> None:
         """From now on `partition` is the node with this key."""
         ...
+
+
+Roster = Callable[[], Mapping[int, int]]
+"""Partition by node id, of a grid that deals the partitions out itself."""
 
 
 class NodeMap:
@@ -50,6 +54,9 @@ class NodeMap:
 
     `engaged`: the nodes that are at work while others are asked, and would answer when that is done; `ask` leaves them
     out.
+    `roster`: what a simulation knows of its nodes. Then only those with the lowest and the highest partition are asked,
+    and if they say the same, the others are taken at the roster's word (which each of their replies confirms); else all
+    are asked. With it, `answers` has what those two said alone.
     """
 
     def __init__(
@@ -63,10 +70,13 @@ class NodeMap:
         partitions: int | None = None,
         identities: Identities | None = None,
         set_aside: Callable[[int, int, str], None] | None = None,
+        roster: Roster | None = None,
     ) -> None:
         self._expected, self._min_nodes, self._wait_s, self._timeout_s = expected, min_nodes, wait_s, timeout_s
         self._config = dict(config or {})
         self._partition: dict[int, int] = {}
+        self._node: dict[int, int] = {}
+        self._roster = roster
         self._silent: set[int] = set()
         self._partitions, self._identities, self._set_aside = partitions, identities, set_aside
         self._told_of: set[tuple[int, int]] = set()
@@ -80,9 +90,10 @@ class NodeMap:
         Raises `NodeMapError` when too few nodes connect in time, or when none has ever told its partition.
         """
         nodes = self._wait(grid)
+        present = set(nodes)
         new = [n for n in nodes if n not in self._partition and (retry or n not in self._silent)]
         if new:
-            self._ask(grid, new, nodes)
+            self._ask(grid, self._enrolled(grid, new, present), present)
         connected: dict[int, int] = {}
         for node in nodes:
             if node in self._partition:
@@ -137,7 +148,36 @@ class NodeMap:
         self._expected = self._min_nodes
         return nodes
 
+    def _enrolled(self, grid: Grid, new: list[int], connected: Collection[int]) -> list[int]:
+        """Take up those of `new` that the roster knows; returns the others, which must be asked."""
+        roster = {} if self._roster is None else self._roster()
+        beyond = {n for n in new if self._partitions is not None and roster.get(n, -1) >= self._partitions}
+        self._tell_of_those_beyond([roster[n] for n in beyond - self._silent])
+        self._silent |= beyond
+        known = sorted((n for n in new if n in roster and n not in beyond), key=lambda n: roster[n])
+        if len(known) < 3:
+            return [n for n in new if n not in beyond]
+        asked = [known[0], known[-1]]
+        with suppress(NodeMapError):  # that these two are silent says nothing of the others
+            self._ask(grid, asked, connected)
+        if all(self._partition.get(node) == roster[node] for node in asked):
+            for node in known:
+                if roster[node] not in self._node:
+                    self._enter(roster[node], node)
+        else:
+            log(WARNING, "the simulation did not confirm which nodes hold which partitions: all are asked")
+        return [n for n in new if n not in self._partition and n not in beyond and n not in asked]
+
+    def _tell_of_those_beyond(self, partitions: Sequence[int]) -> None:
+        if partitions:
+            low, high = min(partitions), max(partitions)
+            which = f"{low} to {high}" if len(partitions) > 1 else str(low)
+            text = "%d nodes are left out: they claim partitions %s of %s"
+            log(WARNING, text, len(partitions), which, self._partitions)
+
     def _ask(self, grid: Grid, nodes: list[int], connected: Collection[int]) -> None:
+        if not nodes:
+            return
         content = RecordDict({protocol.CONFIG: ConfigRecord(self._config)})  # type: ignore[arg-type]
         messages = [Message(content, dst_node_id=n, message_type=protocol.QUERY) for n in nodes]
         claims: dict[int, dict[int, RecordDict]] = {}
@@ -158,9 +198,7 @@ class NodeMap:
                 self._silent.add(node)
                 continue
             claims.setdefault(partition, {})[node] = answer.content
-        if beyond:
-            which = f"{min(beyond)} to {max(beyond)}" if len(beyond) > 1 else str(beyond[0])
-            log(WARNING, "%d nodes are left out: they claim partitions %s of %s", len(beyond), which, self._partitions)
+        self._tell_of_those_beyond(beyond)
         keys = {info.node_id: info.public_key for info in grid.get_nodes()} if claims and self._identities else {}
         for partition, claimants in sorted(claims.items()):
             refused = self._refused(partition, list(claimants), keys, connected)
@@ -185,8 +223,8 @@ class NodeMap:
             nodes = [n for n in nodes if n not in refused]
         else:
             refused = {}
-        holder = next((n for n, p in self._partition.items() if p == partition and n in connected), None)
-        if holder is not None:
+        holder = self._node.get(partition)
+        if holder is not None and holder in connected:
             return refused | {n: f"node {holder} is client {partition} already" for n in nodes if n != holder}
         if len(nodes) > 1:
             return refused | {
@@ -204,10 +242,11 @@ class NodeMap:
 
     def _enter(self, partition: int, node: int) -> None:
         self._silent.discard(node)
-        for old in [n for n, p in self._partition.items() if p == partition and n != node]:
+        old = self._node.get(partition)
+        if old is not None and old != node:
             log(WARNING, "partition %d moved from node %d to node %d", partition, old, node)
             del self._partition[old]
-        self._partition[node] = partition
+        self._partition[node], self._node[partition] = partition, node
 
 
 def _partition_in(answer: Message | None, timeout_s: float) -> tuple[str, int | None]:
@@ -230,11 +269,27 @@ class OrderedGrid(PassingGrid):
     def __init__(self, grid: Grid, nodes: NodeMap, eligible: Callable[[int], bool] | None = None) -> None:
         super().__init__(grid)
         self._nodes, self._eligible = nodes, eligible
+        self._held: dict[int, int] | None = None
+
+    @contextmanager
+    def held(self, hold: bool = True) -> Iterator[None]:
+        """Inside, with `hold`, the nodes are those that there were at first: they are not listed anew."""
+        self._held = self.partitions() if hold else None
+        try:
+            yield
+        finally:
+            self._held = None
 
     def get_node_ids(self) -> list[int]:
         """Node ids of the connected, known and eligible partitions, in partition order."""
+        return list(self.partitions().values())
+
+    def partitions(self) -> dict[int, int]:
+        """Partition → node id of the same, in partition order."""
+        if self._held is not None:
+            return self._held
         known = self._nodes.refresh(self._grid)
-        return [node for partition, node in known.items() if self._eligible is None or self._eligible(partition)]
+        return {p: node for p, node in known.items() if self._eligible is None or self._eligible(p)}
 
 
 @contextmanager

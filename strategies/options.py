@@ -12,6 +12,7 @@ from strategies.compression import Compression
 from strategies.durations import Durations
 from strategies.fitting import Fitting
 from strategies.private_mean import PrivateMean
+from strategies.sampling import Sampling
 from strategies.secure.terms import SecureSettings
 from strategies.told import Numbers
 from strategies.versions import Buffer
@@ -43,6 +44,10 @@ class Options:
     `secure`: models of several forms have no sum (ValueError).
     `compression`: how clients may send what they learned (`strategies.compression`); None: as models alone. Not with
     `secure` either.
+    `sampling`: which clients fine-tune in a round, as many as the strategy within would take; None: it draws them
+    itself. One that gives weights of its own is a ValueError beside `secure` and `private_mean`, where nobody sees
+    single clients' updates.
+    `available_within`: how long a client may take to answer whether it is there, in seconds.
     """
 
     seed: int = 0
@@ -62,6 +67,8 @@ class Options:
     buffer: Buffer | None = None
     fitting: Fitting | None = None
     compression: Compression | None = None
+    sampling: Sampling | None = None
+    available_within: float = 30.0
 
     def __post_init__(self) -> None:
         if self.cover and self.secure is None:
@@ -76,6 +83,9 @@ class Options:
             raise ValueError("updates of fewer numbers or bits (compression) have no sum under masks (secure)")
         if (value := self.server_state_on_unlearn) not in ("keep", "reset"):
             raise ValueError(f"server_state_on_unlearn is {value!r}, expected 'keep' or 'reset'")
+        hidden = self.secure is not None or self.private_mean is not None
+        if hidden and self.sampling is not None and self.sampling.weighs:
+            raise ValueError(f"{type(self.sampling).__name__} weighs single clients' updates: no sum of them will do")
         if self.private_mean is not None and self.bounds is not None and self.bounds.max_update_norm is not None:
             raise ValueError("private_mean clips each update by itself: set bounds.max_update_norm to None")
         if (self.deadline is not None and not self.deadline > 0) or not 1 <= self.oversample < math.inf:
@@ -84,6 +94,10 @@ class Options:
             raise ValueError("a secure sum is held with all its clients: no deadline, oversample, durations or buffer")
         if self.buffer is not None and (self.hurried or self.private_mean is not None):
             raise ValueError("asynchronous rounds have no deadline, oversample or private_mean")
+        if self.sampling is not None and (self.buffer is not None or self.oversample > 1):
+            raise ValueError(
+                "asynchronous rounds, and the further clients of oversample, are drawn uniformly: no sampling"
+            )
         if self.private_mean is not None and self.oversample > 1:
             raise ValueError("private_mean takes all that were drawn: who is fast must not decide who counts")
 

@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
-from flwr.app.message import make_message
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
 )
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.supercore.differential_privacy import compute_stdv
 from numpy.typing import NDArray
 
 from strategies import protocol
 from strategies.arrays import view
 from strategies.distributed_noise import COUNT_SHARE, counting, joint_norm, share_sigma
+from strategies.flower import compute_stdv, make_message
 from strategies.secure.terms import Terms
 
 TARGET_QUANTILE = 0.5

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.common.constant import SUPERLINK_NODE_ID
 
 from strategies import protocol, told
 from strategies.arrays import finite, view
+from strategies.flower import SUPERLINK_NODE_ID
 from strategies.text import LONGEST, clean, plain
 
 _LONGEST_REASON = LONGEST + 20

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from strategies import protocol
 from strategies.arrays import Mean, blocks, finite, store, view, weighted_sum
 from strategies.client_update import ClientUpdate, shares
+from strategies.flower import AggregationError, log, valid_replies
 
 Floats = NDArray[np.float64]
 
@@ -108,7 +107,7 @@ class ServerStep(FlowerFedAvg):
 
         Raises AggregationError, leaving the moments as they were, when the update is not finite.
         """
-        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        valid = valid_replies(self, replies)
         if not valid:
             return None, None
         contents = [message.content for message in valid]

@@ -7,12 +7,12 @@ from logging import WARNING
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from flwr.supercore import log
 from numpy.typing import NDArray
 
 from strategies import protocol
 from strategies.arrays import view
 from strategies.federaser import Train
+from strategies.flower import log
 from strategies.history import History
 from strategies.serving import Answer, Served, Serving
 

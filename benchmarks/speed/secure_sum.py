@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Message, RecordDict
-from flwr.common.secure_aggregation.ndarrays_arithmetic import parameters_addition, parameters_mod
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from rich.console import Console
 from rich.table import Table
 
 from strategies import protocol
+from strategies.flower import parameters_addition, parameters_mod, pseudo_rand_gen
 from strategies.memory_grid import MemoryGrid
 from strategies.secure import words as w
 from strategies.secure.client import Participant

@@ -1,11 +1,13 @@
-"""What 300 SuperNodes cost instead of 30, with equally many participants: seconds per warm round, peak memory.
+"""What SuperNodes cost that take no part: start-up, a warm round and memory, by how many are registered.
 
-    python -m benchmarks.speed.supernodes [--nodes 30 300] [--rounds 12] [--samples 1]
+    python -m benchmarks.speed.supernodes [--nodes 30 300] [--participants 3] [--rounds 12] [--samples 1] [--json FILE]
 
-Each run is a real `oblivionis simulate` of the stage finetune on the tiny model: three clients take part in a round,
-and every client holds four records, so that a round does the same work whatever the number of SuperNodes. A warm round
-is one after the first three; the median counts. Memory is the peak over the whole process tree (server, Ray, client
-processes) of the proportional set size, in which shared pages count once.
+Each run is a real `oblivionis simulate` of the stage finetune on the tiny model: `participants` clients take part in a
+round (all, where there are fewer), and every client holds four records, so that a round does the same work whatever the
+number of SuperNodes. Start-up is from the command to the end of the first round, less a warm round; a warm round is one
+after the first three, and the median counts. Memory is the peak over the whole process tree (server, Ray, client
+processes) of the proportional set size, in which shared pages count once; processor time is that of the same tree. The
+exponents are the slopes of straight lines through the logarithms.
 """
 
 from __future__ import annotations
@@ -18,32 +20,44 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
-WANTED = {"seconds per warm round": 1.2, "peak memory": 1.1}
-PARTICIPANTS, RECORDS_PER_CLIENT, COLD_ROUNDS = 3, 4, 3
+WANTED = {"seconds per warm round": 1.2, "peak memory": 1.3}
+RECORDS_PER_CLIENT, COLD_ROUNDS, MOST_AUTHORS = 4, 3, 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run: median seconds of a warm round, of which the clients trained so long; peak bytes; seconds in all."""
+    """One run: seconds of the start-up and of a warm round (the median), a client's mean seconds of training in that;
+    peak bytes; processor seconds and seconds in all."""
 
+    nodes: int
+    start_seconds: float
     round_seconds: float
     train_seconds: float
     peak_bytes: int
+    processor_seconds: float
     total_seconds: float
 
 
-class TreeMemory(threading.Thread):
-    """Samples the proportional set size of a process and all its descendants until they are gone."""
+class TreeUse(threading.Thread):
+    """Samples the proportional set size of a process and all its descendants until they are gone, and their time."""
 
     def __init__(self, pid: int, every_s: float = 0.5) -> None:
         super().__init__(daemon=True)
         self._root, self._every_s = psutil.Process(pid), every_s
         self.peak = 0
+        self._processor: dict[int, float] = {}
+
+    @property
+    def processor(self) -> float:
+        """Processor seconds of all of them, as last seen."""
+        return sum(self._processor.values())
 
     def run(self) -> None:
         while self._root.is_running() and self._root.status() != psutil.STATUS_ZOMBIE:
@@ -59,22 +73,26 @@ class TreeMemory(threading.Thread):
         for process in tree:
             try:
                 total += process.memory_full_info().pss
+                times = process.cpu_times()
+                self._processor[process.pid] = times.user + times.system
             except psutil.Error:
                 continue
         return total
 
 
-def measure(nodes: int, rounds: int) -> Measured:
+def measure(nodes: int, participants: int, rounds: int) -> Measured:
     """Run a federation of `nodes` SuperNodes for `rounds` rounds with the installed command."""
+    authors = min(nodes, MOST_AUTHORS)
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             "stages=[finetune]",
             f"federation.clients={nodes}",
-            f"federation.fraction_train={PARTICIPANTS / nodes}",
+            f"federation.fraction_train={min(1.0, (participants + 0.5) / nodes)}",
             f"federation.rounds.finetune={rounds}",
             "federation.local_epochs=2",
-            f"data.authors={nodes}",
-            f"data.questions_per_author={RECORDS_PER_CLIENT}",
+            "data.partition.scheme=iid",
+            f"data.authors={authors}",
+            f"data.questions_per_author={RECORDS_PER_CLIENT * nodes // authors}",
             "data.forget_authors=1",
             "evaluation.every=0",
             "evaluation.at_start=false",
@@ -83,56 +101,74 @@ def measure(nodes: int, rounds: int) -> Measured:
             f"output={folder}",
             "name=run",
         ]
-        began = time.perf_counter()
+        began, launched = time.perf_counter(), time.time()
         process = subprocess.Popen(
             [sys.executable, "-m", "oblivionis.cli.main", "simulate", "default", *settings],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        memory = TreeMemory(process.pid)
-        memory.start()
+        use = TreeUse(process.pid)
+        use.start()
         output, _ = process.communicate()
         seconds = time.perf_counter() - began
         if process.returncode:
             raise RuntimeError(f"the run with {nodes} SuperNodes failed:\n{output}")
         rows = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-    warm = [r["metrics"] for r in rows if r["evaluator"] == "federation" and r["round"] > COLD_ROUNDS]
+    done = [r for r in rows if r["evaluator"] == "federation"]
+    warm = [r["metrics"] for r in done if r["round"] > COLD_ROUNDS]
+    usual = statistics.median(m["seconds"] for m in warm)
     return Measured(
-        statistics.median(m["seconds"] for m in warm),
+        nodes,
+        done[0]["time"] - launched - usual,
+        usual,
         statistics.median(m["train-seconds"] for m in warm),
-        memory.peak,
+        use.peak,
+        use.processor,
         seconds,
     )
 
 
+def exponent(found: Sequence[tuple[float, float]]) -> float:
+    """The slope of the straight line through the logarithms of pairs of positive numbers, by least squares."""
+    logs = np.log(np.array(found))
+    return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+
+
 def main() -> None:
-    """Measure and print a line per number of SuperNodes, then the ratios."""
+    """Measure and print a line per run, then the ratios to the fewest SuperNodes, and the exponents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs=2, default=[30, 300], metavar=("FEW", "MANY"))
+    parser.add_argument("--nodes", type=int, nargs="+", default=[30, 300])
+    parser.add_argument("--participants", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--samples", type=int, default=1, help="alternating runs of each; the best round time counts")
+    parser.add_argument("--samples", type=int, default=1, help="alternating runs of each; the best of each kind counts")
+    parser.add_argument("--json", type=Path, help="write the measurements there, too")
     arguments = parser.parse_args()
     if arguments.rounds <= COLD_ROUNDS:
         parser.error(f"--rounds must be above {COLD_ROUNDS}")
-    found: dict[int, list[Measured]] = {n: [] for n in arguments.nodes}
-    print(f"{'SuperNodes':>10} {'s/warm round':>13} {'mean training s':>16} {'peak MiB':>9} {'whole run s':>12}")
-    for _ in range(arguments.samples):
-        for nodes in arguments.nodes:
-            m = measure(nodes, arguments.rounds)
-            found[nodes].append(m)
-            print(
-                f"{nodes:>10} {m.round_seconds:>13.3f} {m.train_seconds:>16.3f} {m.peak_bytes / 2**20:>9.0f} "
-                f"{m.total_seconds:>12.1f}",
-                flush=True,
-            )
-    few, many = (found[n] for n in arguments.nodes)
-    ratios = {
-        "seconds per warm round": min(m.round_seconds for m in many) / min(m.round_seconds for m in few),
-        "peak memory": min(m.peak_bytes for m in many) / min(m.peak_bytes for m in few),
-    }
-    for name, ratio in ratios.items():
-        print(f"{name}: {ratio:.2f} times as much (wanted: at most {WANTED[name]:g})")
+    heads = ("SuperNodes", "start-up s", "s/warm round", "mean training s", "peak MiB", "processor s", "whole run s")
+    print(" ".join(f"{head:>15}" for head in heads))
+    found: list[Measured] = []
+    for nodes in list(arguments.nodes) * arguments.samples:
+        m = measure(nodes, arguments.participants, arguments.rounds)
+        found.append(m)
+        times = (m.start_seconds, m.round_seconds, m.train_seconds)
+        cells = [f"{nodes}", *(f"{t:.3f}" for t in times), f"{m.peak_bytes / 2**20:.0f}"]
+        cells += [f"{m.processor_seconds:.1f}", f"{m.total_seconds:.1f}"]
+        print(" ".join(f"{cell:>15}" for cell in cells), flush=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(m) for m in found], indent=1))
+    _compare(arguments.nodes, found)
+
+
+def _compare(nodes: Sequence[int], found: Sequence[Measured]) -> None:
+    kinds = {"start-up": "start_seconds", "seconds per warm round": "round_seconds", "peak memory": "peak_bytes"}
+    for name, field in kinds.items():
+        best = [(n, min(getattr(m, field) for m in found if m.nodes == n)) for n in nodes]
+        ratio = best[-1][1] / best[0][1]
+        wanted = f" (wanted: at most {WANTED[name]:g})" if name in WANTED else ""
+        slope = f", exponent {exponent(best):.2f}" if len(best) > 2 else ""
+        print(f"{name}: {ratio:.2f} times as much{wanted}{slope}")
 
 
 if __name__ == "__main__":

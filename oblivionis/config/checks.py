@@ -587,6 +587,49 @@ def _min_clients(config: Config) -> Iterator[Problem]:
         yield Problem("federation.min_clients", message, f"1 <= value <= {federation.clients}")
 
 
+@_reads("unlearning.requests", "unlearning.cover")
+def _per_round(config: Config) -> Iterator[Problem]:
+    """No number of requests is limited that the server does not see."""
+    requests = config.unlearning.requests
+    if requests.per_round is not None and requests.policy == "nodes" and config.unlearning.cover:
+        message = f"the requests are sealed (unlearning.cover={config.unlearning.cover}): the server cannot count them"
+        hint = "the clients' own limits.exchanges bounds what they serve"
+        yield Problem("unlearning.requests.per_round", message, "null", hint)
+
+
+@_reads("federation", "privacy.level")
+def _sampling(config: Config) -> Iterator[Problem]:
+    """Ways to draw clients that need what the server does not see, or that an account of privacy does not cover."""
+    federation, level, key = config.federation, config.privacy.level, "federation.sampling"
+    sampling = federation.sampling
+    if federation.candidates is not None and sampling != "power_of_choice":
+        message = f"only power_of_choice looks at it, and {key} is {sampling}"
+        yield Problem("federation.candidates", message, "null", f"or set {key}=power_of_choice")
+    if sampling == "uniform":
+        return
+    if level == "client":
+        message = (
+            f"the account of privacy.level=client counts on clients drawn with the same probability, not {sampling}"
+        )
+        yield Problem(key, message, "uniform")
+    if sampling == "available":
+        return
+    if sampling == "power_of_choice":
+        if level == "record":
+            yield Problem(key, "with privacy.level=record clients do not tell their losses", "uniform or by_size")
+        sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        candidates = federation.candidates
+        if candidates is not None and not sampled <= candidates <= federation.clients:
+            message = f"{candidates} candidates for {sampled} clients of a round"
+            expected = f"{sampled} to {federation.clients} (federation.clients)"
+            yield Problem("federation.candidates", message, expected)
+    if federation.secure_aggregation.enabled:
+        what = "each client's loss" if sampling == "power_of_choice" else "a weight for each client's update"
+        yield Problem(
+            key, f"{sampling} takes {what}, and the server learns the clients' sum alone", "uniform or available"
+        )
+
+
 @_reads("federation.local_clients", "federation.clients")
 def _local_clients(config: Config) -> Iterator[Problem]:
     federation = config.federation

@@ -31,6 +31,9 @@ def late_clients(config: Config) -> Iterator[Problem]:
         if drawn >= federation.clients:
             message = f"all {federation.clients} clients are asked already (federation.fraction_train, min_clients)"
             yield Problem("federation.oversample", message, "1")
+        if federation.sampling != "uniform":
+            message = f"the further clients are drawn uniformly, which federation.sampling={federation.sampling} is not"
+            yield Problem("federation.oversample", message, "1", "or set federation.sampling=uniform")
         if config.privacy.level == "client":
             message = "who is fast would decide whose updates count, and hide nobody (privacy.level=client)"
             yield Problem("federation.oversample", message, "1", "or set privacy=none")
@@ -54,6 +57,9 @@ def asynchronous(config: Config) -> Iterator[Problem]:
             message = f"asynchronous rounds wait for nobody ({key}={size})"
             yield Problem(f"federation.{name}", message, "null" if default is None else "1")
     off = f"or set {key}=0"
+    if federation.sampling != "uniform":
+        message = "asynchronous rounds draw from those that do nothing, uniformly"
+        yield Problem("federation.sampling", message, "uniform", off)
     if declared.code("strategy", config.strategy.name).literals.get("SINGLE_UPDATES"):
         message = f"{config.strategy.name} compares the updates of clients that started from one model"
         yield Problem("strategy.name", message, "fedavg, fedprox, fedavgm, fedadam, fedyogi or fedadagrad", off)

@@ -380,6 +380,15 @@ class Requests:
             at_least=1,
         ),
     )
+    per_round: int | None = field(
+        default=None,
+        metadata=about(
+            "At most so many requests of all clients together are served in a round: those that failed least often, "
+            "then those asked for first; the others wait for the next. null: all that are due.",
+            unit="requests",
+            at_least=1,
+        ),
+    )
     verify_max_rouge: float = field(
         default=0.5,
         metadata=about(
@@ -1152,6 +1161,27 @@ class Federation:
     )
     min_clients: int = field(
         default=1, metadata=about("Fewest clients that fine-tune in a round.", unit="clients", at_least=1)
+    )
+    sampling: str = field(
+        default="uniform",
+        metadata=about(
+            "How the clients of a round are drawn ([sampling.md](../concepts/sampling.md)). `uniform`: all with one "
+            "probability; `by_size`: by their records, which the mean then does not count again; `power_of_choice`: of "
+            "`candidates` those whose loss was largest; `available`: any of those that answer that they are there.",
+            choices=("uniform", "by_size", "power_of_choice", "available"),
+        ),
+    )
+    candidates: int | None = field(
+        default=None,
+        metadata=about(
+            "Candidates d of `power_of_choice`, drawn by size; null: twice the clients of a round.",
+            unit="clients",
+            at_least=1,
+        ),
+    )
+    available_within: float = field(
+        default=30.0,
+        metadata=about("With `available`: longest wait for the answer of a client.", unit="seconds", above=0),
     )
     rounds: Rounds = field(default_factory=Rounds)
     local_epochs: int = field(

@@ -48,19 +48,37 @@ class About:
 
 
 class PersonRecords:
-    """Looks for people in the training records of a corpus, whose texts are prepared once."""
+    """Looks for people in the training records of a corpus, whose texts are prepared once.
+
+    A name is looked for where its rarest word stands only: a corpus of thousands of people is not read for each.
+    """
 
     def __init__(self, corpus: Corpus) -> None:
         self._records = corpus.train
         self._texts = [subject_key(f"{record.question} {record.answer}") for record in corpus.train]
         self._subjects = [subject_key(record.subject) for record in corpus.train]
+        self._of_subject: dict[str, list[int]] = {}
+        self._with_word: dict[str, list[int]] = {}
+        for place, (text, subject) in enumerate(zip(self._texts, self._subjects, strict=True)):
+            self._of_subject.setdefault(subject, []).append(place)
+            for word in set(_WORD.findall(text)):
+                self._with_word.setdefault(word, []).append(place)
+        self._known: dict[str, About] = {}
 
     def about(self, name: str) -> About:
         """The records about `name`."""
         key = subject_key(name)
-        mentions = {i for i, text in enumerate(self._texts) if _has_words(key, text)}
-        own = key if key in self._subjects else self._subject_of(mentions)
-        found = sorted(mentions | {i for i, subject in enumerate(self._subjects) if subject == own})
+        if key not in self._known:
+            self._known[key] = self._about(key)
+        return self._known[key]
+
+    def _about(self, key: str) -> About:
+        words = set(_WORD.findall(key))
+        places = min((self._with_word.get(word, []) for word in words), key=len, default=range(len(self._texts)))
+        mentions = {i for i in places if _has_words(key, self._texts[i])}
+        own = key if key in self._of_subject else self._subject_of(mentions)
+        of_own = self._of_subject.get(own, []) if own is not None else []
+        found = sorted(mentions.union(of_own))
         subject = next((self._records[i].subject for i in found if self._subjects[i] == own), None)
         return About(subject, tuple(self._records[i] for i in found), len(mentions))
 

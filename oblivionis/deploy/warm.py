@@ -5,8 +5,8 @@ more than many messages need for their work. The fork server of `multiprocessing
 else: it holds no lock and no CUDA context that a child would inherit (BLAS stops its threads for a fork). The program
 itself is not imported there: it comes with each run, and a ClientApp loads it as ever.
 
-The `bin/flower-superexec` of a node's folder runs `main`, so that a SuperNode finds it instead of Flower's own. It
-stands on internals of Flower 1.41, to which the package is pinned.
+The `bin/flower-superexec` of a node's folder runs `main`, so that a SuperNode finds it instead of Flower's own. What
+it stands on of Flower is `oblivionis.flower.superexec`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from importlib import metadata
 from logging import WARNING
 from multiprocessing import forkserver
 
-from flwr.supercore import log
-from flwr.supercore.cli.flower_superexec import flower_superexec
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.supernode.runtime.run_clientapp import run_clientapp
-
+from oblivionis.flower.superexec import (
+    CLIENT_APP,
+    RUN_CLIENTAPP,
+    ExecutionSpec,
+    LaunchResult,
+    SubprocessExecutor,
+    arguments_of,
+    flower_superexec,
+    run_clientapp,
+    use_executor,
+)
 from oblivionis.models.forking import forkable
+from strategies.flower import log
 
 
 def libraries(torch_version: str) -> tuple[str, ...]:
     """What is imported beforehand."""
-    always = ("flwr.supernode.runtime.run_clientapp", "torch")
+    always = (RUN_CLIENTAPP, "torch")
     return (*always, "transformers", "peft") if forkable(torch_version) else always
 
 
@@ -45,19 +48,11 @@ class WarmExecutor(SubprocessExecutor):
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start the process of one message, which ends with the SuperExec."""
-        if spec.task_type != TaskType.CLIENT_APP or spec.suppress_output:
+        if spec.task_type != CLIENT_APP or spec.suppress_output:
             return super().launch(spec)
         multiprocessing.active_children()  # forgets those that have ended
-        arguments = {
-            "runtime_api_address": spec.runtime_api_address,
-            "token": spec.token,
-            "insecure": spec.insecure,
-            "certificates": validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
-            "parent_pid": spec.parent_pid,
-            "runtime_dependency_install": spec.runtime_dependency_install,
-        }
         try:
-            self._context.Process(target=run_clientapp, kwargs=arguments, daemon=True).start()
+            self._context.Process(target=run_clientapp, kwargs=arguments_of(spec), daemon=True).start()
         except (OSError, EOFError) as error:
             log(WARNING, "no process could be forked (%s); starting a new one", error or type(error).__name__)
             return super().launch(spec)
@@ -67,5 +62,5 @@ class WarmExecutor(SubprocessExecutor):
 def main() -> None:
     """`flower-superexec` with its own arguments, and warm ClientApps."""
     sys.argv[0] = "flower-superexec"
-    run_superexec.get_executor = lambda *_, **__: WarmExecutor()  # pyright: ignore[reportPrivateImportUsage]
+    use_executor(WarmExecutor)
     flower_superexec()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from flwr.serverapp import Grid
 
 from oblivionis.chain import HASH
 from oblivionis.errors import OblivionisError
-from oblivionis.requests.holdings import LedgerRequests
+from oblivionis.requests.holdings import LedgerRequests, demanded
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, REJECTED, Ledger, Request
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.requests.sealed import told
@@ -60,8 +59,9 @@ class AskingNodes(LedgerRequests):
         live: Callable[[int], int],
         warn: Warn,
         again: int = 0,
+        per_round: int | None = None,
     ) -> None:
-        super().__init__(ledger, max_rouge, again)
+        super().__init__(ledger, max_rouge, again, per_round)
         self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn = live, warn
 
@@ -126,13 +126,7 @@ class NodeRequests(AskingNodes):
         self._round = server_round
         for client, answer in self._ask(server_round).items():
             self._enter(client, answer.requests, server_round)
-        served = Counter[int]()
-        chosen = []
-        for request in self._ledger.pending(server_round):
-            served[request.client] += 1
-            if served[request.client] <= self._most:
-                chosen.append(request)
-        return [UnlearnRequest(r.id, r.client, r.record_ids, scope=r.scope) for r in chosen]
+        return [demanded(r) for r in self.due(server_round, self._most)]
 
     def live(self, client: int) -> int:
         """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""

@@ -12,6 +12,7 @@ from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request
+from oblivionis.requests.open_records import OpenRecords
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import ERASURE, SCOPE_CLIENT
@@ -56,7 +57,7 @@ class Holdings:
         return self.count(client) - excluded
 
 
-def _demanded(request: Request) -> UnlearnRequest:
+def demanded(request: Request) -> UnlearnRequest:
     """A request as FedTU knows it."""
     return UnlearnRequest(request.id, request.client, request.record_ids, scope=request.scope)
 
@@ -64,9 +65,10 @@ def _demanded(request: Request) -> UnlearnRequest:
 class LedgerRequests:
     """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
 
-    def __init__(self, ledger: Ledger, max_rouge: float, again: int = 0) -> None:
-        self._ledger, self._max_rouge, self._again = ledger, max_rouge, again
+    def __init__(self, ledger: Ledger, max_rouge: float, again: int = 0, per_round: int | None = None) -> None:
+        self._ledger, self._max_rouge, self._again, self._per_round = ledger, max_rouge, again, per_round
         self._repeated: list[str] = []
+        self._batch: tuple[int, list[Request]] = (0, [])
 
     @property
     def ledger(self) -> Ledger:
@@ -87,9 +89,8 @@ class LedgerRequests:
         self._repeated = []
         if not self._again:
             return []
-        first = server_round - self._again
-        recent = [r for r in self.served_so_far() if r.served_round is not None and first <= r.served_round]
-        return [_demanded(r) for r in recent if r.served_round is not None and r.served_round < server_round]
+        rounds = range(max(0, server_round - self._again), server_round)
+        return [demanded(r) for n in rounds for r in self._ledger.served_in(n)]
 
     def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         """Keep in mind what `applied` enters into the ledger."""
@@ -101,7 +102,7 @@ class LedgerRequests:
             self._ledger.note(
                 "served_again", round=server_round, requests=list(self._repeated), before=before, after=after
             )
-        for request in [r for r in self._ledger if r.served_round == server_round and r.state == SERVED]:
+        for request in [r for r in self._ledger.served_in(server_round) if r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after)
 
     def barrier(self, server_round: int, version: int, discarded: int) -> None:
@@ -112,6 +113,33 @@ class LedgerRequests:
     def waiting(self, server_round: int) -> list[Request]:
         """The requests that are pending in `round`."""
         return self._ledger.pending(server_round)
+
+    def due(self, server_round: int, most_of_client: int | None = None) -> list[Request]:
+        """The batch of `round`: of the pending requests as many as are served in a round, all where nothing limits it.
+
+        `most_of_client`: no more than so many of one client.
+        """
+        if self._per_round is not None:
+            found = self._ledger.first_pending(server_round, self._per_round, most_of_client)
+        else:
+            counts = Counter[int]()
+            found = []
+            for request in self._ledger.pending(server_round):
+                counts[request.client] += 1
+                if most_of_client is None or counts[request.client] <= most_of_client:
+                    found.append(request)
+        self._batch = server_round, found
+        return found
+
+    def asked(self, server_round: int) -> list[Request]:
+        """The requests that the exchange of `round` is about: its batch if there is one, else all that are pending."""
+        if self._per_round is not None and self._batch[0] == server_round:
+            return self._batch[1]
+        return self.waiting(server_round)
+
+    def served_in(self, server_round: int) -> list[Request]:
+        """The requests that were served in `round`, also those verified since, in the order in which they were made."""
+        return self._ledger.served_in(server_round)
 
     def served_so_far(self) -> list[Request]:
         """The requests that were served, also those verified since, in the order in which they were made."""
@@ -155,9 +183,11 @@ class SimulatedRequests(LedgerRequests):
         max_rouge: float,
         last_round: int,
         again: int = 0,
+        per_round: int | None = None,
     ) -> None:
-        super().__init__(ledger, max_rouge, again)
+        super().__init__(ledger, max_rouge, again, per_round)
         self._policy, self._holdings, self._last_round = policy, holdings, last_round
+        self._open = OpenRecords(ledger, holdings.forget)
 
     @classmethod
     def of(
@@ -168,7 +198,7 @@ class SimulatedRequests(LedgerRequests):
         ledger = Ledger(run.path / "no-requests.jsonl" if policy is None else run.ledger_path)
         policy = NoRequests() if policy is None else policy
         rounds, again = config.federation.rounds.unlearn, config.unlearning.again
-        return cls(policy, ledger, holdings, settings.verify_max_rouge, rounds, again)
+        return cls(policy, ledger, holdings, settings.verify_max_rouge, rounds, again, settings.per_round)
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Let the policy submit what is due in `round`, then list what is pending.
@@ -178,13 +208,15 @@ class SimulatedRequests(LedgerRequests):
         resumed run repeats the round, it asks for the same. Nobody asks after the last planned round: the rounds that
         are added then serve what is waiting.
         """
-        asked = {i for r in self._ledger if r.round < server_round and r.state != REJECTED for i in r.record_ids}
-        open_ = {c: [i for i in ids if i not in asked] for c, ids in self._holdings.forget.items()}
+        asked, open_ = self._open.before(server_round)
+        now: set[str] = set()
+        requests = []
         for request in self._policy.due(server_round, open_) if server_round <= self._last_round else ():
-            new = tuple(i for i in request.record_ids if i not in asked)
-            asked.update(new)
-            self._ledger.submit(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
-        return [_demanded(r) for r in self._ledger.pending(server_round)]
+            new = tuple(i for i in request.record_ids if i not in asked and i not in now)
+            now.update(new)
+            requests.append(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
+        self._ledger.submit(*requests)
+        return [demanded(r) for r in self.due(server_round)]
 
     def live(self, client: int) -> int:
         """Records of `client` that nobody asked to forget; none from the moment on at which it asks to leave.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from oblivionis.errors import OblivionisError
 from oblivionis.files import read_lines
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, Judgement
 from oblivionis.requests.ledger_lines import OWN, line_fault
+from oblivionis.requests.queue import Queue, Turn
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 PENDING, SERVED, REJECTED, COVERED = "pending", "served", "rejected", "covered"
@@ -84,7 +87,13 @@ class Ledger:
     def __init__(self, path: Path, entries: Sequence[Mapping[str, Any]] | None = None) -> None:
         self.path = path
         self._requests: dict[str, Request] = {}
+        self._place: dict[str, int] = {}
         self._of_client: dict[int, list[str]] = {}
+        self._pending: dict[str, None] = {}
+        self._queue = Queue()
+        self.rejections = 0
+        self._served_in: dict[int, dict[str, None]] = {}
+        self._submitted_for: dict[int, list[str]] = {}
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._notes: list[Mapping[str, Any]] = []
         self._exchanges: set[str] = set()
@@ -127,8 +136,38 @@ class Ledger:
 
     def pending(self, server_round: int) -> list[Request]:
         """Requests to serve in `round`, ordered by id."""
-        waiting = [r for r in self._requests.values() if r.state == PENDING and r.round <= server_round]
-        return sorted(waiting, key=lambda r: r.id)
+        waiting = (self._requests[i] for i in self._pending)
+        return sorted((r for r in waiting if r.round <= server_round), key=lambda r: r.id)
+
+    def first_pending(self, server_round: int, most: int, most_of_client: int | None = None) -> list[Request]:
+        """At most `most` of them, ordered by id: those that failed least often, of these those asked for first.
+
+        `most_of_client`: no more than so many of one client.
+        """
+        of_client = Counter[int]()
+
+        def takes(request_id: str) -> bool:
+            request = self._requests[request_id]
+            if request.round > server_round:
+                return False
+            of_client[request.client] += 1
+            return most_of_client is None or of_client[request.client] <= most_of_client
+
+        found = self._queue.first(most, self._is_in_turn, takes)
+        return [self._requests[request_id] for request_id in sorted(found)]
+
+    def served_in(self, server_round: int) -> list[Request]:
+        """The requests that were served in `round`, also those verified since, in the order in which they were made."""
+        return [self._requests[i] for i in sorted(self._served_in.get(server_round, ()), key=self._place.__getitem__)]
+
+    def submitted_for(self, server_round: int) -> list[Request]:
+        """The requests that may be served from `round` on and no earlier, in the order in which they were made."""
+        return [self._requests[i] for i in self._submitted_for.get(server_round, ())]
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds from which on requests may be served, ascending."""
+        return sorted(self._submitted_for)
 
     def served(self, request_id: str, server_round: int, **info: float | int | str | Mapping[str, float]) -> None:
         self._append("served", self._requests[request_id], round=server_round, **info)
@@ -152,7 +191,8 @@ class Ledger:
 
     def roll_back(self, server_round: int) -> list[str]:
         """Make pending again what was served after `round`; returns the ids."""
-        late = [r for r in self._requests.values() if r.served_round is not None and r.served_round > server_round]
+        rounds = sorted(r for r in self._served_in if r > server_round)
+        late = sorted((r for n in rounds for r in self.served_in(n)), key=lambda r: self._place[r.id])
         for request in late:
             self._append(
                 "rolled_back", request, round=server_round, reason="the run resumed from an earlier checkpoint"
@@ -240,7 +280,7 @@ class Ledger:
     def _apply_to_request(self, entry: Mapping) -> None:
         event, request_id = entry["event"], entry["id"]
         if event == "submitted":
-            self._requests[request_id] = Request(
+            request = Request(
                 id=request_id,
                 client=int(entry["client"]),
                 record_ids=tuple(entry["record_ids"]),
@@ -253,7 +293,9 @@ class Ledger:
                 already=int(entry.get("already", 0)),
                 told=entry.get("told", ""),
             )
-            self._of_client.setdefault(int(entry["client"]), []).append(request_id)
+            self._of_client.setdefault(request.client, []).append(request_id)
+            self._submitted_for.setdefault(request.round, []).append(request_id)
+            self._keep(request)
             return
         known = self._requests.get(request_id)
         if known is None:
@@ -272,7 +314,31 @@ class Ledger:
         }
         if event not in changes:
             raise RequestError(f"unknown event {event!r} for request {request_id!r}")
-        self._requests[request_id] = replace(known, **changes[event])
+        self._keep(replace(known, **changes[event]))
+
+    def _keep(self, request: Request) -> None:
+        """Enter what a request is now, and where it is looked for."""
+        before = self._requests.get(request.id)
+        self._requests[request.id] = request
+        self._place.setdefault(request.id, len(self._place))
+        if before is not None and before.served_round is not None:
+            self._served_in[before.served_round].pop(request.id, None)
+        if request.served_round is not None:
+            self._served_in.setdefault(request.served_round, {})[request.id] = None
+        self.rejections += request.state == REJECTED
+        if request.state == PENDING:
+            self._pending[request.id] = None
+            self._queue.add(turn_of(request))
+        else:
+            self._pending.pop(request.id, None)
+
+    def _is_in_turn(self, turn: Turn) -> bool:
+        return turn[2] in self._pending and turn == turn_of(self._requests[turn[2]])
+
+
+def turn_of(request: Request) -> Turn:
+    """What puts pending requests in the order in which a batch takes them."""
+    return request.attempts, request.round, request.id
 
 
 def _asked(request: Request) -> dict[str, object]:
@@ -336,9 +402,16 @@ class Schedule:
     """A fixed schedule of requests."""
 
     requests: tuple[Request, ...]
+    _by_round: dict[int, list[Request]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_round: dict[int, list[Request]] = {}
+        for request in self.requests:
+            by_round.setdefault(request.round, []).append(request)
+        object.__setattr__(self, "_by_round", by_round)
 
     def due(self, server_round: int, holdings: Mapping[int, Sequence[str]]) -> list[Request]:
-        return [r for r in self.requests if r.round == server_round]
+        return list(self._by_round.get(server_round, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +445,8 @@ def in_words(requests: Iterable[Request], again: int = 0, covering: int = 0) -> 
     about = sorted((r for r in requests if r.scope == SCOPE_SUBJECT), key=lambda r: r.group)
     plain = [r for r in requests if r.scope not in (SCOPE_CLIENT, SCOPE_SUBJECT)]
     parts = [f"{_clients(leaving, 'leaves', 'leave')} with {_records(leaving)}"] if leaving else []
-    for group in dict.fromkeys(r.group for r in about):
-        members = [r for r in about if r.group == group]
+    for _, group in itertools.groupby(about, key=lambda r: r.group):
+        members = list(group)
         subject = "".join(c if c.isprintable() else " " for c in members[0].subject)
         parts.append(f"{_clients(members, 'forgets', 'forget')} {subject or 'a person'} ({_records(members)})")
     parts += [f"{_clients(plain, 'asks', 'ask')} to forget {_records(plain)}"] if plain else []

@@ -55,7 +55,6 @@ _PACKAGES = (
     "transformers",
     "peft",
     "datasets",
-    "flwr-datasets",
     "numpy",
     "scipy",
     "omegaconf",

@@ -70,7 +70,8 @@ def differing(ours: Config, theirs: Config) -> list[str]:
     pairs: dict[str, tuple[object, object]] = {
         name: (getattr(ours, name), getattr(theirs, name)) for name in ("model", "data", "training", "seed")
     }
-    for name in ("clients", "fraction_train", "min_clients", "local_epochs", "max_update_norm", "max_weight_share"):
+    drawn = ("clients", "fraction_train", "min_clients", "sampling", "candidates")
+    for name in (*drawn, "local_epochs", "max_update_norm", "max_weight_share"):
         pairs[f"federation.{name}"] = (getattr(ours.federation, name), getattr(theirs.federation, name))
     pairs["federation.compression"] = (
         dataclasses.replace(ours.federation.compression, unlearning=False),

@@ -7,16 +7,17 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import HttpGrid, InMemoryGrid
 from rich.console import Console
 
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunError, to_mend
+from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs.directory import RunDirectory, check_output
@@ -118,14 +119,17 @@ def _continuation(grid: Grid, run: RunDirectory) -> str:
 def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
     """Run all stages over `grid`."""
     registered = registrations() if isinstance(grid, HttpGrid) else None
-    watched = WatchedGrid(grid) if isinstance(grid, InMemoryGrid) else None
+    roster, watched = None, None
+    if isinstance(grid, InMemoryGrid):
+        deliver_by_node(grid)
+        roster, watched = partial(partitions, grid), WatchedGrid(grid)
     grid = grid if watched is None else watched
     if isinstance(grid, HttpGrid):
         grid = NudgingGrid(grid)
     if config.federation.churn:
         grid = ChurningGrid(grid, config.federation.churn, config.seed)
     stoppable = StoppableGrid(grid, stop, events.arrived)
-    server = Server(config, stoppable, run, events, stop, registered, simulated=watched is not None)
+    server = Server(config, stoppable, run, events, stop, registered, simulated=watched is not None, roster=roster)
     if watched is not None:
         watched.partition = server.nodes.partition
     run_stages(server)

@@ -39,6 +39,7 @@ from oblivionis.server.bounds import bounds_of
 from oblivionis.server.grid import StoppableGrid
 from strategies import protocol
 from strategies.fedtu import NodeMap
+from strategies.nodes import Roster
 from strategies.private_mean import PrivateMean
 from strategies.secure.terms import SecureSettings
 
@@ -53,6 +54,7 @@ class Server:
 
     `registered`: files with the public keys of the nodes, by which clients are known; None: nodes have no keys.
     `simulated`: nobody is to be protected from who knows the seed, so that noise may come from it.
+    `roster`: which node holds which partition, where that is known without asking.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Server:
         registered: Sequence[Path] | None = None,
         *,
         simulated: bool = False,
+        roster: Roster | None = None,
     ) -> None:
         self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
         if config.federation.server_threads:
@@ -81,6 +84,7 @@ class Server:
             partitions=config.federation.clients,
             identities=None if registered is None else Keys(known, registered),
             set_aside=self._set_aside,
+            roster=None if config.data.name == "node" else roster,
         )
         self.holdings = holdings_of(config, corpus, self.nodes, known)
         asked = "unlearn" in config.stages and run.stage_summary("unlearn") is None
@@ -198,6 +202,7 @@ class Server:
             **self._asking(),
             most=unlearning.requests.max_per_round,
             again=unlearning.again,
+            per_round=unlearning.requests.per_round,
         )
 
     def _sealed_requests(self) -> SealedRequests:

@@ -14,9 +14,9 @@ from logging import INFO
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
 from strategies import protocol
+from strategies.flower import log
 from strategies.passing import PassingGrid
 
 PATIENCE_S = 20.0

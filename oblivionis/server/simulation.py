@@ -19,6 +19,7 @@ import psutil
 
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunFailed, RunInterrupted
+from oblivionis.flower.names import ACTOR, ENVIRONMENT
 from oblivionis.models.forking import forkable
 from oblivionis.models.machine import Machine, client_processes
 from oblivionis.runs.directory import RunDirectory
@@ -28,9 +29,7 @@ from oblivionis.server.cluster import cluster
 from oblivionis.server.forked_workers import forked
 
 _ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    **ENVIRONMENT,
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -112,13 +111,13 @@ def simulate(config: Config, run: RunDirectory, events: Events) -> None:
 def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -> None:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
-    from flwr.serverapp.exception import AggregationError
     from flwr.simulation import run_simulation
 
     from oblivionis.client.app import app as client_app
     from oblivionis.server.app import serve
     from oblivionis.server.workers import ActorDied
     from strategies.errors import FederationError
+    from strategies.flower import AggregationError
 
     server = ServerApp()
     failure: BaseException | None = None
@@ -162,7 +161,7 @@ def _end_clients() -> None:
     """End the client processes: Flower would wait until each has finished what it is doing."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if any(part.startswith("ray::ClientAppActor") for part in process.cmdline()[:1]):
+            if any(part.startswith(f"ray::{ACTOR}") for part in process.cmdline()[:1]):
                 process.kill()
 
 

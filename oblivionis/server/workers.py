@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from flwr.app import Message
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from oblivionis.flower.grids import UNKNOWN_ERROR
+from oblivionis.flower.names import ACTOR
 from strategies.errors import FederationError
 from strategies.passing import PassingGrid
 from strategies.replies import error_text
-
-ACTOR = "ClientAppActor"
 
 
 class ActorDied(FederationError):
@@ -35,7 +34,7 @@ class WatchedGrid(PassingGrid):
         """As `grid`. Raises ActorDied for an error that comes of a dead worker."""
         found = list(self._grid.pull_messages(message_ids))
         for message in found:
-            if message.has_error() and message.error.code == ErrorCode.UNKNOWN and self._dead():
+            if message.has_error() and message.error.code == UNKNOWN_ERROR and self._dead():
                 client = self.partition(message.metadata.src_node_id)
                 whose = "a worker process" if client is None else f"the worker process of client {client}"
                 raise ActorDied(f"{whose} died: {error_text(message)}")

@@ -11,14 +11,15 @@ import numpy as np
 from cryptography.exceptions import InvalidKey
 from cryptography.fernet import InvalidToken
 from flwr.app import ConfigRecord
-from flwr.common.secure_aggregation.crypto.shamir import create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt
-from flwr.common.secure_aggregation.secaggplus_utils import (
+from numpy.typing import NDArray
+
+from strategies.flower import (
+    create_shares,
+    decrypt,
+    encrypt,
     share_keys_plaintext_concat,
     share_keys_plaintext_separate,
 )
-from numpy.typing import NDArray
-
 from strategies.secure import words as w
 from strategies.secure.masks import (
     SEED_BYTES,

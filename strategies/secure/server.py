@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from strategies.flower import combine_shares
 from strategies.replies import answers, error_text
 from strategies.secure import words as w
 from strategies.secure.masks import SEED_BYTES, Stream, Words, agreed, packed, public_of, signed, unpacked

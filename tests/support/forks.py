@@ -48,7 +48,6 @@ LIBRARIES = (
     "flwr.simulation",
     "flwr.superlink.cli",
     "flwr.superlink.runtime.run_serverapp",
-    "flwr_datasets.partitioner",
     "cryptography.hazmat.primitives.asymmetric.ec",
     "datasets",
     "matplotlib.pyplot",

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import htpy as h
 
 from oblivionis.assessment.audit_numbers import read_audit
-from oblivionis.audits.people_outcomes import PersonAudit, audits_of, person_slug
+from oblivionis.audits.people_outcomes import audits_of, person_slug
 from oblivionis.config.schema import Config
 from oblivionis.errors import FileError
 from oblivionis.files import read_json, read_lines, write_atomic
@@ -52,7 +52,7 @@ class _Known:
     """What the pages of a run read, loaded once.
 
     events: ledger entries by request; logs: per-question logs by stage; leakage: by stage, the rows of the latest
-    leakage audit by question id; people: the latest person audits by stage.
+    leakage audit by question id; people: by record, whom the latest person audits asked about.
     """
 
     run: RunDirectory
@@ -60,7 +60,7 @@ class _Known:
     events: Mapping[str, Sequence[Mapping[str, Any]]]
     logs: Mapping[str, Mapping[str, Mapping[str, Any]]]
     leakage: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    people: Mapping[str, PersonAudit]
+    people: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,11 @@ def _load(run: RunDirectory, config: Config) -> _Known:
     stages = ("finetune", "unlearn", "retrain")
     logs = {s: answers for s in stages if (answers := forget_answers(run.evaluation_log(s)))}
     leakage = {s: rows for s in stages if (rows := _leakage(run, s))}
-    return _Known(run, config, events, logs, leakage, audits_of(run))
+    people: dict[str, list[str]] = {}
+    for person in (person for audit in audits_of(run).values() for person in audit.people):
+        for record_id in person.record_ids:
+            people.setdefault(record_id, []).append(person.name)
+    return _Known(run, config, events, logs, leakage, people)
 
 
 def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
@@ -341,7 +345,6 @@ def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
 
 
 def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
-    mine = set(request.record_ids)
     rows = [
         [
             record_id,
@@ -350,8 +353,8 @@ def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
             *(number(row.get(name)) for name in ("greedy", "mean", "ed", "m_mu", "m_bin")),
         ]
         for stage, found in known.leakage.items()
-        for record_id, row in found.items()
-        if record_id in mine
+        for record_id in request.record_ids
+        if (row := found.get(record_id)) is not None
     ]
     if not rows:
         return []
@@ -367,10 +370,7 @@ def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
 
 
 def _people(request: Request, known: _Known) -> list[h.Element]:
-    mine = set(request.record_ids)
-    names = {
-        person.name: None for audit in known.people.values() for person in audit.people if mine & set(person.record_ids)
-    }
+    names = dict.fromkeys(name for record_id in request.record_ids for name in known.people.get(record_id, ()))
     links = [h.a(href=f"../people/{person_slug(name)}.html")[name] for name in names]
     command = h.code["oblivionis audit person"]
     return [h.p["Facts about people (", command, "): ", joined(links, ", "), "."]] if links else []

@@ -271,3 +271,67 @@ def test_a_node_that_was_silent_joins_in_a_later_round():
 
     FedTU(build("fedavg"), listener=Heal()).start(grid, adapter(np.zeros(SIZE)), num_rounds=2)
     assert {r: sorted(p) for r, p in trained(grid).items()} == {1: [0], 2: [0, 1]}
+
+
+def roster_of(grid: MemoryGrid) -> dict[int, int]:
+    return {node: partition for partition, node in grid.node_ids.items()}
+
+
+def test_a_roster_spares_the_questions():
+    """Two of 300 are asked; the map is that of a federation where all are."""
+    asked, told = federation(300), federation(300)
+    expected = NodeMap().refresh(asked)
+    assert NodeMap(roster=lambda: roster_of(told)).refresh(told) == expected
+    assert (asked.sent, told.sent) == ({"query": 300}, {"query": 2})
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (9,), (0, 9), (4,)])
+def test_a_roster_that_is_wrong_is_not_believed(lost):
+    """Partitions in another order than the roster says, or nodes that do not confirm it: then all are asked."""
+    grid = federation(10, node_ids={p: 500 - p for p in range(10)})
+    wrong = {node: 9 - partition for node, partition in roster_of(grid).items()}
+    for p in lost:
+        grid.nodes.pop(p)
+    grid.get_node_ids = lambda: list(grid.node_ids.values())  # type: ignore[method-assign]
+    found = NodeMap(roster=lambda: wrong).refresh(grid)
+    assert found == {p: 500 - p for p in range(10) if p not in lost}
+    assert grid.sent["query"] == 10
+
+
+def test_a_roster_has_nodes_beyond_the_clients_left_out_unasked():
+    grid = federation(40)
+    nodes = NodeMap(partitions=10, roster=lambda: roster_of(grid))
+    for _ in range(3):
+        assert list(nodes.refresh(grid, retry=True)) == list(range(10))
+    assert grid.sent == {"query": 2}
+
+
+def test_a_held_grid_lists_once_and_then_anew():
+    grid = federation(5)
+    ordered = OrderedGrid(grid, NodeMap(), lambda p: p != 3)
+    with ordered.held():
+        first = ordered.get_node_ids()
+        late = grid.nodes.pop(0)
+        assert ordered.get_node_ids() == first == [1000, 1001, 1002, 1004]
+    assert ordered.get_node_ids() == [1001, 1002, 1004]
+    grid.nodes[0] = late
+    with ordered.held(False):
+        assert len(ordered.get_node_ids()) == 4
+
+
+def test_ten_thousand_nodes_with_thirty_participants_are_thirty_nodes():
+    """Those that may take part are the same, and so are rounds, models and messages, whoever else is registered."""
+    runs = []
+    for count in (30, 10_000):
+        grid = federation(count)
+        fedtu = FedTU(
+            build("fedadam", fraction_train=0.2),
+            nodes=NodeMap(roster=lambda g=grid: roster_of(g)),
+            requests=RequestList([(2, request(3)), (2, request(7))]),
+            eligible=lambda p: p < 30,
+            options=Options(seed=9),
+        )
+        result = fedtu.start(grid, adapter(noise("start")), num_rounds=3)
+        runs.append((trained(grid), flat(result.arrays).tobytes(), dict(grid.sent)))
+    assert runs[0] == runs[1]
+    assert runs[0][2] == {"query": 2, "train": 18, "train.unlearn": 2}

@@ -36,7 +36,7 @@ SHOWN_AT = {
     ("oblivionis.server.app", "oblivionis.reports.summary"),
     ("oblivionis.server.app", "oblivionis.runs.tracking"),
     ("oblivionis.server.stages", "oblivionis.reports.request_figures"),
-    ("oblivionis.server.stages", "oblivionis.reports.ruler"),
+    ("oblivionis.server.stage", "oblivionis.reports.ruler"),
     ("oblivionis.server.stages", "oblivionis.reports.verdicts"),
     ("oblivionis.server.stages", "oblivionis.runs.tracking"),
 }

@@ -422,6 +422,10 @@ def test_per_choice_of_a_wrong_shape(tmp_path: Path, text: str) -> None:
 
 # Between keys
 
+SUMS = ["stages=[finetune]", "federation.min_clients=3", "federation.secure_aggregation.enabled=true"]
+RECORDS_HIDDEN = ["stages=[finetune]", "privacy.level=record", "privacy.clipping_norm=1"]
+CLIENTS_HIDDEN = [*RECORDS_HIDDEN, "privacy.level=client"]
+
 
 @pytest.mark.parametrize(
     ("overrides", "path"),
@@ -483,6 +487,14 @@ def test_per_choice_of_a_wrong_shape(tmp_path: Path, text: str) -> None:
         (["unlearning=federaser", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["data=muse_tiny", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["unlearning.again=3"], "unlearning.again"),
+        (["federation.candidates=6"], "federation.candidates"),
+        (["federation.sampling=power_of_choice", "federation.candidates=2"], "federation.candidates"),
+        (["federation.sampling=power_of_choice", "federation.candidates=31"], "federation.candidates"),
+        (["federation.sampling=power_of_choice", *RECORDS_HIDDEN], "federation.sampling"),
+        (["federation.sampling=power_of_choice", *SUMS], "federation.sampling"),
+        (["federation.sampling=by_size", *SUMS], "federation.sampling"),
+        (["federation.sampling=by_size", *CLIENTS_HIDDEN], "federation.sampling"),
+        (["federation.sampling=available", *CLIENTS_HIDDEN], "federation.sampling"),
     ],
 )
 def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path) -> None:
@@ -507,6 +519,10 @@ def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path
         ["unlearning.requests.policy=all_at_round", "unlearning.requests.round=10", "unlearning.requests.clients=[29]"],
         ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[a, b]"],
         ["unlearning.requests.scope=client"],
+        ["federation.sampling=power_of_choice", "federation.candidates=3"],
+        ["federation.sampling=power_of_choice", "federation.candidates=30"],
+        ["federation.sampling=by_size", *RECORDS_HIDDEN],
+        ["federation.sampling=available", *SUMS],
     ],
 )
 def test_the_last_allowed_value_passes(overrides: list[str], tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_works_is_let_through(overrides):
 
 def test_a_run_without_the_keys_is_what_it_was():
     """A configuration of an earlier version, in which they are absent, has the defaults: rounds as ever."""
-    from oblivionis.server.timing import timing
+    from oblivionis.server.rounds import waiting
 
     config = configuration.compose("smoke")
     lines = configuration.to_yaml(config)
@@ -76,4 +76,4 @@ def test_a_run_without_the_keys_is_what_it_was():
     from omegaconf import OmegaConf
 
     assert configuration.from_yaml(OmegaConf.to_yaml(tree)) == config
-    assert timing(config) == {"deadline": None, "oversample": 1.0, "durations": None, "buffer": None}
+    assert waiting(config) == {"deadline": None, "oversample": 1.0, "durations": None, "buffer": None}

@@ -1,0 +1,152 @@
+"""What deletion requests cost the server, by how many there are: ledger, batches, node map, holdings, report.
+
+    python -m benchmarks.speed.request_growth [--requests 100 1000 10000] [--per-round 100] [--json FILE] [--figure SVG]
+
+In this process, without Ray and without a model: as many clients as requests, each of which asks for its one record at
+round 1; FedTU serves them in batches of `--per-round` (`unlearning.requests.per_round`) on an in-memory federation. The
+unit is processor seconds of this process. The exponent is the slope of a straight line through the logarithms: 1 is
+linear, 2 quadratic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+from benchmarks.speed.supernodes import exponent
+from oblivionis.config import compose as configuration
+from oblivionis.data.partition import partition
+from oblivionis.data.records import Corpus, Record
+from oblivionis.reports.html import request_pages
+from oblivionis.requests.holdings import Holdings, SimulatedRequests
+from oblivionis.requests.judgement import VERIFIED, Judgement
+from oblivionis.requests.ledger import AllAtRound, Ledger
+from oblivionis.runs.directory import RunDirectory
+from strategies import protocol
+from strategies.factory import build
+from strategies.fedtu import FedTU, NodeMap, Options
+from strategies.listener import Listener
+from strategies.memory_grid import MemoryGrid
+
+WANTED = 1.3
+"""Largest exponent: n log n looks like that over two decades, n² like 2."""
+PARTICIPANTS = 10
+
+Parts = dict[str, float]
+
+
+class Applied(Listener):
+    """Notes in the ledger what each exchange served, as a stage does."""
+
+    def __init__(self, requests: SimulatedRequests) -> None:
+        self._requests = requests
+
+    def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: object) -> None:
+        if moment == "after_unlearn":
+            self._requests.applied(server_round, "0" * 64, "1" * 64)
+
+
+def measure(count: int, per_round: int, folder: Path) -> Parts:
+    """Processor seconds of each part, with `count` requests of `count` clients."""
+    parts: Parts = {}
+    records = tuple(Record(f"r{i}", f"q{i}", "a", f"subject {i}") for i in range(count))
+    corpus = Corpus("made", records, frozenset(r.id for r in records))
+    with _timed(parts, "partition"):
+        division = partition(corpus, scheme="iid", clients=count)
+    with _timed(parts, "holdings"):
+        holdings = Holdings.of(corpus, division)
+    grid = MemoryGrid({client: _answering(client) for client in range(count)})
+    nodes = NodeMap(partitions=count)
+    with _timed(parts, "node map"):
+        nodes.refresh(grid)
+    run = RunDirectory.create(folder, f"run-{count}")
+    config = configuration.compose("default", [f"federation.clients={count}", f"data.authors={min(count, 5000)}"])
+    run.write_config(configuration.to_yaml(config))
+    rounds = -(-count // per_round)
+    requests = SimulatedRequests(AllAtRound(1), Ledger(run.ledger_path), holdings, 0.5, rounds, per_round=per_round)
+    with _timed(parts, "served"):
+        FedTU(
+            build("fedavg", fraction_train=PARTICIPANTS / count),
+            requests=requests,
+            listener=Applied(requests),
+            nodes=nodes,
+            eligible=lambda client: client < PARTICIPANTS,
+            options=Options(stage="unlearn"),
+        ).start(grid, ArrayRecord({protocol.ADAPTER: Array(np.zeros(4, np.float32))}), num_rounds=rounds)
+    assert not requests.waiting(rounds), "all of them are served"
+    with _timed(parts, "verified"):
+        good = Judgement(VERIFIED, "", 0.0, {})
+        requests.verify(rounds, {r.id: good for r in requests.to_verify()})
+    with _timed(parts, "ledger read"):
+        Ledger(run.ledger_path)
+    with _timed(parts, "report pages"):
+        request_pages.write_pages(run, config)
+    return parts
+
+
+def _answering(client: int) -> Callable[[Message], RecordDict]:
+    def answer(message: Message) -> RecordDict:
+        metrics = MetricRecord({protocol.NUM_EXAMPLES: 1, protocol.PARTITION_ID: client})
+        return RecordDict({protocol.ARRAYS: message.content[protocol.ARRAYS], protocol.METRICS: metrics})
+
+    return answer
+
+
+@contextmanager
+def _timed(parts: Parts, name: str) -> Iterator[None]:
+    began = time.process_time()
+    yield
+    parts[name] = time.process_time() - began
+
+
+def main() -> None:
+    """Measure and print a line per part, with its exponent."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, nargs="+", default=[100, 1000, 10_000])
+    parser.add_argument("--per-round", type=int, default=100)
+    parser.add_argument("--json", type=Path, help="write the measurements there, too")
+    parser.add_argument("--figure", type=Path, help="draw the parts over the number of requests there, as SVG")
+    arguments = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(min(arguments.requests), arguments.per_round, Path(folder) / "warm")
+        found = {count: measure(count, arguments.per_round, Path(folder)) for count in arguments.requests}
+    print(f"{'processor seconds':<18}" + "".join(f"{count:>12}" for count in found) + f"{'exponent':>10}")
+    for name in next(iter(found.values())):
+        values = [(count, parts[name]) for count, parts in found.items()]
+        slope = exponent(values[-2:]) if len(values) > 1 else float("nan")
+        mark = "" if slope <= WANTED else f"  above {WANTED:g}"
+        print(f"{name:<18}" + "".join(f"{seconds:>12.4f}" for _, seconds in values) + f"{slope:>10.2f}{mark}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1))
+    if arguments.figure is not None:
+        draw(arguments.figure, found)
+
+
+def draw(file: Path, found: Mapping[int, Parts]) -> None:
+    """The parts over the number of requests, both logarithmic, and a line that is linear."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    counts = list(found)
+    for name in next(iter(found.values())):
+        axes.plot(counts, [found[count][name] for count in counts], marker="o", markersize=4, label=name)
+    low = min(seconds for seconds in found[counts[0]].values())
+    axes.plot(counts, [low * count / counts[0] for count in counts], color="0.6", linestyle="--", label="linear")
+    axes.set(xscale="log", yscale="log", xlabel="requests, one for each client", ylabel="processor seconds")
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    main()

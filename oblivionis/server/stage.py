@@ -1,0 +1,440 @@
+"""A stage of a run: its rounds, what is measured after each, and what is kept of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from evaluation.hook import Report
+from evaluation.ruler.evaluator import References
+from oblivionis.assessment import ruler
+from oblivionis.assessment.assessor import Measured
+from oblivionis.assessment.rebound import ReboundTracker, rebound_summary
+from oblivionis.assessment.ruler_oracles import noise_bands, states_of
+from oblivionis.assessment.verification import Verification
+from oblivionis.errors import RunError, RunFailed
+from oblivionis.models.negation import negated_numbers
+from oblivionis.reports import ruler as ruler_report
+from oblivionis.requests import seal
+from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
+from oblivionis.requests.holdings import SimulatedRequests
+from oblivionis.requests.ledger import in_words
+from oblivionis.runs.directory import Checkpoint, vector_hash
+from oblivionis.runs.privacy import train_steps, unlearn_steps
+from oblivionis.runs.updates import open_updates
+from oblivionis.server.client_audits import ClientAudits
+from oblivionis.server.context import Server
+from oblivionis.server.rounds import aggregator, sampling_of, waiting
+from strategies import protocol
+from strategies.buffered import BufferedFedTU
+from strategies.federaser import FedEraser
+from strategies.fedtu import FedTU, Listener, Options
+from strategies.orthogonal import Orthogonally
+from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
+from strategies.told import COUNTS, NUMBERS, TRAIN
+from strategies.weight_negation import ByNegation
+
+SENT, RECEIVED = "bytes_sent", "bytes_received"
+"""Bytes of all messages of a round, from the server and to it."""
+SAMPLING = {"finetune": "train", "retrain": "train", "unlearn": "unlearn", "local": "local"}
+"""Label of a stage's sampling and client seeds: retrain repeats finetune, without the records to forget."""
+
+
+class Stage:
+    """One of finetune, retrain, unlearn: rounds of FedTU and FedFT with an evaluation after each."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self.server, self.name = server, name
+        self.config, self.run, self.events = server.config, server.run, server.events
+        self.rounds: int = getattr(self.config.federation.rounds, name)
+        self.inner = aggregator(self.config, server.mean)
+        self.requests = self._requests()
+        self.sampling = sampling_of(self.config.federation, self._live)
+        self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
+        self.references: References | None = None
+        self.before: ruler.Before | None = None
+        self.label = SAMPLING[name]
+        self.kept: dict[str, np.ndarray] = {}
+        self.updates = open_updates(self.config, self.run.path, name)
+        self.private = server.private_mean(name)
+        wanted = self.config.evaluation.rebound
+        named = server.remote and not isinstance(self.requests, SealedRequests)
+        self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and named else None
+        local = name == "unlearn" and not server.remote
+        self.verification = Verification(self.run, self.config, server.assessor, name) if local else None
+        self.rebound = ReboundTracker(wanted, server.assessor, self.run, name) if local and wanted.enabled else None
+
+    def _requests(self) -> SimulatedRequests | NodeRequests | SealedRequests:
+        """Where this stage's requests come from: the nodes, a policy that plays them, or nowhere."""
+        server = self.server
+        if self.name == "unlearn" and self.config.unlearning.requests.policy == "nodes":
+            return server.node_requests()
+        policy = server.policy if self.name == "unlearn" else None
+        return SimulatedRequests.of(self.config, self.run, server.holdings, policy)
+
+    def execute(self) -> None:
+        started = time.perf_counter()
+        if self.name == "unlearn":
+            seal.begin(self.run, self.config, self.name, self.requests.ledger)
+        done, vector = self._recover()
+        self.events.stage_started(self.name, done, self.rounds)
+        if self.name == "unlearn" and self.oracle is None and not self.server.remote:
+            self.events.warning("no retrained model in this run: forget quality cannot be computed")
+        if self.name == "unlearn":
+            self._look_before()
+        if done == 0 and self.config.evaluation.at_start:
+            self.evaluate(0, "start", vector)
+        self.done, self.vector, self.start = done, vector, self.server.initial_vector(self.name)
+        self._rounds()
+        self._finish(time.perf_counter() - started)
+
+    def _look_before(self) -> None:
+        """What RULER compares with from here on, and its word on whether there is anything to unlearn."""
+        server, assessor = self.server, self.server.assessor
+        if assessor.ruler_ids is None:
+            return
+        common = (self.config, assessor, self.events, server.fingerprint)
+        self.references = ruler.references(self.run, *common)
+        known = self.references.original if self.references else ruler.stage_states(self.run, "finetune", *common)
+        try:
+            self.before = ruler.look_before(assessor, assessor.embed(server.start_vector), known)
+        except ValueError as error:
+            self.events.warning(f"RULER before unlearning: {error}")
+            return
+        self.events.note(ruler_report.before_unlearning(self.before))
+
+    def _recover(self) -> tuple[int, np.ndarray]:
+        """Continue after the last complete round, or start afresh."""
+        checkpoints = self.run.checkpoint_rounds(self.name)
+        if self.server.account is not None:
+            self.server.account.roll_back(self.name, self.run.load_checkpoint(self.name).round if checkpoints else 0)
+        if not checkpoints:
+            self.run.forget_metrics_after(self.name, -1)
+            self.requests.roll_back(0)
+            self._recover_updates(0)
+            return 0, self.server.initial_vector(self.name)
+        checkpoint = self.run.load_checkpoint(self.name)
+        self.kept = checkpoint.strategy_state
+        if self.private is not None:
+            self.private.clipping_norm = float(checkpoint.info.get("clipping_norm", self.private.clipping_norm))
+        self.run.forget_metrics_after(self.name, checkpoint.round)
+        self.requests.roll_back(checkpoint.round)
+        self._recover_updates(checkpoint.round)
+        return checkpoint.round, checkpoint.vector
+
+    def _recover_updates(self, done: int) -> None:
+        """The clients' updates as they were after round `done`. RunError where they are gone."""
+        if self.updates is None:
+            return
+        self.updates.roll_back(done)
+        if self.name == "unlearn" and done == 0 and (lacking := self.updates.lacking()):
+            raise RunError(f"{self.run.path} does not hold the clients' updates of {lacking}: start a new run")
+
+    def _serving(self) -> Serving:
+        """How requests are served, and where the clients' updates are remembered."""
+        unlearning, mean = self.config.unlearning, self.server.mean
+        summed = unlearning.merge == "sum"
+        if unlearning.method == "weight_negation" and self.name == "unlearn":
+            return ByNegation(self._negated(), self.updates)
+        if unlearning.method == "fedosd" and self.name == "unlearn":
+            common = {"mean": mean, "history": self.updates, "summed": summed}
+            return Orthogonally(self._able, **unlearning.params, **common)
+        if self.updates is not None and self.name == "unlearn":
+            if unlearning.method == "federaser":
+                ratio, epochs = unlearning.params["calibration_ratio"], self.config.federation.local_epochs
+                return ByErasure(FedEraser(self.inner, self.updates, local_epochs=epochs, calibration_ratio=ratio))
+            if unlearning.method == "pga":
+                return WithReference(self.updates, mean, summed=summed)
+        return ByUnlearning(mean, self.updates, summed=summed)
+
+    def _negated(self) -> np.ndarray:
+        """Which numbers of the global vector NoT negates. RunError where the model has no such layers."""
+        assembled, layers = self.server.assembled, int(self.config.unlearning.params["layers"])
+        try:
+            return negated_numbers(assembled.model, assembled.flat, self.config.model.mode, layers)
+        except ValueError as error:
+            raise RunError(f"unlearning.params.layers: {error}") from None
+
+    def _rounds(self) -> None:
+        """Run what is left; rounds are added while requests are pending, up to the configured number."""
+        kind = FedTU if self.config.federation.buffer.size == 0 else BufferedFedTU
+        fedtu = kind(
+            self.inner,
+            requests=self.requests,
+            serving=self._serving(),
+            listener=_Recorder(self),
+            nodes=self.server.nodes,
+            eligible=self._eligible,
+            options=Options(
+                seed=self.config.seed,
+                stage=self.label,
+                server_state_on_unlearn="reset" if self.config.strategy.server_state_on_unlearn == "reset" else "keep",
+                extra_rounds=self.config.unlearning.requests.extra_rounds,
+                numbers=COUNTS if self.config.privacy.level == "record" else NUMBERS,
+                bounds=self.server.bounds,
+                secure=self.server.secure_sums(self.private),
+                cover=self.config.unlearning.cover if self.name == "unlearn" else 0,
+                cover_each=self.config.unlearning.merge == "sum",
+                private_mean=self.private,
+                fitting=self.server.fitting,
+                sampling=self.sampling,
+                **waiting(self.config),
+            ),
+        )
+        fedtu.load_state_dict(self.kept)
+        fedtu.start(
+            self.server.grid,
+            ArrayRecord({protocol.ADAPTER: Array(self.vector)}),
+            num_rounds=self.rounds,
+            timeout=self.config.federation.timeout,
+            train_config=self.server.message_config(self.name),
+            start_round=self.done + 1,
+        )
+
+    def _eligible(self, client: int) -> bool:
+        """Whether `client` may train in this stage: it has records left and does not leave."""
+        return self._live(client) > 0
+
+    def _able(self) -> list[int]:
+        """The clients that may train in this stage."""
+        return [client for client in range(self.server.holdings.clients) if self._eligible(client)]
+
+    @property
+    def norm(self) -> dict[str, float]:
+        """The norm to which the next round clips, where it moves."""
+        private = self.private
+        return {"clipping_norm": private.clipping_norm} if private is not None and private.adaptive else {}
+
+    def account_for(self, kind: str, server_round: int, clients: Sequence[int]) -> None:
+        """Enter an exchange in which `clients` train with DP-SGD; who then does not answer counts, too."""
+        account, privacy = self.server.account, self.config.privacy
+        if account is None or privacy.level != "record":
+            return
+        assert privacy.clipping_norm is not None
+        if kind == "unlearn":
+            asked = Counter({c: 0 for c in clients})
+            for request in self.requests.asked(server_round):
+                asked[request.client] += len(request.record_ids)
+            steps = {c: unlearn_steps(self.config, asked[c], max(self._live(c) - asked[c], 0)) for c in clients}
+            if isinstance(self.requests, SealedRequests):  # nobody knows how a client divides what it holds
+                steps = {c: (1.0, unlearn_steps(self.config, self._live(c), 0)[1]) for c in clients}
+        else:
+            count = self.server.holdings.count
+            steps = {c: train_steps(self.config, live := self._live(c), max(live, count(c))) for c in clients}
+        account.local(self.name, server_round, kind, privacy.clipping_norm, steps)
+
+    def _live(self, client: int) -> int:
+        """Records that `client` may train on in this stage."""
+        if self.name == "unlearn":
+            return self.requests.live(client)
+        return self.server.holdings.live(client, without_forget_split=self.name == "retrain")
+
+    def evaluate(self, server_round: int, moment: str, vector: np.ndarray) -> Measured:
+        """Measure a global model and write the metrics; `moment` is start, after_unlearn, round or end."""
+        if self.server.assessor.empty:
+            return Measured(Report({}, {}, 0.0, {}), 0.0)
+        self.events.evaluating(moment)
+        measured = self.server.assessor.measure(
+            vector, full=moment == "end", oracle=self.oracle, references=self.references
+        )
+        self.run.append_metrics(measured.rows(self.name, server_round, moment))
+        self.events.evaluated(server_round, moment, measured.metrics, measured.seconds)
+        return measured
+
+    def _finish(self, seconds: float) -> None:
+        rounds = self.done
+        measured = self.evaluate(rounds, "end", self.vector)
+        outcome = self._verify(rounds, measured)
+        self.requests.close(rounds)
+        ruler.keep_states(self.run, self.name, measured.embedded, self.config, self.server.fingerprint)
+        waiting = self.requests.waiting(rounds)
+        if waiting:
+            named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
+            self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
+        rebound, per_request = rebound_summary(self.run.metrics(), self.name)
+        self.run.finish_stage(
+            self.name,
+            {
+                "stage": self.name,
+                "rounds": rounds,
+                "seconds": seconds,
+                "seed": self.config.seed,
+                "fingerprint": self.server.fingerprint,
+                "metrics": {**measured.metrics, **rebound},
+                "traffic": self._traffic(),
+                "requests": outcome,
+                **self._ruler_facts(measured),
+                **({"rebound": per_request} if per_request else {}),
+            },
+            measured.log,
+        )
+        self.events.stage_finished(self.name, seconds)
+
+    def _traffic(self) -> dict[str, float]:
+        """Mean bytes of a round, both ways."""
+        rows = [r["metrics"] for r in self.run.metrics() if (r["stage"], r["evaluator"]) == (self.name, "federation")]
+        known = [row for row in rows if SENT in row]
+        return {name: sum(row[name] for row in known) / len(known) for name in (SENT, RECEIVED)} if known else {}
+
+    def _verify(self, server_round: int, measured: Measured) -> dict[str, int]:
+        """Check the served requests; where the clients keep their records, by what they measured."""
+        waiting = self.requests.to_verify()
+        if self.audits is not None:
+            self.audits.ask(self.requests.served_so_far(), server_round, "final", self.vector)
+            return self.requests.verify(server_round, self.audits.judge(waiting, self.vector, self.start))
+        if self.verification is None:
+            return self.requests.verify(server_round, {})
+        found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
+        return self.requests.verify(server_round, found)
+
+    def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
+        """What the summary keeps of RULER beside the metrics: the look before unlearning, and the noise bands."""
+        if self.before is None or measured.embedded is None:
+            return {}
+        facts: dict[str, Any] = {"before": self.before.facts()}
+        oracles, known = self.server.oracles, self.references
+        try:
+            if known is not None:
+                facts["lens_1"] = ruler.lens_1_of_pair(known, measured.embedded, self.config)
+            if oracles:
+                states = states_of(oracles, self.config, self.server.assessor, self.events)
+                facts["bands"] = noise_bands(states, known and known.oracle, measured.embedded, self.config)
+                facts["oracles"] = [{"run": str(o.run.path), "seed": o.seed} for o in oracles]
+        except ValueError as error:
+            self.events.warning(f"RULER beside retrained models: {error}")
+        return {"ruler": facts}
+
+
+class _Recorder(Listener):
+    """Binds FedTU's hooks to the run directory and the display."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._round, self._replies, self._failures, self._trained = 0, 0, 0, False
+        self._kind, self._clients = "", dict[str, list[int]]()
+        self._cuts: list[dict[str, object]] = []
+        self._more: dict[str, float] = {}
+        self._sent = self._received = 0
+
+    def round_started(self, server_round: int, total: int) -> None:
+        self._stage.server.check_stop()
+        self._round, self._replies, self._failures, self._trained = server_round, 0, 0, False
+        self._clients, self._cuts, self._more = {}, [], {}
+        self._sent, self._received = self._stage.server.grid.sent, self._stage.server.grid.received
+        self._stage.events.round_started(server_round)
+
+    def exchange_started(self, kind: str, nodes: Sequence[int]) -> None:
+        self._stage.server.check_stop()
+        if kind == "unlearn":
+            addressed = set(nodes)
+            asking = [r for r in self._stage.requests.asked(self._round) if r.client in addressed]
+            first = {r.client for r in asking}
+            if self._stage.audits is not None:
+                self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
+            others = sum(n not in first for n in nodes)
+            covered = self._stage.config.unlearning.cover > 0
+            self._stage.events.requests(in_words(asking, **{"covering" if covered else "again": others}))
+        self._stage.account_for(kind, self._round, nodes)
+        self._kind = kind
+        self._stage.events.exchange_started(kind, nodes)
+
+    def reply(self, node: int, ok: bool, reason: str) -> None:
+        self._replies += ok
+        self._failures += not ok
+        self._clients.setdefault(self._kind if ok else "failed", []).append(node)
+        self._stage.events.reply(node, ok, reason)
+        if not ok and self._stage.config.strict:
+            raise RunFailed(f"strict: client {node} failed in round {self._round}: {reason}")
+
+    def exchange_ended(self, kind: str, accepted: int, left_out: int, seconds: float) -> None:
+        self._trained |= kind == "train"
+
+    def arrived(self, answers: int, sent: int) -> None:
+        self._stage.events.arrived(answers, sent)
+
+    def late(self, node: int, reason: str) -> None:
+        self._clients.setdefault("late", []).append(node)
+        self._more["late"] = self._more.get("late", 0) + 1
+
+    def discarded(self, node: int) -> None:
+        self._more["discarded"] = self._more.get("discarded", 0) + 1
+
+    def barrier(self, server_round: int, version: int, discarded: int) -> None:
+        self._stage.requests.barrier(server_round, version, discarded)
+
+    def clock(self, seconds: float) -> None:
+        self._more["clock_seconds"] = seconds
+
+    def cut(self, node: int, what: str, told: float, used: float) -> None:
+        self._cuts.append({"client": node, "what": what, "told": told, "used": used})
+        self._stage.events.warning(f"client {node}: the {what} {told:.4g} of its reply counts as {used:.4g}")
+
+    def checkpoint(self, server_round: int, moment: str, arrays: ArrayRecord, state: Mapping[str, np.ndarray]) -> None:
+        stage, vector = self._stage, _vector(arrays)
+        evaluation = stage.config.evaluation
+        if moment == "after_unlearn":
+            stage.requests.applied(server_round, vector_hash(stage.vector), vector_hash(vector))
+            served = stage.requests.served_in(server_round)
+            if (account := stage.server.account) is not None:
+                account.served([r.id for r in served], server_round)
+            if stage.verification is not None:
+                stage.verification.exchanged(served, server_round, stage.vector, vector)
+            if stage.rebound is not None:
+                stage.rebound.unlearned(served, server_round, stage.vector, vector)
+            if stage.audits is not None:
+                stage.audits.ask(served, server_round, "after", vector)
+            if evaluation.after_unlearn and (served or isinstance(stage.requests, SealedRequests)):
+                stage.evaluate(server_round, moment, vector)
+            return
+        every = evaluation.every
+        if stage.name != "unlearn" and evaluation.every_training is not None:
+            every = evaluation.every_training
+        if every and server_round % every == 0 and server_round < stage.rounds:
+            stage.evaluate(server_round, "round", vector)
+        if stage.rebound is not None:
+            stage.rebound.round_ended(stage.requests.served_so_far(), server_round, vector)
+        stage.run.save_checkpoint(
+            Checkpoint(stage.name, server_round, vector, dict(state), {"seed": stage.config.seed, **stage.norm}),
+            keep=stage.config.federation.keep_checkpoints,
+        )
+        if stage.updates is not None:
+            stage.updates.settle()
+        stage.done, stage.vector = server_round, vector
+
+    def round_completed(
+        self, server_round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float
+    ) -> None:
+        stage = self._stage
+        if not self._trained:
+            least = stage.config.federation.min_clients
+            stage.events.warning(f"round {server_round}: nobody trained, fewer than {least} clients are left that may")
+        values = {k: float(v) for k, v in metrics.items() if k in TRAIN and isinstance(v, int | float)}
+        grid = stage.server.grid
+        traffic = {SENT: grid.sent - self._sent, RECEIVED: grid.received - self._received}
+        values = {
+            "seconds": seconds,
+            "replies": self._replies,
+            "failures": self._failures,
+            **self._more,
+            **traffic,
+            **values,
+        }
+        row = {
+            "stage": stage.name,
+            "round": server_round,
+            "moment": "round",
+            "evaluator": "federation",
+            "metrics": values,
+        }
+        cuts = {"cut": self._cuts} if self._cuts else {}
+        stage.run.append_metrics([{**row, "clients": self._clients, **cuts, "time": time.time()}])
+        stage.events.round_finished(server_round, seconds)
+
+
+def _vector(arrays: ArrayRecord) -> np.ndarray:
+    return np.array(arrays[protocol.ADAPTER].numpy(), dtype=np.float32)

@@ -1,0 +1,142 @@
+"""Requests in batches: who comes when, against looking at every request; and what nobody has asked for yet."""
+
+import random
+
+import pytest
+
+from oblivionis.data.subjects import Subjects
+from oblivionis.requests.holdings import Holdings, SimulatedRequests
+from oblivionis.requests.ledger import PENDING, REJECTED, AllAtRound, Ledger, Request, Schedule
+from oblivionis.requests.open_records import OpenRecords
+
+HELD = {client: tuple(f"{client}-{n}" for n in range(3)) for client in range(6)}
+
+
+def requests_of(count, *, rounds=3):
+    rng = random.Random(count)
+    return [Request(f"r{rng.randrange(1000):03d}-{n}", n % 4, (f"x{n}",), 1 + n % rounds) for n in range(count)]
+
+
+def brute(ledger, server_round, most, most_of_client=None):
+    """By the definition: sort all, count per client, cut."""
+    due = [r for r in ledger if r.state == PENDING and r.round <= server_round]
+    taken, of_client = [], {}
+    for request in sorted(due, key=lambda r: (r.attempts, r.round, r.id)):
+        of_client[request.client] = of_client.get(request.client, 0) + 1
+        if most_of_client is None or of_client[request.client] <= most_of_client:
+            taken.append(request)
+    return sorted(taken[:most], key=lambda r: r.id)
+
+
+@pytest.mark.parametrize("most_of_client", [None, 1, 2])
+def test_batches_are_those_of_the_definition_whatever_happens(tmp_path, most_of_client):
+    """Random events, with a look after each, also by a ledger that is read from the file anew."""
+    rng, path = random.Random(7), tmp_path / "requests.jsonl"
+    ledger = Ledger(path)
+    ledger.submit(*requests_of(24))
+    for step in range(60):
+        waiting = [r for r in ledger if r.state == PENDING]
+        event = rng.choice(("served", "failed", "rejected", "back"))
+        if event == "back":
+            ledger.roll_back(rng.randrange(4))
+        elif waiting:
+            request, server_round = rng.choice(waiting), rng.randrange(1, 6)
+            if event == "served":
+                ledger.served(request.id, server_round)
+            elif event == "failed":
+                ledger.failed(request.id, server_round, "away")
+            elif step % 7 == 0:
+                ledger.rejected(request.id, server_round, "unknown")
+        for one in (ledger, Ledger(path)) if step % 10 == 0 else (ledger,):
+            for server_round, most in ((1, 3), (2, 5), (9, 50)):
+                expected = brute(one, server_round, most, most_of_client)
+                assert one.first_pending(server_round, most, most_of_client) == expected
+                assert one.first_pending(server_round, most, most_of_client) == expected, "looking changes nothing"
+            assert [r.id for r in one.pending(2)] == sorted(r.id for r in one if r.state == PENDING and r.round <= 2)
+            for n in range(7):
+                assert one.served_in(n) == [r for r in one if r.served_round == n]
+
+
+def source(path, policy, per_round=None, again=0, held=HELD):
+    holdings = Holdings(held, held, Subjects(()))
+    return SimulatedRequests(policy, Ledger(path), holdings, 0.5, 9, again, per_round)
+
+
+def test_without_a_limit_all_are_due_as_ever(tmp_path):
+    requests = source(tmp_path / "requests.jsonl", AllAtRound(1))
+    assert [r.node for r in requests.pending(1)] == [0, 1, 2, 3, 4, 5]
+    assert requests.asked(1) == requests.waiting(1)
+
+
+def test_a_client_that_never_answers_keeps_nobody_waiting(tmp_path):
+    """Two a round of six; clients 0 and 1 always fail: the others are served in the rounds right after."""
+    requests = source(tmp_path / "requests.jsonl", AllAtRound(1), per_round=2)
+    batches = []
+    for server_round in range(1, 5):
+        batch = requests.pending(server_round)
+        batches.append([r.node for r in batch])
+        assert [r.client for r in requests.asked(server_round)] == batches[-1]
+        for request in batch:
+            if request.node < 2:
+                requests.failed(request, server_round, "no reply")
+            else:
+                requests.served(request, server_round, {})
+        assert [r.client for r in requests.served_in(server_round)] == [n for n in batches[-1] if n > 1]
+    assert batches == [[0, 1], [2, 3], [4, 5], [0, 1]]
+
+
+def test_a_resumed_run_goes_on_with_the_same_batches(tmp_path):
+    """Rounds 2 and 3 are rolled back and repeated from the file: the same requests as the first time."""
+    path, first = tmp_path / "requests.jsonl", []
+    requests = source(path, AllAtRound(1), per_round=2)
+    for server_round in (1, 2, 3):
+        first.append(requests.pending(server_round))
+        for request in first[-1]:
+            requests.served(request, server_round, {})
+    later = source(path, AllAtRound(1), per_round=2)
+    later.roll_back(1)
+    for server_round in (2, 3):
+        batch = later.pending(server_round)
+        assert batch == first[server_round - 1]
+        for request in batch:
+            later.served(request, server_round, {})
+    assert later.pending(4) == []
+
+
+def test_what_is_served_again_is_what_the_last_rounds_served(tmp_path):
+    requests = source(tmp_path / "requests.jsonl", AllAtRound(1), per_round=2, again=2)
+    for server_round in (1, 2, 3):
+        for request in requests.pending(server_round):
+            requests.served(request, server_round, {})
+    assert [r.node for r in requests.again(3)] == [0, 1, 2, 3]
+    assert [r.node for r in requests.again(4)] == [2, 3, 4, 5]
+    assert [r.node for r in requests.again(1)] == []
+
+
+def test_open_records_are_those_that_no_earlier_request_names(tmp_path):
+    """Against looking at all requests, over random schedules; also when a round comes again or one is rejected."""
+    for seed in range(5):
+        rng = random.Random(seed)
+        ledger = Ledger(tmp_path / f"{seed}.jsonl")
+        records = OpenRecords(ledger, HELD)
+        for step in range(12):
+            server_round = rng.choice((step, step, max(0, step - 2)))
+            client = rng.randrange(6)
+            ids = tuple(rng.sample(HELD[client], rng.randrange(3)))
+            asked, open_ = records.before(server_round)
+            named = {i for r in ledger if r.round < server_round and r.state != REJECTED for i in r.record_ids}
+            assert set(asked) == named
+            assert {c: list(ids) for c, ids in open_.items()} == {
+                c: [i for i in ids if i not in named] for c, ids in HELD.items()
+            }
+            ledger.submit(Request(f"s{step}", client, ids, server_round))
+            if step % 5 == 4 and (waiting := ledger.pending(99)):
+                ledger.rejected(rng.choice(waiting).id, server_round, "unknown")
+
+
+def test_a_schedule_gives_each_round_its_own_in_their_order():
+    requests = tuple(requests_of(20))
+    schedule = Schedule(requests)
+    for n in range(5):
+        assert schedule.due(n, {}) == [r for r in requests if r.round == n]
+    assert schedule == Schedule(requests) != Schedule(requests[1:])
