@@ -1258,6 +1258,15 @@ class Federation:
         default=0.0,
         metadata=about("GPUs (or a share of one) that it reserves for a client.", unit="GPUs", at_least=0),
     )
+    client_processes: int | None = field(
+        default=None,
+        metadata=about(
+            "Client processes of a simulation; null: as many as cores and GPUs allow, and as take part in a round. More "
+            "than that share the cores, so that three clients, say, take one turn on two cores instead of two.",
+            unit="processes",
+            at_least=1,
+        ),
+    )
     ray_address: str | None = field(
         default=None,
         metadata=about(

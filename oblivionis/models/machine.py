@@ -58,9 +58,9 @@ def uses_gpu(config: Config, machine: Machine) -> bool:
 
 
 def client_processes(config: Config, machine: Machine) -> int:
-    """Client processes that run at once: as cores and GPUs allow, no more than clients take part in a round."""
+    """Client processes that run at once: as cores and GPUs allow, or as configured; no more than clients take part."""
     federation = config.federation
-    fitting = max(1, machine.cpus // federation.client_cpus)
+    fitting = federation.client_processes or max(1, machine.cpus // federation.client_cpus)
     if federation.client_gpus > 0:
         fitting = min(fitting, int(machine.gpus / federation.client_gpus))
     return min(fitting, participants(config))
