@@ -63,11 +63,12 @@ def _of_base(run: RunDirectory) -> Mapping[str, float]:
 
 
 def facts(
-    graph: Graph, store: Path, failures: Mapping[str, str], found: Collection[str], seconds: float
+    graph: Graph, store: Path, failures: Mapping[str, str], found: Collection[str], seconds: float | None
 ) -> dict[str, Any]:
     """What was run and what was found done, for the folder of the suite.
 
-    failures: why, by key; found: keys of what was there before; seconds: that the suite took.
+    failures: why, by key; found: keys of what was there before; seconds: that the suite took, None where
+    others did the runs.
     """
     return {
         "seconds": seconds,

@@ -27,7 +27,7 @@ class _Run(TypedDict):
 
 
 class _Nodes(TypedDict):
-    seconds: float
+    seconds: float | None
     nodes: list[_Run]
 
 
@@ -87,6 +87,9 @@ def _facts(settings: Settings, folder: Path, frame: pd.DataFrame) -> Iterator[tu
         yield "Machine", f"{environment.get('platform', '')}, {environment.get('cpus', '')} CPU cores"
     nodes = read_json(folder / NODES, _Nodes)
     done = [node for node in nodes["nodes"] if not node["error"]]
+    if nodes["seconds"] is None:
+        yield "Runs", f"{len(done)}, done by others and collected"
+        return
     shared = [node for node in done if node["shared"]]
     yield "Runs", f"{len(done)}, of which {len(shared)} were there before this suite was started or resumed"
     yield "Last start took", f"{nodes['seconds']:.0f} s"

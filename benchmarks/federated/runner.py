@@ -99,7 +99,7 @@ def gather(settings: Settings, folder: Path, console: Console, store: Path) -> N
         before = next((failures[need.key] for need in node.after if need.key in failures), None)
         if why := last_words(node.run(store).path) or (before and f"{_STARTS_FROM}: {before}"):
             failures[node.key] = why
-    _save(settings, cells, graph, folder, store, failures, {node.key for node in graph.nodes}, 0.0)
+    _save(settings, cells, graph, folder, store, failures, (), None)
     write_report(settings, folder, console)
     if lacking := _lacking(cells, graph, store):
         raise RunFailed(f"{len(lacking)} of {len(cells)} cells are not done: {', '.join(lacking)}")
@@ -113,7 +113,7 @@ def _save(
     store: Path,
     failures: Mapping[str, str],
     found: Collection[str],
-    seconds: float,
+    seconds: float | None,
 ) -> None:
     """Results and `nodes.json` of what is finished and what failed."""
     results.write(collecting.collect(settings.axes(), cells, graph, store, folder, failures), folder)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,8 +31,10 @@ _SCRIPT = """\
 {options}
 set -euo pipefail
 cd {place}
-read -r key _ < <(tail -n "+$((SLURM_ARRAY_TASK_ID + 1))" {tasks})
-exec {command} bench node {folder} "$key" --store {store}
+keys=(
+{keys}
+)
+exec {command} bench node {folder} "${{keys[$SLURM_ARRAY_TASK_ID]}}" --store {store}
 """
 
 _SUBMIT = """\
@@ -44,7 +45,8 @@ here={here}
 store={store}
 declare -A task=()
 
-if [ -n "$(squeue --noheader --me --name={names} --format=%A)" ]; then
+queued=$(squeue --noheader --me --name={names} --format=%A)  # where Slurm does not answer, nothing is submitted
+if [ -n "$queued" ]; then
     echo "runs of this suite are queued or under way: wait for them, or end them with scancel --me --name={names}" >&2
     exit 1
 fi
@@ -137,8 +139,9 @@ def write(graph: Graph, folder: Path, store: Path, slurm: Slurm, console: Consol
 
     place = (folder / FOLDER).resolve()
     found = arrays(graph.nodes, Demands(slurm.reserve, gpus_there=False, tell=say))
-    shutil.rmtree(place, ignore_errors=True)
-    (place / "logs").mkdir(parents=True)
+    (place / "logs").mkdir(parents=True, exist_ok=True)
+    for old in place.glob("array-*"):
+        old.unlink()
     common = {
         "place": shlex.quote(str(Path.cwd())),
         "command": shlex.join([sys.executable, "-m", "oblivionis.cli.main"]),
@@ -152,8 +155,9 @@ def write(graph: Graph, folder: Path, store: Path, slurm: Slurm, console: Consol
         write_atomic(place / f"{array.name}.tasks", "".join(lines))
         write_atomic(place / f"{array.name}.after", "".join(f"{node.key}\n" for node in array.after))
         options = "\n".join(f"#SBATCH {option}" for option in _options(array, name, place, slurm))
-        tasks = shlex.quote(str(place / f"{array.name}.tasks"))
-        write_atomic(place / f"{array.name}.sbatch", _SCRIPT.format(options=options, tasks=tasks, **common))
+        # In the script itself, which Slurm copies when it is submitted.
+        keys = "\n".join(node.key for node in array.nodes)
+        write_atomic(place / f"{array.name}.sbatch", _SCRIPT.format(options=options, keys=keys, **common))
         say(f"{array.name}: {len(array.nodes)} runs ({_stages(array)}), each with {array.demand}")
     calls = "\n".join(f"array {array.name}" for array in found)
     write_atomic(place / SUBMIT, _SUBMIT.format(arrays=calls, names=name, **common))
@@ -180,4 +184,4 @@ def _options(array: Array, name: str, place: Path, slurm: Slurm) -> list[str]:
     options += [f"--mem={-(-demand.memory // 2**20)}M"] if demand.memory else []
     options += [f"--gpus={demand.gpus}"] if demand.gpus else []
     options += [f"--time={slurm.limit}"] if slurm.limit is not None else []
-    return options + list(slurm.more)
+    return options + [shlex.quote(option) for option in slurm.more]

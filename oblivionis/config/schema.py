@@ -1258,11 +1258,11 @@ class Federation:
         default=0.0,
         metadata=about("GPUs (or a share of one) that it reserves for a client.", unit="GPUs", at_least=0),
     )
-    client_processes: int | None = field(
-        default=None,
+    client_processes: int = field(
+        default=1,
         metadata=about(
-            "Client processes of a simulation; null: as many as cores and GPUs allow, and as take part in a round. More "
-            "than that share the cores, so that three clients, say, take one turn on two cores instead of two.",
+            "At least so many client processes in a simulation, also where cores are fewer, and never more than take "
+            "part in a round. They share the cores: three clients then take one turn on two cores instead of two.",
             unit="processes",
             at_least=1,
         ),

@@ -58,9 +58,9 @@ def uses_gpu(config: Config, machine: Machine) -> bool:
 
 
 def client_processes(config: Config, machine: Machine) -> int:
-    """Client processes that run at once: as cores and GPUs allow, or as configured; no more than clients take part."""
+    """Client processes that run at once: as cores and GPUs allow, at least as configured, at most the participants."""
     federation = config.federation
-    fitting = federation.client_processes or max(1, machine.cpus // federation.client_cpus)
+    fitting = max(federation.client_processes, machine.cpus // federation.client_cpus)
     if federation.client_gpus > 0:
         fitting = min(fitting, int(machine.gpus / federation.client_gpus))
     return min(fitting, participants(config))

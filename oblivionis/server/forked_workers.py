@@ -75,8 +75,11 @@ def forked(threads: int, names: Sequence[str]) -> Iterator[None]:
             del os.environ[ADDRESS]
         else:
             os.environ[ADDRESS] = address_before
-        server.terminate()
-        server.communicate()
+        # It ends with its standard input, and ends what it has forked before.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.communicate(timeout=10)
+        server.kill()
+        server.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -170,7 +173,13 @@ def _fork(connection: socket.socket, children: dict[socket.socket, int]) -> None
     if request is None:
         connection.close()
         return
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:  # no memory or no process ids: the stand-in, unanswered, becomes the worker itself
+        for file in files:
+            os.close(file)
+        connection.close()
+        return
     if pid == 0:
         _become(request, files)
     for file in files:

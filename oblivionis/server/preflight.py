@@ -123,5 +123,8 @@ def _advice(config: Config) -> str:
         more.append("training.gradient_checkpointing=true")
     if config.model.mode == "lora" and config.model.quantization == "none":
         more.append("model.quantization=nf4")
-    more.append("fewer clients at a time (larger federation.client_cpus or federation.client_gpus)")
+    fewer = "larger federation.client_cpus or federation.client_gpus"
+    if config.federation.client_processes > 1:
+        fewer = f"federation.client_processes=1, {fewer}"
+    more.append(f"fewer clients at a time ({fewer})")
     return f"Lower {', '.join(options[:-1])} or {options[-1]}, or try {', '.join(more)}"

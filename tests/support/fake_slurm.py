@@ -59,3 +59,4 @@ if __name__ == "__main__":
         print(f"{sbatch(place, sys.argv[2:])};cluster")
     else:
         print(os.environ.get("FAKE_SLURM_QUEUED", ""), end="")
+        sys.exit(int(os.environ.get("FAKE_SLURM_DOWN", "0")))

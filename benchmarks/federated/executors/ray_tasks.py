@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.federated import identity
 from benchmarks.federated.demand import Demand, Demands, check
 from benchmarks.federated.executors import ray_worker
 from benchmarks.federated.executors.parcels import Piece, Unpacking, pieces
@@ -139,7 +138,7 @@ class RayExecutor:
 
         parcel = [] if self._sharing else [ray.put(piece) for piece in pieces(run.path)]
         demand = self._demands[node.key]
-        order = Order(node.key, self._probe, Path.cwd(), identity.program(), demand.cpus, parcel)
+        order = Order(node.key, self._probe, Path.cwd(), ray_worker.versions(), demand.cpus, parcel)
         task = _Task(node, run.path, order, demand)
         task.begin()
         self._tasks.append(task)
@@ -172,8 +171,10 @@ class RayExecutor:
         deadline = time.monotonic() + _CANCEL_S
         while any(task.outcome is None and task.listen() is None for task in self._tasks):
             if time.monotonic() > deadline:
-                return
+                break
             time.sleep(0.1)
+        for task in self._tasks:
+            task.drop()
 
 
 def _has(resources: Mapping[str, float], demand: Demand) -> bool:
@@ -206,7 +207,7 @@ class _Task:
         """Ask for a machine, for the first time or again."""
         import ray
 
-        self._drop()
+        self.drop()
         self.host, self._line, self.times = "", "", self.times + 1
         task: Any = ray.remote(ray_worker.work).options(
             name=self.node.label,
@@ -238,7 +239,7 @@ class _Task:
 
     def fail(self, reason: str) -> None:
         """It has ended without its results."""
-        self._drop()
+        self.drop()
         self.outcome = Ended(reason)
 
     def listen(self) -> str | None:
@@ -277,7 +278,8 @@ class _Task:
         else:
             self._line = said
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Forget files that have come in part."""
         if self._arriving is not None:
             self._arriving.drop()
             self._arriving = None

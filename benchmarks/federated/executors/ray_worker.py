@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +46,14 @@ class Probe:
 class Order:
     """A run to be done: key: its folder in the store that `probe` lies in; folder: where its relative paths begin.
 
-    program: hash of the program that asks; parcel: pieces of the prepared run in Ray's object store, for a machine that
-    does not see the store.
+    versions: those of the machine that asks; parcel: pieces of the prepared run in Ray's object store, for a machine
+    that does not see the store.
     """
 
     key: str
     probe: Probe
     folder: Path
-    program: str
+    versions: Mapping[str, str]
     cpus: int
     parcel: Sequence[Any]
 
@@ -96,11 +96,16 @@ def inputs(folder: Path, texts: Sequence[str]) -> dict[str, str | None]:
 def work(order: Order) -> Iterator[Begun | str | Piece | Ended]:
     """Do a run: that it has begun, what it says meanwhile, its files where the store is not seen, and how it ended."""
     yield Begun(socket.gethostname())
-    if identity.program() != order.program:
-        yield Ended(f"{socket.gethostname()} has another program than the machine that asks: install the same on all")
+    # Who joined after the suite began has not been asked for any of this.
+    host, here = socket.gethostname(), versions()
+    if other := [name for name, version in order.versions.items() if here.get(name) != version]:
+        yield Ended(f"{host} has another version of {', '.join(other)} than the machine that asks: install the same")
+        return
+    shared = order.probe.seen()
+    if not shared and not order.parcel:
+        yield Ended(f"{host} does not see the store, which all machines did when the suite began")
         return
     with ExitStack() as held:
-        shared = order.probe.seen()
         try:
             folder = order.probe.file.parent / order.key if shared else held.enter_context(_unpacked(order))
             _wait_until_free(RunDirectory(folder))

@@ -13,7 +13,7 @@ def test_serving_requests_in_batches_is_not_quadratic(tmp_path, caplog):
     few, many = (measure(count, 25, tmp_path) for count in (50, 300))
     assert few.keys() == many.keys()
     for name, seconds in many.items():
-        assert seconds < 18 * max(few[name], 0.01), f"{name}: {few[name]:.3f} s at 50, {seconds:.3f} s at 300"
+        assert seconds < 18 * max(few[name], 0.002), f"{name}: {few[name]:.3f} s at 50, {seconds:.3f} s at 300"
 
 
 def test_the_exponent_is_that_of_a_power():

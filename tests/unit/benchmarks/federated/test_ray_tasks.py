@@ -131,6 +131,19 @@ def test_a_run_begins_anew_where_its_machine_is_lost_but_not_for_ever(enter):
     assert len(told) == 2 * (TIMES - 1) and "it begins anew elsewhere (2 of 3)" in told[0] and not executor._tasks
 
 
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [({}, "does not see the store, which all machines did"), ({"torch": "1.0"}, "has another version of torch than")],
+)
+def test_a_machine_that_joined_later_does_nothing_that_it_cannot_do_right(versions, reason, tmp_path):
+    """The run's folder in the store stays as it is, whatever that machine would send back."""
+    probe = ray_worker.Probe(tmp_path / "elsewhere" / "probe", "text")
+    order = ray_worker.Order("finetune-1", probe, tmp_path, {**ray_worker.versions(), **versions}, 1, [])
+    begun, ended = ray_worker.work(order)
+    assert isinstance(begun, ray_worker.Begun) and isinstance(ended, Ended) and reason in ended.failure
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_run_of_each_demand_waits_for_a_machine(enter):
     executor, _ = enter([{}], LARGE)
     first, second, _ = executor._nodes

@@ -137,6 +137,21 @@ def test_a_suite_that_is_queued_is_not_submitted_twice(written):
     assert done.returncode == 1 and jobs == [] and "scancel --me --name=oblivionis-" in done.stderr
 
 
+def test_nothing_is_submitted_where_slurm_does_not_say_what_is_queued(written):
+    _, _, submit = written
+    done, jobs = submit(FAKE_SLURM_DOWN="1")
+    assert done.returncode == 1 and jobs == []
+
+
+def test_a_task_does_the_run_that_its_number_meant_when_it_was_submitted(written):
+    """Slurm copies a script when it is submitted: it names its runs itself, in the order of the list beside it."""
+    place, *_ = written
+    for script in place.glob("array-*.sbatch"):
+        text = script.read_text()
+        assert text.partition("keys=(\n")[2].partition("\n)\n")[0].split() == keys(script)
+        assert ".tasks" not in text
+
+
 # -- what a run asks for -------------------------------------------------------------------------------------------
 
 

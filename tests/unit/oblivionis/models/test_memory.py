@@ -326,6 +326,7 @@ def test_weights_that_processes_have_in_common_count_once(monkeypatch: pytest.Mo
         (["federation.clients=40", "federation.fraction_train=0.2", "federation.client_processes=3"], CPU, 3),
         (["federation.clients=40", "federation.client_gpus=1", "federation.client_processes=3"], GPUS, 2),
         (["federation.client_processes=5"], CPU, 2),
+        (["federation.clients=40", "federation.fraction_train=0.2", "federation.client_processes=3"], GPUS, 8),
     ],
 )
 def test_client_processes_are_bounded_by_cores_gpus_and_participants(
