@@ -15,14 +15,14 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from benchmarks.speed.supernodes import exponent
+from benchmarks.speed.supernodes import draw, exponent
 from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
@@ -129,23 +129,8 @@ def main() -> None:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=1))
     if arguments.figure is not None:
-        draw(arguments.figure, found)
-
-
-def draw(file: Path, found: Mapping[int, Parts]) -> None:
-    """The parts over the number of requests, both logarithmic, and a line that is linear."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    counts = list(found)
-    for name in next(iter(found.values())):
-        axes.plot(counts, [found[count][name] for count in counts], marker="o", markersize=4, label=name)
-    low = min(seconds for seconds in found[counts[0]].values())
-    axes.plot(counts, [low * count / counts[0] for count in counts], color="0.6", linestyle="--", label="linear")
-    axes.set(xscale="log", yscale="log", xlabel="requests, one for each client", ylabel="processor seconds")
-    axes.legend(frameon=False, fontsize="small")
-    figure.savefig(file)
+        lines = {name: [(count, parts[name]) for count, parts in found.items()] for name in next(iter(found.values()))}
+        draw(arguments.figure, lines, "requests, one for each client", "processor seconds")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What SuperNodes cost that take no part: start-up, a warm round and memory, by how many are registered.
 
     python -m benchmarks.speed.supernodes [--nodes 30 300] [--participants 3] [--rounds 12] [--samples 1] [--json FILE]
+                                          [--figure SVG]
 
 Each run is a real `oblivionis simulate` of the stage finetune on the tiny model: `participants` clients take part in a
 round (all, where there are fewer), and every client holds four records, so that a round does the same work whatever the
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--samples", type=int, default=1, help="alternating runs of each; the best of each kind counts")
     parser.add_argument("--json", type=Path, help="write the measurements there, too")
+    parser.add_argument("--figure", type=Path, help="draw them over the number of SuperNodes there, as SVG")
     arguments = parser.parse_args()
     if arguments.rounds <= COLD_ROUNDS:
         parser.error(f"--rounds must be above {COLD_ROUNDS}")
@@ -159,6 +161,13 @@ def main() -> None:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(m) for m in found], indent=1))
     _compare(arguments.nodes, found)
+    if arguments.figure is not None:
+        lines = {
+            "start-up, s": [(m.nodes, m.start_seconds) for m in found],
+            "warm round, s": [(m.nodes, m.round_seconds) for m in found],
+            "peak memory, GB": [(m.nodes, m.peak_bytes / 1e9) for m in found],
+        }
+        draw(arguments.figure, lines, f"registered SuperNodes, {arguments.participants} in a round", "seconds, GB")
 
 
 def _compare(nodes: Sequence[int], found: Sequence[Measured]) -> None:
@@ -169,6 +178,22 @@ def _compare(nodes: Sequence[int], found: Sequence[Measured]) -> None:
         wanted = f" (wanted: at most {WANTED[name]:g})" if name in WANTED else ""
         slope = f", exponent {exponent(best):.2f}" if len(best) > 2 else ""
         print(f"{name}: {ratio:.2f} times as much{wanted}{slope}")
+
+
+def draw(file: Path, lines: Mapping[str, Sequence[tuple[int, float]]], along: str, up: str) -> None:
+    """Values by numbers, both logarithmic, and a line that is linear below them, as SVG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+    numbers = [number for number, _ in next(iter(lines.values()))]
+    low = min(points[0][1] for points in lines.values())
+    axes.plot(numbers, [low * number / numbers[0] for number in numbers], color="0.6", linestyle="--", label="linear")
+    axes.set(xscale="log", yscale="log", xlabel=along, ylabel=up)
+    axes.legend(frameon=False, fontsize="small")
+    figure.savefig(file)
 
 
 if __name__ == "__main__":
