@@ -75,7 +75,8 @@ class PowerOfChoice(Sampling):
     A client that was never asked counts as ∞, so that each is heard once; ties are broken at random. One that told no
     loss when it was asked last counts as the smallest that was known then, so that rounds do not fill with clients that
     do not answer. Updates count alike. (Cho, Wang and Joshi 2022, Towards Understanding Biased Client Selection in
-    Federated Learning, section 4; its pow-d asks all candidates for the loss of the present model instead, which costs a message and a pass for each.)
+    Federated Learning, section 4; its pow-d asks all candidates for the loss of the present model
+    instead, which costs a message and a pass for each.)
 
     `size`: records of a client, above 0. Raises ValueError for fewer than one candidate.
     """

@@ -134,6 +134,7 @@ def test_who_tells_more_records_later_is_drawn_no_more_often(tmp_path, sampling,
     live = partial(holdings.live, without_forget_split=False)
     claimed, honest = sampling_of(federation, live, holdings.declared), {0: 4, 1: 4, 2: 1}
     plain = sampling_of(federation, honest.__getitem__, lambda client: None)
+    assert claimed is not None and plain is not None
     for seed in range(40):
         draws = [one.draw(range(3), 1, random.Random(seed), lambda c: c) for one in (claimed, plain)]
         assert draws[0] == draws[1]
