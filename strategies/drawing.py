@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from strategies.bounds import Bounds, set_weight
+from strategies.bounds import Bounds, Cut, set_weight
 from strategies.replies import Verdict, metrics_of
 from strategies.sampling import Drawn, Reach, Sampling
 
@@ -34,15 +34,23 @@ class Drawing:
             for message, client in zip(messages, self.drawn.clients, strict=False)
         ]
 
-    def hear(self, verdicts: Sequence[Verdict], bounds: Bounds | None, weight_key: str) -> None:
-        """Have each good reply count what the draw says, and tell the sampling their losses."""
+    def hear(self, verdicts: Sequence[Verdict], bounds: Bounds | None, weight_key: str) -> list[Cut]:
+        """Have each good reply count what the draw says, and tell the sampling who was asked and their losses.
+
+        Returns the weights that `bounds` lowered.
+        """
+        cuts = list[Cut]()
         good = {v.partition: v for v in verdicts if v.reply is not None}
         if (weights := self.drawn.weights) is not None:
             used = {client: weights[client] for client in good}
             for client, weight in (used if bounds is None else bounds.shared(used)).items():
                 set_weight(good[client], weight_key, weight)
+                if weight != used[client]:
+                    cuts.append(Cut(client, "weight", used[client], weight))
         told = {c: metrics_of(v.reply).get(LOSS) for c, v in good.items() if v.reply is not None}
-        self.sampling.heard({c: float(loss) for c, loss in told.items() if isinstance(loss, int | float)})
+        losses = {c: float(loss) for c, loss in told.items() if isinstance(loss, int | float)}
+        self.sampling.heard(self.drawn.clients, losses)
+        return cuts
 
 
 def further(messages: Sequence[Message], nodes: Sequence[int], factor: float) -> list[Message]:

@@ -173,11 +173,15 @@ class Exchanges:
             if verdict.reply is None:
                 text = "client %d left out of the %s exchange: %s"
                 self.warn(server_round, text, verdict.partition, kind, verdict.reason)
+        self.tell_cuts(server_round, cuts)
+        return sorted([*verdicts, *late], key=lambda verdict: verdict.partition)
+
+    def tell_cuts(self, server_round: int, cuts: Sequence[Cut]) -> None:
+        """Tell the listener, and the log, what was cut of replies."""
         for cut in cuts:
             self.listener.cut(cut.client, cut.what, cut.told, cut.used)
             text = "client %d: the %s %g of its reply counts as %g"
             self.warn(server_round, text, cut.client, cut.what, cut.told, cut.used)
-        return sorted([*verdicts, *late], key=lambda verdict: verdict.partition)
 
     def _read(
         self,

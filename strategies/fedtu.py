@@ -445,8 +445,9 @@ class FedTU(WrappingStrategy):
         if private is not None and self._options.secure is not None and messages:
             private.announce("train", server_round, len(messages), None)  # the server, which draws, is the adversary
         verdicts = run.exchanges.hold("train", server_round, messages, arrays, enough=wanted)
-        if drawing is not None:
-            drawing.hear(verdicts, run.exchanges.bounds, self._keys.weight)
+        if drawing is not None and messages:
+            cuts = drawing.hear(verdicts, run.exchanges.bounds, self._keys.weight)
+            run.exchanges.tell_cuts(server_round, cuts)
         if messages and not any(verdict.reply is not None for verdict in verdicts):
             run.exchanges.warn(server_round, "no valid reply, the model stays as it is")
         return verdicts

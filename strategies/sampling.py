@@ -36,8 +36,8 @@ class Sampling(ABC):
     def draw(self, clients: Sequence[int], count: int, rng: random.Random, reach: Reach) -> Drawn:
         """At most `count` of `clients`, ascending partition ids, by `rng`."""
 
-    def heard(self, losses: Mapping[int, float]) -> None:
-        """The training losses of those that answered, by client; here nothing is made of them."""
+    def heard(self, asked: Collection[int], losses: Mapping[int, float]) -> None:
+        """Who was asked to train, and the losses of those that answered, by client; here nothing is made of them."""
         return None
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -72,9 +72,11 @@ class BySize(Sampling):
 class PowerOfChoice(Sampling):
     """Of `candidates` clients, drawn by size, those with the largest loss when they last trained (rpow-d).
 
-    A client that never trained counts as ∞, so that each is heard once; ties are broken at random. Updates count alike.
-    (Cho, Wang and Joshi 2022, Towards Understanding Biased Client Selection in Federated Learning, section 4; its
-    pow-d asks all candidates for the loss of the present model instead, which costs a message and a pass for each.)
+    A client that was never asked counts as ∞, so that each is heard once; ties are broken at random. One that told no
+    loss when it was asked last counts as the smallest that was known then, so that rounds do not fill with clients that
+    do not answer. Updates count alike. (Cho, Wang and Joshi 2022, Towards Understanding Biased Client Selection in
+    Federated Learning, section 4; its pow-d asks all candidates for the loss of the present model
+    instead, which costs a message and a pass for each.)
 
     `size`: records of a client, above 0. Raises ValueError for fewer than one candidate.
     """
@@ -93,11 +95,14 @@ class PowerOfChoice(Sampling):
         chosen = tuple(sorted(candidates[:count]))
         return Drawn(chosen, dict.fromkeys(chosen, 1.0))
 
-    def heard(self, losses: Mapping[int, float]) -> None:
+    def heard(self, asked: Collection[int], losses: Mapping[int, float]) -> None:
         self._losses.update(losses)
+        if self._losses:
+            smallest = min(self._losses.values())
+            self._losses.update({client: smallest for client in asked if client not in losses})
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The last known losses, and whose they are."""
+        """The last known losses, and whose they are; also those that stand for clients that told none."""
         known = sorted(self._losses)
         losses = [self._losses[client] for client in known]
         return {"clients": np.array(known, dtype=np.int64), "losses": np.array(losses)} if known else {}

@@ -384,7 +384,8 @@ class Requests:
         default=None,
         metadata=about(
             "At most so many requests of all clients together are served in a round: those that failed least often, "
-            "then those asked for first; the others wait for the next. null: all that are due.",
+            "of these each client's first before anybody's second, then those asked for first; the others wait for the "
+            "next. null: all that are due.",
             unit="requests",
             at_least=1,
         ),

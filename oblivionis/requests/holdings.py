@@ -68,7 +68,7 @@ class LedgerRequests:
     def __init__(self, ledger: Ledger, max_rouge: float, again: int = 0, per_round: int | None = None) -> None:
         self._ledger, self._max_rouge, self._again, self._per_round = ledger, max_rouge, again, per_round
         self._repeated: list[str] = []
-        self._batch: tuple[int, list[Request]] = (0, [])
+        self._batch: tuple[int | None, list[Request]] = None, []
 
     @property
     def ledger(self) -> Ledger:
@@ -133,7 +133,7 @@ class LedgerRequests:
 
     def asked(self, server_round: int) -> list[Request]:
         """The requests that the exchange of `round` is about: its batch if there is one, else all that are pending."""
-        if self._per_round is not None and self._batch[0] == server_round:
+        if self._batch[0] == server_round:
             return self._batch[1]
         return self.waiting(server_round)
 

@@ -90,6 +90,8 @@ class Ledger:
         self._place: dict[str, int] = {}
         self._of_client: dict[int, list[str]] = {}
         self._pending: dict[str, None] = {}
+        self._pending_of = Counter[int]()
+        self._behind: dict[str, int] = {}
         self._queue = Queue()
         self.rejections = 0
         self._served_in: dict[int, dict[str, None]] = {}
@@ -140,7 +142,9 @@ class Ledger:
         return sorted((r for r in waiting if r.round <= server_round), key=lambda r: r.id)
 
     def first_pending(self, server_round: int, most: int, most_of_client: int | None = None) -> list[Request]:
-        """At most `most` of them, ordered by id: those that failed least often, of these those asked for first.
+        """At most `most` of them, ordered by id: those that failed least often, of these each client's first before
+        anybody's second, and then those asked for first. Which of its client's a request is was settled when it was
+        asked for: by how many were pending then.
 
         `most_of_client`: no more than so many of one client.
         """
@@ -321,6 +325,8 @@ class Ledger:
         before = self._requests.get(request.id)
         self._requests[request.id] = request
         self._place.setdefault(request.id, len(self._place))
+        self._behind.setdefault(request.id, self._pending_of[request.client])
+        self._pending_of[request.client] += (request.state == PENDING) - (request.id in self._pending)
         if before is not None and before.served_round is not None:
             self._served_in[before.served_round].pop(request.id, None)
         if request.served_round is not None:
@@ -328,17 +334,16 @@ class Ledger:
         self.rejections += request.state == REJECTED
         if request.state == PENDING:
             self._pending[request.id] = None
-            self._queue.add(turn_of(request))
+            self._queue.add(self._turn(request))
         else:
             self._pending.pop(request.id, None)
 
     def _is_in_turn(self, turn: Turn) -> bool:
-        return turn[2] in self._pending and turn == turn_of(self._requests[turn[2]])
+        return turn[-1] in self._pending and turn == self._turn(self._requests[turn[-1]])
 
-
-def turn_of(request: Request) -> Turn:
-    """What puts pending requests in the order in which a batch takes them."""
-    return request.attempts, request.round, request.id
+    def _turn(self, request: Request) -> Turn:
+        """What puts pending requests in the order in which a batch takes them."""
+        return request.attempts, self._behind[request.id], request.round, request.id
 
 
 def _asked(request: Request) -> dict[str, object]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-Turn = tuple[int, int, str]
-"""Failed attempts, round from which on it may be served, id: the smallest comes first."""
+Turn = tuple[int, int, int, str]
+"""Failed attempts, how many of its client's own were pending when it was asked for, round from which on it may be
+served, id: the smallest comes first."""
 
 
 class Queue:
@@ -28,8 +29,8 @@ class Queue:
             if (seen and turn == seen[-1]) or not holds(turn):
                 continue
             seen.append(turn)
-            if takes(turn[2]):
-                found.append(turn[2])
+            if takes(turn[-1]):
+                found.append(turn[-1])
         for turn in seen:
             heapq.heappush(self._heap, turn)
         return found

@@ -44,14 +44,15 @@ class RemoteHoldings:
         return self._told(client, protocol.NUM_RECORDS)
 
     def declared(self, client: int) -> int | None:
-        """Records of `client` when it was first asked in this run: no weight of its replies is above that.
+        """Records of `client` when it was first asked in this run: no weight of its replies, and no size by
+        which it is drawn, is above that.
 
         None for one that has not answered yet. What a client tells later may only be less.
         """
         if self._known is None:
             return self.count(client) or None
-        if self._known.records(client) is None and (told := self.count(client)):
-            self._known.declare(client, told)
+        if self._nodes is not None and self._known.records(client) is None and self.count(client):
+            self._known.declare({c: told for c in self._nodes.answers if (told := self.count(c))})
         return self._known.records(client)
 
     def live(self, client: int, *, without_forget_split: bool) -> int:

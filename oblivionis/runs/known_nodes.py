@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,15 +59,16 @@ class KnownNodes:
     def bind(self, client: int, key: str) -> None:
         """Note whose key `client` has; the first one stays."""
         if key and not self.key(client):
-            self._note(client, replace(self._nodes.get(client, KnownNode()), key=key))
+            self._note({client: replace(self._nodes.get(client, KnownNode()), key=key)})
 
-    def declare(self, client: int, records: int) -> None:
-        """Note how many records `client` declares; the first number stays."""
-        if self.records(client) is None:
-            self._note(client, replace(self._nodes.get(client, KnownNode()), records=records))
+    def declare(self, records: Mapping[int, int]) -> None:
+        """Note how many records clients declare, at once; of each the first number stays."""
+        new = {client: count for client, count in records.items() if self.records(client) is None}
+        if new:
+            self._note({c: replace(self._nodes.get(c, KnownNode()), records=count) for c, count in new.items()})
 
-    def _note(self, client: int, node: KnownNode) -> None:
-        self._nodes[client] = node
+    def _note(self, nodes: Mapping[int, KnownNode]) -> None:
+        self._nodes |= nodes
         entries = {str(c): {"key": n.key, "records": n.records} for c, n in sorted(self._nodes.items())}
         write_json(self.path, entries)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from oblivionis.config import compose as configuration
-from oblivionis.config.schema import Config
+from oblivionis.config.schema import Config, Model
 from oblivionis.errors import RunError
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
@@ -68,10 +68,14 @@ def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> N
 def differing(ours: Config, theirs: Config) -> list[str]:
     """Names of the settings that influence finetune and retrain, or their evaluation, and differ."""
     pairs: dict[str, tuple[object, object]] = {
-        name: (getattr(ours, name), getattr(theirs, name)) for name in ("model", "data", "training", "seed")
+        name: (getattr(ours, name), getattr(theirs, name)) for name in ("data", "training", "seed")
     }
-    drawn = ("clients", "fraction_train", "min_clients", "sampling", "candidates")
-    for name in (*drawn, "local_epochs", "max_update_norm", "max_weight_share"):
+    pairs["model"] = _without_unlearning_rank(ours.model), _without_unlearning_rank(theirs.model)
+    drawn = ["clients", "fraction_train", "min_clients", "sampling", "candidates"]
+    if ours.federation.sampling == "available":
+        drawn.append("available_within")
+    waited = ("deadline", "oversample", "buffer", "simulated_seconds")
+    for name in (*drawn, *waited, "local_epochs", "max_update_norm", "max_weight_share"):
         pairs[f"federation.{name}"] = (getattr(ours.federation, name), getattr(theirs.federation, name))
     pairs["federation.compression"] = (
         dataclasses.replace(ours.federation.compression, unlearning=False),
@@ -85,6 +89,10 @@ def differing(ours: Config, theirs: Config) -> list[str]:
     pairs["privacy.level"] = (ours.privacy.level, theirs.privacy.level)
     pairs["evaluation.full"] = (ours.evaluation.full, theirs.evaluation.full)
     return [name for name, (a, b) in pairs.items() if _plain(a) != _plain(b)]
+
+
+def _without_unlearning_rank(model: Model) -> Model:
+    return dataclasses.replace(model, lora=dataclasses.replace(model.lora, unlearning_rank="own"))
 
 
 def _plain(value: object) -> str:

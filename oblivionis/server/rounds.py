@@ -28,8 +28,18 @@ def aggregator(config: Config, mean: Mean | None = None) -> ServerStep:
     )
 
 
-def sampling_of(federation: Federation, size: Callable[[int], int]) -> Sampling | None:
-    """None for `uniform`, which is Flower's own. `size`: the records that a client may train on, above 0."""
+def sampling_of(
+    federation: Federation, live: Callable[[int], int], declared: Callable[[int], int | None]
+) -> Sampling | None:
+    """None for `uniform`, which is Flower's own. `live`: the records that a client may train on, above 0; `declared`:
+    those that it had when it was first asked, None where nobody knows. Its size is the smaller number, so that no
+    client is drawn more often by telling more later.
+    """
+
+    def size(client: int) -> int:
+        first = declared(client)
+        return live(client) if first is None else min(live(client), first)
+
     if federation.sampling == "by_size":
         return BySize(size)
     if federation.sampling == "power_of_choice":

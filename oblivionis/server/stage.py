@@ -54,7 +54,7 @@ class Stage:
         self.rounds: int = getattr(self.config.federation.rounds, name)
         self.inner = aggregator(self.config, server.mean)
         self.requests = self._requests()
-        self.sampling = sampling_of(self.config.federation, self._live)
+        self.sampling = sampling_of(self.config.federation, self._live, server.holdings.declared)
         self.oracle = self.run.evaluation_log("retrain") if name == "unlearn" else None
         self.references: References | None = None
         self.before: ruler.Before | None = None

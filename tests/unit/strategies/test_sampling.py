@@ -11,9 +11,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
-from support.fedtu_clients import adapter, content, federation, flat, honest, noise
+from support.fedtu_clients import Recorder, adapter, content, federation, flat, honest, noise
 
 from strategies import protocol
+from strategies.bounds import Bounds
 from strategies.factory import build
 from strategies.fedtu import FedTU, NodeMap, Options
 from strategies.memory_grid import MemoryGrid
@@ -109,7 +110,7 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates():
     """Against the definition: which candidates a seed draws, then the largest known losses among them."""
     losses = {0: 0.5, 1: 3.0, 2: 1.0, 3: 2.0, 4: 0.1, 5: 2.5}
     sampling = PowerOfChoice(4, lambda client: client + 1)
-    sampling.heard(losses)
+    sampling.heard((), losses)
     seen = set()
     for seed in range(60):
         candidates = by_size({c: c + 1 for c in range(6)}, 4, random.Random(seed))
@@ -123,15 +124,87 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates():
 def test_power_of_choice_hears_each_once_first():
     """A client that never trained comes before all that did; among them chance decides, with equal sizes equally."""
     sampling, seeds = PowerOfChoice(4, lambda client: 1), 3000
-    sampling.heard({3: 1e9})
+    sampling.heard((3,), {3: 1e9})
     drawn = Counter(c for s in range(seeds) for c in sampling.draw(range(4), 1, random.Random(s), nobody).clients)
     assert drawn.keys() == {0, 1, 2}
     assert all(abs(n - seeds / 3) < 5 * math.sqrt(seeds * 2 / 9) for n in drawn.values())
 
 
+def test_a_client_that_tells_no_loss_counts_as_the_smallest_known_one():
+    """Whether it told one before or not; with none known nobody can be ranked. By hand, and from the saved state."""
+    sampling = PowerOfChoice(4, lambda client: 1)
+    sampling.heard((0, 1), {})
+    assert sampling.state_dict() == {}
+    sampling.heard((0, 1, 2), {1: 3.0, 2: 0.5})
+    sampling.heard((1, 3), {3: 0.25})
+    state = sampling.state_dict()
+    assert dict(zip(state["clients"].tolist(), state["losses"].tolist(), strict=True)) == {
+        0: 0.5,
+        1: 0.25,
+        2: 0.5,
+        3: 0.25,
+    }
+    later = PowerOfChoice(4, lambda client: 1)
+    later.load_state_dict(state)
+    assert all(
+        one.draw(range(4), 2, random.Random(seed), nobody).clients == (0, 2)
+        for one in (sampling, later)
+        for seed in range(20)
+    )
+
+
+def test_power_of_choice_does_not_go_on_asking_clients_that_never_answer():
+    """Clients 0 to 2 of eight fail always, the losses of the others fall: two of all in every round.
+
+    Each silent one is asked once for the first time, and again only after the others' losses fell below its own.
+    """
+
+    def client(partition):
+        def answer(message):
+            if message.metadata.message_type == protocol.TRAIN and partition < 3:
+                return Error(5, "node unavailable")
+            told = {"train-loss": 100.0 + partition - int(message.content["config"]["server-round"]), "train-steps": 1}
+            return content(flat(message.content["arrays"]), examples=2, **told)
+
+        return answer
+
+    grid = MemoryGrid({p: client(p) for p in range(8)}, keep_log=True)
+    run(grid, PowerOfChoice(8, lambda c: 1), rounds=24)
+    asked = Counter(p for _, p in trained(grid))
+    assert sum(asked.values()) == 48 and all(asked[p] >= 1 for p in range(8))
+    assert sum(asked[p] for p in range(3)) <= 18, "no more than their share of 3/8; as ∞ they would be in every round"
+
+
+def test_nobody_is_heard_where_too_few_are_there_to_ask():
+    sampling = PowerOfChoice(4, lambda client: 1)
+    sampling.heard((), {7: 1.0})
+    fedtu = FedTU(
+        build("fedavg", fraction_train=1.0, min_train_nodes=2),
+        eligible=lambda client: client < 1,
+        options=Options(seed=3, stage="s", sampling=sampling),
+    )
+    fedtu.start(federation(2), adapter(noise("start")), num_rounds=1)
+    assert sampling.state_dict()["clients"].tolist() == [7]
+
+
+def test_what_the_largest_share_cuts_of_a_drawn_weight_is_told():
+    """Four clients drawn for certain with 1, 1, 1 and 6 records and at most a third each: 6 counts as 1.5."""
+    sizes, cuts, recorder = {0: 1, 1: 1, 2: 1, 3: 6}, [], Recorder()
+    recorder.cut = lambda *cut: cuts.append(cut)
+    fedtu = FedTU(
+        build("fedavg", fraction_train=1.0, min_train_nodes=4),
+        listener=recorder,
+        options=Options(sampling=BySize(sizes.__getitem__), bounds=Bounds(max_weight_share=1 / 3)),
+    )
+    same = {p: lambda m: content(flat(m.content["arrays"]), examples=2) for p in sizes}
+    fedtu.start(MemoryGrid(same), adapter(noise("start")), num_rounds=1)
+    ((client, what, told, used),) = cuts
+    assert (client, what, told) == (3, "weight", 6.0) and used == pytest.approx(1.5)
+
+
 def test_power_of_choice_goes_on_from_its_state():
     first = PowerOfChoice(3, lambda client: 1)
-    first.heard({4: 0.25, 1: 1e-3})
+    first.heard((1, 4), {4: 0.25, 1: 1e-3})
     second = PowerOfChoice(3, lambda client: 1)
     second.load_state_dict(first.state_dict())
     assert second.state_dict()["losses"].tolist() == [1e-3, 0.25]

@@ -6,7 +6,7 @@ import pytest
 
 from oblivionis.data.subjects import Subjects
 from oblivionis.requests.holdings import Holdings, SimulatedRequests
-from oblivionis.requests.ledger import PENDING, REJECTED, AllAtRound, Ledger, Request, Schedule
+from oblivionis.requests.ledger import PENDING, REJECTED, AllAtRound, Ledger, NoRequests, Request, Schedule
 from oblivionis.requests.open_records import OpenRecords
 
 HELD = {client: tuple(f"{client}-{n}" for n in range(3)) for client in range(6)}
@@ -17,11 +17,11 @@ def requests_of(count, *, rounds=3):
     return [Request(f"r{rng.randrange(1000):03d}-{n}", n % 4, (f"x{n}",), 1 + n % rounds) for n in range(count)]
 
 
-def brute(ledger, server_round, most, most_of_client=None):
-    """By the definition: sort all, count per client, cut."""
+def brute(ledger, behind, server_round, most, most_of_client=None):
+    """By the definition: sort all, count per client, cut. `behind`: how many of its client's were pending before it."""
     due = [r for r in ledger if r.state == PENDING and r.round <= server_round]
     taken, of_client = [], {}
-    for request in sorted(due, key=lambda r: (r.attempts, r.round, r.id)):
+    for request in sorted(due, key=lambda r: (r.attempts, behind[r.id], r.round, r.id)):
         of_client[request.client] = of_client.get(request.client, 0) + 1
         if most_of_client is None or of_client[request.client] <= most_of_client:
             taken.append(request)
@@ -33,11 +33,17 @@ def test_batches_are_those_of_the_definition_whatever_happens(tmp_path, most_of_
     """Random events, with a look after each, also by a ledger that is read from the file anew."""
     rng, path = random.Random(7), tmp_path / "requests.jsonl"
     ledger = Ledger(path)
-    ledger.submit(*requests_of(24))
+    first, *later = [requests_of(30)[:20], *([r] for r in requests_of(30)[20:])]
+    ledger.submit(*first)
+    behind = {r.id: sum(other.client == r.client for other in first[:n]) for n, r in enumerate(first)}
     for step in range(60):
         waiting = [r for r in ledger if r.state == PENDING]
         event = rng.choice(("served", "failed", "rejected", "back"))
-        if event == "back":
+        if step % 6 == 5:
+            (new,) = later[step // 6]
+            behind[new.id] = sum(r.client == new.client for r in waiting)
+            ledger.submit(new)
+        elif event == "back":
             ledger.roll_back(rng.randrange(4))
         elif waiting:
             request, server_round = rng.choice(waiting), rng.randrange(1, 6)
@@ -49,7 +55,7 @@ def test_batches_are_those_of_the_definition_whatever_happens(tmp_path, most_of_
                 ledger.rejected(request.id, server_round, "unknown")
         for one in (ledger, Ledger(path)) if step % 10 == 0 else (ledger,):
             for server_round, most in ((1, 3), (2, 5), (9, 50)):
-                expected = brute(one, server_round, most, most_of_client)
+                expected = brute(one, behind, server_round, most, most_of_client)
                 assert one.first_pending(server_round, most, most_of_client) == expected
                 assert one.first_pending(server_round, most, most_of_client) == expected, "looking changes nothing"
             assert [r.id for r in one.pending(2)] == sorted(r.id for r in one if r.state == PENDING and r.round <= 2)
@@ -66,6 +72,30 @@ def test_without_a_limit_all_are_due_as_ever(tmp_path):
     requests = source(tmp_path / "requests.jsonl", AllAtRound(1))
     assert [r.node for r in requests.pending(1)] == [0, 1, 2, 3, 4, 5]
     assert requests.asked(1) == requests.waiting(1)
+
+
+def test_an_exchange_is_about_its_batch_also_where_clients_alone_are_limited(tmp_path):
+    """`due` with so many of one client (policy nodes): the others are not asked, and cost no ε in this round."""
+    requests = source(tmp_path / "requests.jsonl", NoRequests())
+    requests.ledger.submit(*(Request(f"r{n}", n % 2, (f"x{n}",), 1) for n in range(6)))
+    assert [r.id for r in requests.due(1, 2)] == ["r0", "r1", "r2", "r3"]
+    assert [r.id for r in requests.asked(1)] == ["r0", "r1", "r2", "r3"]
+    assert len(requests.waiting(1)) == len(requests.asked(2)) == 6
+
+
+@pytest.mark.parametrize("per_round", [1, 5])
+def test_a_client_with_many_requests_keeps_nobody_waiting(tmp_path, per_round):
+    """A hundred of client 0, then one of client 1: served in the next round, not after those."""
+    requests = source(tmp_path / "requests.jsonl", NoRequests(), per_round=per_round)
+    requests.ledger.submit(*(Request(f"a{n:03d}", 0, (f"x{n}",), 1) for n in range(100)))
+    served = []
+    for server_round in (1, 2):
+        served.append([r.request_id for r in requests.pending(server_round)])
+        for request in requests.pending(server_round):
+            requests.served(request, server_round, {})
+        requests.ledger.submit(Request("b", 1, ("y",), server_round + 1))
+    assert served[0] == [f"a{n:03d}" for n in range(per_round)]
+    assert served[1] == [*(f"a{n:03d}" for n in range(per_round, 2 * per_round - 1)), "b"]
 
 
 def test_a_client_that_never_answers_keeps_nobody_waiting(tmp_path):

@@ -1,5 +1,8 @@
 """Records in a client's own folder: reading, faults, counts, and what a server without them checks."""
 
+import random
+from functools import partial
+
 import pytest
 from flwr.app import MetricRecord, RecordDict
 from support.nodes import records, write_lines, write_nodes
@@ -16,7 +19,10 @@ from oblivionis.requests.ledger import Ledger, NoRequests, Request, RequestError
 from oblivionis.requests.node_records import counts, node_folder, read_node
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.requests.schedule import read_schedule
+from oblivionis.runs import known_nodes
+from oblivionis.runs.known_nodes import KnownNodes
 from oblivionis.server.preflight import preflight
+from oblivionis.server.rounds import sampling_of
 from strategies.nodes import NodeMap
 
 
@@ -100,6 +106,38 @@ def test_who_may_train_goes_by_what_the_clients_told(tmp_path, held, live, asked
     requests = SimulatedRequests(NoRequests(), ledger, told(1, held, live), 0.5, 3)
     assert requests.live(1) == expected
     assert requests.live(2) == 0, "it never answered"
+
+
+@pytest.mark.parametrize("sampling", ["by_size", "power_of_choice"])
+def test_who_tells_more_records_later_is_drawn_no_more_often(tmp_path, sampling, monkeypatch):
+    """Three clients declare 4 records each; then client 1 claims 10⁹, and 2 has but 1 left: the draws go by 4, 4, 1.
+
+    The file is written once for all of them, not once for each.
+    """
+    nodes = NodeMap()
+    holdings = RemoteHoldings(3, nodes, KnownNodes(tmp_path / "known.json"))
+
+    def tells(client, held, live):
+        numbers = {"partition-id": client, "num-records": held, "live-records": live}
+        nodes.answers[client] = RecordDict({"metrics": MetricRecord(numbers)})
+
+    written = []
+    write = known_nodes.write_json
+    monkeypatch.setattr(known_nodes, "write_json", lambda *a: (written.append(1), write(*a)))
+    for client in range(3):
+        tells(client, 4, 4)
+    assert [holdings.declared(c) for c in range(3)] == [4, 4, 4] and len(written) == 1
+    tells(1, 10**9, 10**9)
+    tells(2, 4, 1)
+    overrides = [f"federation.sampling={sampling}", "federation.clients=3", "federation.fraction_train=0.4"]
+    federation = configuration.compose("default", [*overrides, "federation.min_clients=1"]).federation
+    live = partial(holdings.live, without_forget_split=False)
+    claimed, honest = sampling_of(federation, live, holdings.declared), {0: 4, 1: 4, 2: 1}
+    plain = sampling_of(federation, honest.__getitem__, lambda client: None)
+    assert claimed is not None and plain is not None
+    for seed in range(40):
+        draws = [one.draw(range(3), 1, random.Random(seed), lambda c: c) for one in (claimed, plain)]
+        assert draws[0] == draws[1]
 
 
 def test_a_judgement_is_entered_and_none_leaves_a_request_served(tmp_path):

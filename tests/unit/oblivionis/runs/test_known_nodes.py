@@ -54,10 +54,10 @@ def test_the_first_key_is_bound_for_the_whole_run(tmp_path, keys):
 def test_what_a_node_declared_first_stays(tmp_path):
     known = KnownNodes(tmp_path / "known.json")
     assert known.records(1) is None
-    known.declare(1, 12)
-    known.declare(1, 10**18)
+    known.declare({1: 12})
+    known.declare({1: 10**18, 2: 3})
     known.bind(1, "ab")
-    assert KnownNodes(known.path).records(1) == 12 and KnownNodes(known.path).key(1) == "ab"
+    assert KnownNodes(known.path).records(1) == 12 and known.records(2) == 3 and KnownNodes(known.path).key(1) == "ab"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": {}}', '{"1": {"key": 5, "records": 1}}', '{"1": {"key": ""}}'])
