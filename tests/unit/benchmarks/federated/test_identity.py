@@ -17,7 +17,7 @@ COUNTS = {
     *("evaluation/ruler", "evaluation/wikimem"),
     *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/models", "oblivionis/runs"),
     *("oblivionis/requests", "oblivionis/assessment", "oblivionis/assessment/evaluators"),
-    *("oblivionis/client", "oblivionis/server"),
+    *("oblivionis/client", "oblivionis/server", "oblivionis/flower"),
 }
 SHOWS = {
     *("oblivionis/api", "oblivionis/reports", "oblivionis/reports/html", "oblivionis/reports/certificate"),

@@ -76,4 +76,6 @@ def test_a_run_without_the_keys_is_what_it_was():
     from omegaconf import OmegaConf
 
     assert configuration.from_yaml(OmegaConf.to_yaml(tree)) == config
-    assert waiting(config) == {"deadline": None, "oversample": 1.0, "durations": None, "buffer": None}
+    options = waiting(config)
+    assert options.pop("available_within") == 30.0  # of another way to draw clients
+    assert options == {"deadline": None, "oversample": 1.0, "durations": None, "buffer": None, "compression": None}
