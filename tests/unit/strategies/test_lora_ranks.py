@@ -252,6 +252,20 @@ def test_a_bad_answer_in_a_clients_own_form_is_left_out(client, values, reason):
     assert re.search(reason, why)
 
 
+def test_a_direction_that_only_a_huge_b_keeps_alive_stays_out_and_as_it_is():
+    """Else T had the length of B over that of A there, and float32 no digits left for what a client learns."""
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(size=(6, 9)), rng.normal(size=(7, 6))
+    u, s, vt = np.linalg.svd(a, full_matrices=False)
+    a = (u * np.append(s[:5], 1e-8)) @ vt
+    b += 1e9 * np.outer(rng.normal(size=7), u[:, 5])
+    t, q = truncation(a, b, 3)
+    assert np.linalg.norm(t, 2) < 1e2
+    np.testing.assert_allclose(t @ q, np.eye(3), atol=1e-11)
+    strong = (u[:, :5] * s[:5]) @ vt[:5]
+    np.testing.assert_allclose(b @ q @ t @ strong, best(b @ strong, 3), atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["train", protocol.UNLEARN])
 @pytest.mark.parametrize("values", [0.0, 1.0])
 def test_one_client_that_leaves_a_without_directions_stops_nobody(kind, values):

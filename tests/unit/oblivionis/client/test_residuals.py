@@ -101,6 +101,8 @@ def test_a_training_that_ends_after_the_burial_keeps_nothing(tmp_path, monkeypat
     own = Residuals(node, "run", "train/", "a", current=lambda: not node.tombstones() and node.left_by() is None)
     forget() if when == "before" else monkeypatch.setattr("oblivionis.client.residuals.save_vector", save)
     own.keep(1, rest(1))
+    if when == "before":
+        assert not node.residuals_path.exists(), "it was not even written"
     assert not node.residuals_path.exists() or not list(node.residuals_path.iterdir())
 
 
