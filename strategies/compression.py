@@ -7,6 +7,7 @@ e_{t+1} = x_t − C(x_t), so that Σ C(x_t) = Σ Δ_t + e_1 − e_{T+1}.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +54,21 @@ class Compression:
     def whole(self) -> bool:
         """Whether models travel as they are: nothing is left out or rounded."""
         return self.method == "none" or (self.method == "topk" and self.keep == 1)
+
+    def longest(self, size: int) -> float:
+        """How many times as long an update (size,) can be sent with error feedback as one exchange can make it.
+
+        No exchange changes a number by more than ℓ, so that none makes an update longer than ℓ√n. Of n numbers k are
+        sent, the largest. A number above mℓ was not sent in the m exchanges before; those that were sent in them stood
+        at least as high and, what is sent beginning anew, are all different and other than it: mk < n. So none stands
+        above ⌈n/k⌉ℓ, and k of them are no longer than √(k/n)·⌈n/k⌉ times ℓ√n, about 1/√keep. 8 bits leave up to a 127th
+        of the largest behind, whence the factor 127/126.
+        """
+        if self.whole:
+            return 1.0
+        count = size if self.method == "int8" else max(1, round(self.keep * size))
+        rounded = 1.0 if self.method == "topk" else LEVELS / (LEVELS - 1)
+        return math.sqrt(count / size) * -(-size // count) * rounded
 
     def sent(
         self, name: str, received: NDArray, model: NDArray, kept: NDArray | None, rng: np.random.Generator

@@ -10,7 +10,7 @@ from logging import INFO, WARNING
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -35,7 +35,7 @@ from strategies.requests import (
     by_client,
     config_of,
 )
-from strategies.run import Evaluate, Run
+from strategies.run import Evaluate, Run, keep_metrics, part_of
 from strategies.secure import words
 from strategies.secure.exchange import moved
 from strategies.secure.server import Summed
@@ -56,13 +56,9 @@ __all__ = [
     "UnlearnRequest",
 ]
 
-SERVING, CLOCK, SAMPLING = "serving/", "clock/", "sampling/"
-"""In a state, before the names of what the serving keeps, a simulated clock, and the sampling."""
-
-
-def part_of(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """What in a state has names with `prefix`, without it."""
-    return {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
+SERVING, CLOCK, SAMPLING, UNLEARNED = "serving/", "clock/", "sampling/", "unlearned/round"
+"""In a state, before the names of what the serving keeps, a simulated clock, and the sampling; where updates are
+compressed, the newest round with an exchange that served something."""
 
 
 class FedTU(WrappingStrategy):
@@ -112,6 +108,7 @@ class FedTU(WrappingStrategy):
         self._keys = Keys.of(inner)
         self._arrivals: Arrivals | None = None
         self._clock: dict[str, np.ndarray] = {}
+        self._unlearned: int | None = None
         self._reset = self._options.server_state_on_unlearn == "reset"
         if (self._options.buffer is not None) != self.asynchronous:
             raise ValueError("options.buffer is for BufferedFedTU, and BufferedFedTU for options.buffer")
@@ -134,14 +131,17 @@ class FedTU(WrappingStrategy):
         if self._options.sampling is not None:
             parts[SAMPLING] = self._options.sampling.state_dict()
         own = {prefix + name: values for prefix, part in parts.items() for name, values in part.items()}
+        if self._options.compression is not None:
+            own[UNLEARNED] = np.array([self._unlearned or 0])
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from what `state_dict` gave. Raises ValueError when one of its parts cannot be taken."""
-        own = (SERVING, CLOCK) if self._options.sampling is None else (SERVING, CLOCK, SAMPLING)
+        own = (SERVING, CLOCK, UNLEARNED, *(() if self._options.sampling is None else (SAMPLING,)))
         super().load_state_dict({name: values for name, values in state.items() if not name.startswith(own)})
         self._serving.load_state_dict(part_of(state, SERVING))
         self._clock = part_of(state, CLOCK)
+        self._unlearned = int(state[UNLEARNED].item()) if UNLEARNED in state else None
         if self._options.sampling is not None:
             self._options.sampling.load_state_dict(part_of(state, SAMPLING))
 
@@ -173,6 +173,7 @@ class FedTU(WrappingStrategy):
             num_rounds,
             Result(arrays=initial_arrays),
         )
+        self._barrier(run, start_round if self._unlearned is None else self._unlearned)
         self.summary()
         if evaluate_fn is not None and start_round == 1:
             self._evaluate(evaluate_fn, 0, "initial", initial_arrays, run.result)
@@ -221,6 +222,7 @@ class FedTU(WrappingStrategy):
             unlearn = self._unlearn_covered if self._options.cover else self._unlearn
             arrays, served = unlearn(run, server_round, arrays, waiting, again)
             if served:
+                self._barrier(run, server_round)
                 self._installed(run, server_round)
                 if waiting and self._evaluate_after_unlearn is not None:
                     self._evaluate(self._evaluate_after_unlearn, server_round, "after_unlearn", arrays)
@@ -234,6 +236,12 @@ class FedTU(WrappingStrategy):
         self._listener.checkpoint(server_round, "round", arrays, self.state_dict())
         self._listener.round_completed(server_round, arrays, metrics, time.monotonic() - began)
         return arrays
+
+    def _barrier(self, run: Run, server_round: int) -> None:
+        """From now on nothing counts that clients kept back of updates of a round before this one."""
+        self._unlearned = server_round
+        if self._options.compression is not None:
+            run.train_config[protocol.UNLEARNED_ROUND] = server_round
 
     def _installed(self, run: Run, server_round: int) -> None:
         """A FedTU exchange made the model that the round goes on with; nobody is training meanwhile."""
@@ -411,7 +419,7 @@ class FedTU(WrappingStrategy):
         if not good:
             return arrays, {}
         new, metrics = self.inner.aggregate_train(server_round, replies)
-        _keep(metrics, run.result.train_metrics_clientapp, server_round)
+        keep_metrics(metrics, run.result.train_metrics_clientapp, server_round)
         if new is not None:
             arrays = self._serving.after_training(server_round, arrays, with_dtypes_of(arrays, new))
             if not all(finite(view(array)) for array in arrays.values()):
@@ -478,7 +486,7 @@ class FedTU(WrappingStrategy):
         verdicts = run.exchanges.hold("evaluate", server_round, messages, None)
         replies = [v.reply for v in verdicts if v.reply is not None]
         metrics = self.inner.aggregate_evaluate(server_round, replies) if replies else None
-        _keep(metrics, run.result.evaluate_metrics_clientapp, server_round)
+        keep_metrics(metrics, run.result.evaluate_metrics_clientapp, server_round)
 
     def _evaluate(
         self, evaluate: Evaluate, server_round: int, moment: str, arrays: ArrayRecord, result: Result | None = None
@@ -489,10 +497,3 @@ class FedTU(WrappingStrategy):
         if metrics is not None and result is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
         self._listener.evaluated(server_round, moment, dict(metrics or {}), time.monotonic() - began)
-
-
-def _keep(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:
-    """Enter averaged metrics into `results`; a partition id is no metric."""
-    if metrics is not None:
-        metrics.pop(protocol.PARTITION_ID, None)
-        results[server_round] = metrics

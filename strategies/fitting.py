@@ -8,7 +8,8 @@ from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from strategies.replies import Verdict
+from strategies.replies import LONGEST_REASON, Verdict
+from strategies.text import clean
 
 
 class Fitted(Protocol):
@@ -61,7 +62,7 @@ def read_answers(
         try:
             answer.content[arrays_key] = read(sent(client), answer.content.array_records[arrays_key])
         except (ValueError, OverflowError, MemoryError) as error:
-            faults[client] = f"its update cannot be read: {error}"
+            faults[client] = clean(f"its update cannot be read: {error}", LONGEST_REASON)
     return faults
 
 

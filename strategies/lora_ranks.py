@@ -28,6 +28,10 @@ from strategies.arrays import finite, view
 from strategies.fitting import Fitted
 from strategies.lora_product import ROUNDING, Floats, Pair, filled
 
+_WEAKEST = 1e-3
+"""Directions of A below this share of its strongest count as absent: B's step along one would be so much longer, and
+float32's rounding of it with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -48,16 +52,28 @@ def truncation(a: NDArray, b: NDArray, rank: int) -> tuple[Floats, Floats]:
     (where B·A has a lower rank than r, it goes on with what is strongest in the rest of A), and M = A·V: Q is the
     matrix with orthonormal columns nearest to the first r columns of M, M₁ = Q·H, and T = H·N₁ with N₁ the first r rows
     of M⁻¹. Hence T·A = H·V₁ᵀ = Qᵀ·A·V₁·V₁ᵀ, which has the scale of A, and T is about Qᵀ where M's columns are about
-    orthogonal, as those of a random A are. Raises ValueError where A has fewer than r independent rows or columns.
+    orthogonal, as those of a random A are.
+
+    Directions in which A has next to nothing, below a thousandth of its strongest, stay out: what B·A has there is left
+    as it is. Where fewer than r are left, Q begins with an orthonormal basis of them (left singular vectors of A), goes
+    on with what is orthogonal to it and strongest in B, and T is Qᵀ: all of the rest of B·A is then in B'·A', and
+    further rows of A' are about zero, as they are in A. So one answer that makes A degenerate stops nobody.
     """
     own = np.linalg.qr(np.asarray(a, dtype=np.float64).T)[1].T
     r_b = np.linalg.qr(np.asarray(b, dtype=np.float64))[1]
+    u, strength, _ = np.linalg.svd(own, full_matrices=False)
+    strong = int(np.count_nonzero(strength > _WEAKEST * strength[0]))
+    if strong < rank:
+        others = np.linalg.qr(u[:, :strong], mode="complete")[0][:, strong:]
+        further = np.linalg.svd(r_b @ others)[2][: rank - strong].T
+        q = np.concatenate([u[:, :strong], others @ further], axis=1)
+        return q.T, q
+    if strong < len(strength):
+        own = u[:, :strong] * strength[:strong]
     _, s, vt = np.linalg.svd(r_b @ own)
     used = int(np.count_nonzero(s > ROUNDING * s[0])) if s[0] > 0 else 0
     m = own @ filled(vt, used, own, len(vt)).T
     left, strength, right = np.linalg.svd(m[:, :rank], full_matrices=False)
-    if rank > min(m.shape) or not strength[-1] > ROUNDING * max(strength[0], np.finfo(np.float64).tiny):
-        raise ValueError(f"A ({a.shape[0]}, {a.shape[1]}) spans fewer than {rank} directions")
     inverse = np.asarray(np.linalg.pinv(m)[:rank], dtype=np.float64)
     return (right.T * strength) @ right @ inverse, left @ right
 

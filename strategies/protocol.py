@@ -41,6 +41,9 @@ TOGETHER: Final = -2
 EPOCHS: Final = "epochs"
 """Local epochs of one `TRAIN` message, in place of the configured ones."""
 PROXIMAL_MU: Final = "proximal-mu"
+UNLEARNED_ROUND: Final = "unlearned-round"
+"""int, in a `TRAIN` message where updates are compressed: the newest round that began with a model in which something
+was unlearned. What a client kept back before it was computed from a model that still knew that, and counts no more."""
 NOISE_MULTIPLIER: Final = "noise-multiplier"
 """float: with record-level privacy, the deviation of the noise on a sum of clipped gradients, in clipping norms."""
 LORA_RANK: Final = "lora-rank"

@@ -15,7 +15,7 @@ from strategies.arrays import finite, view
 from strategies.flower import SUPERLINK_NODE_ID
 from strategies.text import LONGEST, clean, plain
 
-_LONGEST_REASON = LONGEST + 20
+LONGEST_REASON = LONGEST + 20
 _LONGEST_TRACEBACK = 20_000
 
 
@@ -81,7 +81,7 @@ def judge(
         reason = _fault(partition, reply, expected, arrays_key, weight_key, needs_steps, timeout)
         if not reason and reply is not None and numbers is not None:
             reason = told.fault(metrics_of(reply), numbers)
-        verdicts.append(Verdict(partition, None if reason else reply, clean(reason, _LONGEST_REASON)))
+        verdicts.append(Verdict(partition, None if reason else reply, clean(reason, LONGEST_REASON)))
     if numbers is not None:
         _keep(verdicts, numbers, same=same_metrics)
         return verdicts

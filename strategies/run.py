@@ -6,13 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
+from strategies import protocol
 from strategies.exchange import Exchanges
 from strategies.nodes import OrderedGrid
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+def part_of(state: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """What in a state has names with `prefix`, without it."""
+    return {name.removeprefix(prefix): values for name, values in state.items() if name.startswith(prefix)}
+
+
+def keep_metrics(metrics: MetricRecord | None, results: dict[int, MetricRecord], server_round: int) -> None:
+    """Enter averaged metrics into `results`; a partition id is no metric."""
+    if metrics is not None:
+        metrics.pop(protocol.PARTITION_ID, None)
+        results[server_round] = metrics
 
 
 @dataclass

@@ -458,7 +458,14 @@ class _Task:
         if excluded is not None and how.error_feedback and self._rooted and not once:
             trained = [r for r in self.worker.holding(self.client).identified() if r[0] not in excluded]
             label = f"{stage}/{self.text('exclude')}"
-            kept = Residuals(self.node, self.text(protocol.RUN), label, records_hash(trained))
+            kept = Residuals(
+                self.node,
+                self.text(protocol.RUN),
+                label,
+                records_hash(trained),
+                since=self.number(protocol.UNLEARNED_ROUND, 0),
+                current=lambda: self.node.left_by() is None and self.withheld() <= set(excluded),
+            )
         place = self.number(protocol.SERVER_ROUND, 0)
         self._packed, model = packed(how, self.vector, vector, seeds.derive(self.seed, kind), kept, place)
         return model

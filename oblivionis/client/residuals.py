@@ -1,12 +1,14 @@
 """What a client kept back of its compressed updates, in its own folder: error feedback that outlives a process.
 
 It was computed on the client's records, so it goes when one of them does: `NodeFolder.bury` and `leave` drop all of it,
-and it counts only while the client trains on exactly the records that it came from.
+and it counts only while the client trains on exactly the records that it came from. Nor does it outlive an exchange in
+which others' records were unlearned: it came of a model that knew them (`strategies.protocol.UNLEARNED_ROUND`).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,20 +22,33 @@ _KEPT = 2
 
 
 class Residuals:
-    """Those of one client in one stage of a run, by round. `records`: SHA-256 of the records that it now trains on."""
+    """Those of one client in one stage of a run, by round. `records`: SHA-256 of the records that it now trains on.
 
-    def __init__(self, node: NodeFolder, run: str, stage: str, records: str) -> None:
-        self._folder, self._records = node.residuals_path, records
+    `since`: what rounds before it left does not count. `current`: whether the client may still train on these records,
+    by what lies in its folder when it is called.
+    """
+
+    def __init__(
+        self,
+        node: NodeFolder,
+        run: str,
+        stage: str,
+        records: str,
+        *,
+        since: int = 0,
+        current: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._folder, self._records, self._since, self._current = node.residuals_path, records, since, current
         self._name = hashlib.sha256(f"{len(run)}/{run}/{stage}".encode()).hexdigest()[:16]
 
     def before(self, server_round: int, size: int) -> np.ndarray | None:
         """What was kept back (size,) before that round; None for nothing, or of other records or another model.
 
-        What later rounds left is dropped: that round is repeated.
+        What later rounds left is dropped, because that round is repeated, and what rounds before `since` left.
         """
         rounds = self._rounds()
-        for later in [r for r in rounds if r >= server_round]:
-            rounds.pop(later).unlink(missing_ok=True)
+        for other in [r for r in rounds if not self._since <= r < server_round]:
+            rounds.pop(other).unlink(missing_ok=True)
         if not rounds:
             return None
         path = rounds[max(rounds)]
@@ -48,9 +63,19 @@ class Residuals:
         return vector
 
     def keep(self, server_round: int, rest: np.ndarray) -> None:
-        """Keep what that round left, durably."""
+        """Keep what that round left, durably; nothing where one of its records was asked for meanwhile.
+
+        A training that came too late for its round may end after such a request. Whoever buries writes the tombstone
+        and then drops what is kept; here it is written and then looked for a tombstone: one of the two sees the other.
+        """
         path = self._folder / f"{self._name}-{server_round:06d}.safetensors"
-        save_vector(path, rest, [("rest", rest.shape)], {"records": self._records})
+        try:
+            if self._current():
+                save_vector(path, rest, [("rest", rest.shape)], {"records": self._records})
+        except FileNotFoundError:  # the folder was dropped while it was written
+            return
+        if not self._current():
+            path.unlink(missing_ok=True)
         rounds = self._rounds()
         for old in sorted(rounds)[:-_KEPT]:
             rounds[old].unlink(missing_ok=True)

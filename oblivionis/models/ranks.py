@@ -16,8 +16,8 @@ def fitting(config: Model, manifest: adapters.Manifest, most: Callable[[int], in
     """How clients of lower ranks receive models of that manifest; None where all clients have the run's rank.
 
     Client k has the rank at place k modulo the number of `model.lora.ranks`, or to unlearn the run's where
-    `model.lora.unlearning_rank` is `full`, and no larger one than `most`. Raises ModelError where a layer of the model
-    is too narrow for a rank.
+    `model.lora.unlearning_rank` is `full`, and no larger one than `most`, nor below the run's than the model's
+    narrowest layer has inputs. Raises ModelError where a layer of the model is too narrow for a rank of the list.
     """
     ranks = config.lora.ranks
     if ranks is None:
@@ -29,7 +29,8 @@ def fitting(config: Model, manifest: adapters.Manifest, most: Callable[[int], in
 
     def rank_of(kind: str, client: int) -> int:
         full = kind == "unlearn" and config.lora.unlearning_rank == "full"
-        return min(config.lora.rank if full else ranks[client % len(ranks)], most(client))
+        rank = min(config.lora.rank if full else ranks[client % len(ranks)], most(client))
+        return rank if rank >= config.lora.rank else min(rank, narrowest)
 
     return LoraRanks(adapters.size(manifest), pairs, rank_of, lambda rank: _form(manifest, rank))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Iterable
@@ -46,13 +47,15 @@ class NodeFolder:
     def bury(self, record_ids: Iterable[str], request_id: str) -> None:
         """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are.
 
-        What was kept back of updates that the records took part in is dropped first.
+        What was kept back of updates that the records took part in is dropped, before and after: a training that is
+        still going on keeps nothing once it can see the tombstones.
         """
         self.drop_residuals()
         known = self.tombstones()
         now = time.time()
         rows = [{"record_id": i, "request_id": request_id, "time": now} for i in record_ids if i not in known]
         append_lines(self.tombstones_path, rows)
+        self.drop_residuals()
 
     @property
     def residuals_path(self) -> Path:
@@ -61,8 +64,12 @@ class NodeFolder:
 
     def drop_residuals(self) -> None:
         """Drop all that was kept back of updates; nothing where there is none."""
-        if self.residuals_path.is_dir():
-            shutil.rmtree(self.residuals_path)
+        while self.residuals_path.is_dir():
+            try:
+                shutil.rmtree(self.residuals_path)
+            except OSError as error:  # a training wrote there meanwhile
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise
 
     @property
     def left_path(self) -> Path:
@@ -73,6 +80,7 @@ class NodeFolder:
         self.drop_residuals()
         if not self.left_path.exists():
             write_json(self.left_path, {"request_id": request_id, "time": time.time()})
+        self.drop_residuals()
 
     def left_by(self) -> str | None:
         """The request by which this client left, None while it takes part. A damaged mark is a mark: "unknown"."""

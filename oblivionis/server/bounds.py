@@ -8,6 +8,7 @@ from collections.abc import Callable
 from oblivionis.config import methods
 from oblivionis.config.schema import Config, Training
 from strategies.bounds import Bounds
+from strategies.compression import Compression
 
 LONGEST_STEP = 7.3
 """No step of Adam moves a number further than so many learning rates.
@@ -44,15 +45,19 @@ def longest_update(config: Config, kind: str, records: int, size: int, length: f
     """No client with so many records can change a vector of `size` numbers and norm `length` by more, as an L2 norm.
 
     Each of its updates moves every number by at most `LONGEST_STEP` learning rates, and weight decay by the learning
-    rate times the decay of what the number is.
+    rate times the decay of what the number is: next to nothing beside a step, as long as numbers are small.
+
+    With error feedback what is sent of a training holds parts of earlier ones, see `Compression.longest`.
     """
     training, unlearning = config.training, config.unlearning
     found = _reach(
         training, training.learning_rate, training.weight_decay, config.federation.local_epochs, records, size
     )
+    trained, how = _total(found, length), config.federation.compression
+    if how.error_feedback and kind != "calibrate":
+        trained *= Compression(how.method, how.keep, how.block).longest(size)
     if kind != "unlearn":
-        return _total(found, length)
-    trained = _total(found, length)
+        return trained
     rate = unlearning.learning_rate or training.learning_rate
     decay = training.weight_decay if unlearning.weight_decay is None else unlearning.weight_decay
     epochs = UPDATES_PER_BATCH * unlearning.epochs

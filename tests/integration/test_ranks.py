@@ -10,6 +10,7 @@ import pytest
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.audits.exchange import EQUAL, replay_exchange
+from oblivionis.client.residuals import Residuals
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.adapters import load_vector
 from oblivionis.requests.node_folder import NodeFolder
@@ -173,3 +174,30 @@ def test_what_is_unlearned_can_be_compressed_too_and_checked(tmp_path):
     rows = map(json.loads, run.ledger_path.read_text().splitlines())
     findings = replay_exchange(run.path, next(row["id"] for row in rows if row.get("event") == "applied"))
     assert {f.outcome for f in findings} == {EQUAL}, findings
+
+
+@pytest.mark.parametrize("method", ["npo", "federaser"])
+def test_nobody_sends_what_was_kept_back_before_somebody_was_served(tmp_path, monkeypatch, method):
+    """Round 2 of unlearn begins with an exchange: what anybody kept back in round 1 came of a model that knew the
+    records. What is kept back from then on counts, also in a run that is resumed."""
+    config, run = new_run(
+        tmp_path,
+        "barrier",
+        *PACKED,
+        "federation.rounds.finetune=1",
+        "unlearning.requests.round=2",
+        f"unlearning={method}",
+    )
+    counted, before = {}, Residuals.before
+
+    def spied(own, server_round, size):
+        found = before(own, server_round, size)
+        counted.setdefault(server_round, []).append(found is not None)
+        return found
+
+    monkeypatch.setattr(Residuals, "before", spied)
+    with pytest.raises(RunInterrupted):
+        execute(config, run, events=Recorded(threading.Event(), ("unlearn", 3)))
+    execute(config, RunDirectory.open(run.path))
+    assert counted.keys() == {1, 2, 3} and len(counted[3]) > 2
+    assert not any(counted[2]) and all(counted[3])

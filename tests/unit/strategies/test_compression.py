@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
-from support.fedtu_clients import Recorder, adapter, flat
+from support.fedtu_clients import Recorder, adapter, flat, request
 
+from strategies import protocol
 from strategies.compression import METHODS, Compression, largest, quantised, restored
 from strategies.factory import build
-from strategies.fedtu import FedTU, Options
+from strategies.fedtu import FedTU, Options, RequestList
 from strategies.memory_grid import MemoryGrid
+from strategies.replies import LONGEST_REASON
 from strategies.secure.terms import SecureSettings
 
 
@@ -201,6 +203,78 @@ def test_a_client_that_sends_its_whole_model_is_understood_and_one_that_sends_ru
     replies = {node: (ok, why) for _, node, ok, why in recorder.of("reply")}
     assert replies[0] == (False, "its update cannot be read: arrays codes are no update by int8")
     assert replies[1][0] and replies[2][0]
+
+
+def test_the_reason_why_an_answer_cannot_be_read_is_cleaned_and_short():
+    name = "\x1b]0;owned\x07\x1b[2J" + "x" * 200_000
+
+    def answer(partition, message):
+        record = adapter(flat(message.content["arrays"])) if partition else ArrayRecord({name: Array(np.zeros(3))})
+        return RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 1})})
+
+    _, recorder = run(answer, Compression("int8"))
+    ((_, _, _, reason),) = [event for event in recorder.of("reply") if not event[2]]
+    assert reason.startswith("its update cannot be read: arrays x") and reason.isprintable()
+    assert len(reason) <= LONGEST_REASON
+
+
+def exchanges_with_requests(fedtu, sent, start_round=1, rounds=4):
+    """`UNLEARNED_ROUND` in the messages to train of each round; client 0 asks in round 2."""
+
+    def node(partition):
+        def respond(message):
+            if message.metadata.message_type == protocol.TRAIN:
+                config = message.content["config"]
+                sent[config["server-round"]] = config.get(protocol.UNLEARNED_ROUND)
+            return RecordDict({"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})})
+
+        return respond
+
+    fedtu.start(MemoryGrid({p: node(p) for p in range(2)}), adapter(vector()), rounds, start_round=start_round)
+
+
+def waiting_fedtu(compression, due=2):
+    requests = RequestList([(due, request(0))])
+    recorder = Recorder()
+    return FedTU(
+        build("fedavg"), requests=requests, listener=recorder, options=Options(compression=compression)
+    ), recorder
+
+
+def test_clients_are_told_when_something_was_unlearned_last_also_after_a_resume():
+    sent, again, unknown, whole = {}, {}, {}, {}
+    fedtu, recorder = waiting_fedtu(Compression("topk"))
+    exchanges_with_requests(fedtu, sent)
+    assert sent == {1: 1, 2: 2, 3: 2, 4: 2}
+    _, state = recorder.checkpoints[2, "round"]
+    resumed, _ = waiting_fedtu(Compression("topk"), due=9)
+    resumed.load_state_dict(state)
+    exchanges_with_requests(resumed, again, start_round=3)
+    assert again == {3: 2, 4: 2}
+    older, _ = waiting_fedtu(Compression("topk"), due=9)
+    exchanges_with_requests(older, unknown, start_round=3)
+    assert unknown == {3: 3, 4: 3}, "where no state says it nothing from before counts"
+    plain, recorder = waiting_fedtu(None)
+    exchanges_with_requests(plain, whole)
+    assert set(whole.values()) == {None}
+    assert not any("unlearned" in name for name in recorder.checkpoints[4, "round"][1])
+
+
+@pytest.mark.parametrize(("method", "keep"), [("topk", 0.3), ("topk", 0.01), ("topk_int8", 0.1), ("int8", 1.0)])
+def test_no_update_with_error_feedback_is_longer_than_the_bound(method, keep):
+    """The worst: every number moves by 1 in each exchange. Against it honest noise, and steps that change sign."""
+    size, how = 1000, Compression(method, keep, 64)
+    steady = np.ones(size, np.float32)
+    longest = 0.0
+    for steps in ("steady", "noise", "late"):
+        kept = None
+        for at in range(250):
+            update = {"steady": steady, "noise": rng(at).uniform(-1, 1, size), "late": steady * (at % 120 > 5)}[steps]
+            sent = how.sent("adapter", np.zeros(size, np.float32), update.astype(np.float32), kept, rng(at))
+            kept, longest = sent.rest, max(longest, float(np.linalg.norm(sent.model)))
+    assert longest <= how.longest(size) * np.sqrt(size) * (1 + 1e-6)
+    assert longest > 0.8 * how.longest(size) * np.sqrt(size), "the bound can be about reached"
+    assert Compression("topk", 1.0).longest(size) == Compression().longest(size) == 1.0
 
 
 def test_masks_and_compression_exclude_each_other():

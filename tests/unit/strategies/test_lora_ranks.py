@@ -80,12 +80,31 @@ def test_where_nothing_was_learned_yet_a_client_gets_the_strongest_directions_of
     )
 
 
-def test_directions_that_are_not_there_are_refused():
-    a, b = np.ones((4, 6)), np.ones((5, 4))
-    with pytest.raises(ValueError, match=r"A \(4, 6\) spans fewer than 2 directions"):
-        truncation(a, b, 2)
-    with pytest.raises(ValueError, match="fewer than 3 directions"):
-        truncation(np.random.default_rng(0).normal(size=(4, 2)), np.ones((5, 4)), 3)
+@pytest.mark.parametrize("low", [1, 3, 5])
+@pytest.mark.parametrize("make", ["zero", "equal rows", "rank 2", "rank 4", "nearly rank 4", "two inputs"])
+def test_an_a_of_few_directions_is_truncated_as_far_as_it_goes_and_nothing_is_lost(make, low):
+    rng = np.random.default_rng(low)
+    a, b = rng.normal(size=(6, 2 if make == "two inputs" else 9)), rng.normal(size=(7, 6))
+    if make == "zero":
+        a[:] = 0
+    elif make == "equal rows":
+        a[:] = a[0]
+    elif "rank" in make:
+        kept = int(make[-1])
+        a[kept:] = rng.normal(size=(6 - kept, kept)) @ a[:kept]
+    if make == "nearly rank 4":
+        a[4:] += 1e-8 * rng.normal(size=(2, 9))
+    t, q = truncation(a, b, low)
+    np.testing.assert_allclose(t @ q, np.eye(low), atol=1e-11)
+    np.testing.assert_allclose((b @ q) @ (t @ a), best(b @ a, low), atol=1e-6 if "nearly" in make else 1e-11)
+    assert np.linalg.norm(t, 2) < 1e3, "no step of B along a direction that A has not"
+    new_a, new_b = rng.normal(size=(low, a.shape[1])), rng.normal(size=(7, low))
+    whole = (b + (new_b - b @ q) @ t) @ (a + q @ (new_a - t @ a))
+    np.testing.assert_allclose(whole, b @ a - (b @ q) @ (t @ a) + new_b @ new_a, atol=1e-9)
+    if make == "zero":
+        np.testing.assert_allclose(
+            np.linalg.svd(b @ q, compute_uv=False), np.linalg.svd(b, compute_uv=False)[:low], rtol=1e-9
+        )
 
 
 def test_clients_of_the_servers_rank_get_the_model_itself():
@@ -231,6 +250,48 @@ def test_a_bad_answer_in_a_clients_own_form_is_left_out(client, values, reason):
     assert node == client
     assert np.isfinite(new).all()
     assert re.search(reason, why)
+
+
+def test_a_direction_that_only_a_huge_b_keeps_alive_stays_out_and_as_it_is():
+    """Else T had the length of B over that of A there, and float32 no digits left for what a client learns."""
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(size=(6, 9)), rng.normal(size=(7, 6))
+    u, s, vt = np.linalg.svd(a, full_matrices=False)
+    a = (u * np.append(s[:5], 1e-8)) @ vt
+    b += 1e9 * np.outer(rng.normal(size=7), u[:, 5])
+    t, q = truncation(a, b, 3)
+    assert np.linalg.norm(t, 2) < 1e2
+    np.testing.assert_allclose(t @ q, np.eye(3), atol=1e-11)
+    strong = (u[:, :5] * s[:5]) @ vt[:5]
+    np.testing.assert_allclose(b @ q @ t @ strong, best(b @ strong, 3), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["train", protocol.UNLEARN])
+@pytest.mark.parametrize("values", [0.0, 1.0])
+def test_one_client_that_leaves_a_without_directions_stops_nobody(kind, values):
+    """It alone answers, or asks to forget, and its answer is the global model of round 2."""
+    sent = []
+
+    def node(partition):
+        def respond(message):
+            start, at = flat(message.content["arrays"]), message.content["config"]["server-round"]
+            sent.append((at, partition, start.size, message.metadata.message_type))
+            liar = (at, partition, message.metadata.message_type) == (1, 2, kind)
+            if at == 1 and kind == "train" and partition != 2:
+                return None
+            return reply(np.full(SIZE, values) if liar else start)
+
+        return respond
+
+    fedtu = FedTU(
+        build("fedavg", mean=ProductMean(SIZE, PAIRS)),
+        requests=RequestList([] if kind == "train" else [(1, request(2))]),
+        options=Options(fitting=FITTING),
+    )
+    result = fedtu.start(MemoryGrid({p: node(p) for p in range(3)}), adapter(vector(5)), num_rounds=2)
+    assert {(p, size) for at, p, size, _ in sent if at == 2} == {(p, layout(RANKS[p])[1]) for p in range(3)}
+    for got in products(flat(result.arrays)):
+        np.testing.assert_allclose(got, RANK * values, atol=1e-4)
 
 
 def test_masks_and_several_forms_exclude_each_other():

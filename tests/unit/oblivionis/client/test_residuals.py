@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from oblivionis.client.residuals import Residuals
+from oblivionis.models.adapters import save_vector
+from oblivionis.requests import node_folder
 from oblivionis.requests.node_folder import NodeFolder
 
 
@@ -68,4 +70,52 @@ def test_forgetting_drops_all_of_it(tmp_path, forget):
     for stage in ("train/", "train/forget-split", "unlearn/"):
         residuals(tmp_path, stage).keep(1, rest(1))
     node.leave("q1") if forget == "leave" else node.bury(["r1"], "q1")
+    assert not node.residuals_path.exists()
+
+
+def test_what_a_model_left_that_still_knew_what_was_unlearned_is_dropped_for_good(tmp_path):
+    node, own = NodeFolder(tmp_path), residuals(tmp_path)
+    own.keep(1, rest(1))
+    own.keep(2, rest(2))
+    assert Residuals(node, "run", "train/", "a", since=2).before(3, 3).tolist() == [2, 2, 2]
+    assert Residuals(node, "run", "train/", "a", since=3).before(3, 3) is None
+    assert residuals(tmp_path).before(3, 3) is None and not list(node.residuals_path.iterdir())
+
+
+@pytest.mark.parametrize("when", ["before", "while it is written", "while the folder is dropped"])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_training_that_ends_after_the_burial_keeps_nothing(tmp_path, monkeypatch, when, leaves):
+    node = NodeFolder(tmp_path)
+
+    def forget():
+        node.leave("q1") if leaves else node.bury(["r1"], "q1")
+
+    def save(path, *values):
+        if when == "while the folder is dropped":
+            path.parent.mkdir(parents=True)
+            forget()
+            raise FileNotFoundError(path)
+        forget()
+        save_vector(path, *values)
+
+    own = Residuals(node, "run", "train/", "a", current=lambda: not node.tombstones() and node.left_by() is None)
+    forget() if when == "before" else monkeypatch.setattr("oblivionis.client.residuals.save_vector", save)
+    own.keep(1, rest(1))
+    if when == "before":
+        assert not node.residuals_path.exists(), "it was not even written"
+    assert not node.residuals_path.exists() or not list(node.residuals_path.iterdir())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_was_kept_between_the_first_drop_and_the_tombstone_goes_too(tmp_path, monkeypatch, leaves):
+    name = "write_json" if leaves else "append_lines"
+    write = getattr(node_folder, name)
+
+    def late(path, value):
+        residuals(tmp_path).keep(1, rest(1))
+        write(path, value)
+
+    monkeypatch.setattr(node_folder, name, late)
+    node = NodeFolder(tmp_path)
+    node.leave("q1") if leaves else node.bury(["r1"], "q1")
     assert not node.residuals_path.exists()

@@ -86,6 +86,14 @@ def test_a_rank_beyond_the_narrowest_layer_is_refused():
         fitting(dataclasses.replace(MODEL, lora=lora), manifest, lambda client: 400)
 
 
+def test_a_node_that_trains_less_than_the_run_gets_no_more_than_the_narrowest_layer_holds():
+    lora = dataclasses.replace(MODEL.lora, rank=12, ranks=[12, 4])
+    manifest = [("m.lora_A.default.weight", (12, 8)), ("m.lora_B.default.weight", (20, 12))]
+    own = fitting(dataclasses.replace(MODEL, lora=lora), manifest, {0: 10, 1: 10, 2: 12}.__getitem__)
+    found = [own("train", _start(manifest))(client) for client in range(3)]
+    assert [one and one.settings[protocol.LORA_RANK] for one in found] == [8, 4, None]
+
+
 def test_without_a_list_nobody_has_a_form_of_its_own():
     lora = dataclasses.replace(MODEL.lora, ranks=None)
     assert fitting(dataclasses.replace(MODEL, lora=lora), [], lambda client: 12) is None

@@ -41,6 +41,17 @@ def test_the_longest_update_by_hand():
     assert longest_update(config, "unlearn", 9, 100, 5.0) == pytest.approx(1.01 * (reach + drift * (5 + reach)))
 
 
+def test_what_was_kept_back_may_come_in_one_update_of_training():
+    """Of 1000 numbers 100 are sent: each waits ten rounds at most, and √100 · 10 is √10 times √1000."""
+    plain = compose("default", [])
+    packed = compose("default", ["federation.compression.method=topk", "federation.compression.keep=0.1"])
+    alone = compose("default", ["federation.compression.method=topk", "federation.compression.error_feedback=false"])
+    for kind, factor in (("train", 10**0.5), ("unlearn", 1.0), ("calibrate", 1.0)):
+        usual = longest_update(plain, kind, 9, 1000, 5.0)
+        assert longest_update(packed, kind, 9, 1000, 5.0) == pytest.approx(factor * usual)
+        assert longest_update(alone, kind, 9, 1000, 5.0) == usual
+
+
 @pytest.mark.parametrize(("told", "given", "share"), [(False, None, 1.0), (True, None, 0.5), (True, 0.9, 0.9)])
 def test_where_clients_count_themselves_their_share_is_limited(told, given, share):
     config = compose("default", [] if given is None else [f"federation.max_weight_share={given}"])
