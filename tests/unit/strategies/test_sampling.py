@@ -175,18 +175,6 @@ def test_power_of_choice_does_not_go_on_asking_clients_that_never_answer():
     assert sum(asked[p] for p in range(3)) <= 18, "no more than their share of 3/8; as ∞ they would be in every round"
 
 
-def test_nobody_is_heard_where_too_few_are_there_to_ask():
-    sampling = PowerOfChoice(4, lambda client: 1)
-    sampling.heard((), {7: 1.0})
-    fedtu = FedTU(
-        build("fedavg", fraction_train=1.0, min_train_nodes=2),
-        eligible=lambda client: client < 1,
-        options=Options(seed=3, stage="s", sampling=sampling),
-    )
-    fedtu.start(federation(2), adapter(noise("start")), num_rounds=1)
-    assert sampling.state_dict()["clients"].tolist() == [7]
-
-
 def test_what_the_largest_share_cuts_of_a_drawn_weight_is_told():
     """Four clients drawn for certain with 1, 1, 1 and 6 records and at most a third each: 6 counts as 1.5."""
     sizes, cuts, recorder = {0: 1, 1: 1, 2: 1, 3: 6}, [], Recorder()
