@@ -23,7 +23,7 @@ from support.ray_cluster import two_machines
 from support.tutorials import follow
 
 from benchmarks import kinds as suites
-from benchmarks.federated import identity, results
+from benchmarks.federated import results
 from benchmarks.federated.demand import Demand
 from benchmarks.federated.executors import ray_tasks, ray_worker
 from benchmarks.federated.executors.parcels import pieces
@@ -313,15 +313,16 @@ def test_a_machine_that_does_not_see_the_store_gets_the_run_and_sends_it_back(fi
     places = SimpleNamespace(gettempdir=lambda: str(tmp_path), mkdtemp=lambda prefix: tempfile.mkdtemp(dir=scratch))
     monkeypatch.setattr(ray_worker, "tempfile", places)
 
-    def done(program=""):
+    def done(**other):
         probe = Probe(store / ".probe", "unseen")
-        order = Order(node.key, probe, tmp_path, program or identity.program(), CORES, list(pieces(run.path)))
+        versions = {**ray_worker.versions(), **other}
+        order = Order(node.key, probe, tmp_path, versions, CORES, list(pieces(run.path)))
         task = ray_tasks._Task(node, run.path, order, Demand(CORES, 0, 0))
         for said in ray_worker.work(order):
             task.hear(said)
         return task
 
-    assert "has another program" in done(program="other").failure() and not node.finished(store)
+    assert "has another version of torch" in done(torch="other").failure() and not node.finished(store)
     assert done().outcome == Ended("") and node.finished(store)
     assert not list(scratch.iterdir()), "it keeps nothing"
     whole = node.run(folder.parent / "stages").stage_summary("unlearn")["metrics"]

@@ -316,10 +316,11 @@ def test_who_leaves_by_its_own_request_is_not_sampled_any_more(trained, tmp_path
 def test_in_asynchronous_rounds_by_the_machines_clock(trained, tmp_path):
     """The client that asks is slow, and at work when it does: it is heard once it is idle, and served."""
     rounds = ("federation.rounds.unlearn=5", "federation.buffer.size=1", "federation.buffer.concurrency=2")
-    config, run, folders = unlearning(trained, tmp_path, *rounds)
+    _, _, folders = unlearning(trained, tmp_path)
+    config, run = new_run(tmp_path, "asynchronous", *SETTINGS, *rounds, "stages=[finetune,unlearn]")
 
     def before(stage, round):
-        if round == 1:
+        if (stage, round) == ("unlearn", 1):
             submit(folders[0], "--ids", trained[3].ids[0][0], "--id", "x")
 
     def wrapped(grid):
