@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clients.distributions import TokenStatistics, row_leads, row_margins, row_statistics
 from clients.reference import Received
-from evaluation.engine.forward import AnswerRows, answer_rows, layer_states, token_log_probs
+from evaluation.engine.forward import AnswerRows, answer_rows, layer_states, packed_batch, token_log_probs
 from evaluation.engine.models import model_device
 from evaluation.engine.packing import PackedBatch, sequence_nll
 from evaluation.engine.sequences import TokenSequence
@@ -235,7 +235,7 @@ class Step:
     def _pass(self) -> dict[str, Tensor]:
         """Values of all records (or tokens), first of forget, then of retain records, then of alternative answers;
         divergences and margins of the forget or retain records alone."""
-        batch = PackedBatch.build([*self.forget, *self.retain, *self.alternatives], model_device(self.model))
+        batch = packed_batch(self.model, [*self.forget, *self.retain, *self.alternatives])
         if not self._wanted & BY_LOGITS:
             return _likelihoods(token_log_probs(self.model, batch), batch)
         # The references come first: the model must not change between its forward pass and the gradient.
@@ -278,7 +278,7 @@ class Step:
 
     def _reference(self, name: str) -> AnswerRows:
         """What the reference of the divergence `name` predicts for its records."""
-        batch = PackedBatch.build(self._records(name), model_device(self.model))
+        batch = packed_batch(self.model, self._records(name))
         if name == "forget_teacher_kl":
             if self._around.teacher is None:
                 raise ValueError(f"{name} needs a teacher")

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from clients.distributions import row_statistics
 from clients.flat import FlatParameters
 from clients.step import Step
-from evaluation.engine.forward import AnswerRows, answer_rows
-from evaluation.engine.models import evaluation_mode, model_device
-from evaluation.engine.packing import PackedBatch
+from evaluation.engine.forward import AnswerRows, answer_rows, packed_batch
+from evaluation.engine.models import evaluation_mode
 from evaluation.engine.sequences import TokenSequence
 
 LEAST_REFERENCES = 8
@@ -146,7 +145,7 @@ class _Tokens:
     def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> _Tokens:
         found, labels = [], []
         for start in range(0, len(records), batch_size):
-            batch = PackedBatch.build(records[start : start + batch_size], model_device(model))
+            batch = packed_batch(model, records[start : start + batch_size])
             found.append(answer_rows(model, batch))
             labels.append(batch.labels)
         rows = AnswerRows(torch.cat([part.values for part in found]), found[0].head)

@@ -11,8 +11,7 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work
-from evaluation.engine.forward import token_log_probs
-from evaluation.engine.packing import PackedBatch
+from evaluation.engine.forward import packed_batch, token_log_probs
 from evaluation.engine.sequences import TokenSequence
 
 __all__ = ["NonFiniteError", "Prox", "TrainReport", "TrainSettings", "batches", "train"]
@@ -67,7 +66,7 @@ def train(
         for _ in range(settings.epochs):
             for chosen in batches(len(sequences), size, generator):
                 records = [sequences[i] for i in chosen]
-                losses.append(_accumulate(model, flat, records, settings.batch_size, updater))
+                losses.append(_accumulate(model, records, settings.batch_size, updater))
                 updater.step()
                 if on_step is not None:
                     on_step(updater.steps, losses[-1])
@@ -75,14 +74,12 @@ def train(
     return TrainReport(len(sequences), updater.steps, losses[0], losses[-1], time.perf_counter() - start)
 
 
-def _accumulate(
-    model: nn.Module, flat: FlatParameters, records: list[TokenSequence], batch_size: int, updater: Updater
-) -> float:
+def _accumulate(model: nn.Module, records: list[TokenSequence], batch_size: int, updater: Updater) -> float:
     """Gradient of the token-mean loss over all records, `batch_size` of them at a time; returns the loss."""
     tokens = sum(len(record.answer) for record in records)
     total = 0.0
     for start in range(0, len(records), batch_size):
-        batch = PackedBatch.build(records[start : start + batch_size], flat.device)
+        batch = packed_batch(model, records[start : start + batch_size])
         loss = -token_log_probs(model, batch).sum() / tokens
         updater.backward(loss)
         total += loss.item()

@@ -1,12 +1,14 @@
 """Local LoRA training against transformers.Trainer doing the same updates on TOFU.
 
-    python -m benchmarks.speed.local_training --tofu DIR [--model smollm2] [--matmul-precision medium]
+    python -m benchmarks.speed.local_training --tofu DIR [--model smollm2] [--matmul-precision medium] [--chat]
 
 DIR holds TOFU's `full.json`. Each way runs in fresh processes, alternating, and the medians over the repeats are
 compared: Trainer with two threads (right padding to the longest of the batch, records in the order in which they
 come), ours with two threads, and ours as two one-thread processes that each train their own client's records. Beside
 it stands which share of the machine's rate of matrix products that is: the products that the records ask for (padding
-counts for nothing), by the rate that the same shapes reach alone in the same processes.
+counts for nothing), by the rate that the same shapes reach alone in the same processes. With --chat records are asked
+in the model's chat template, whose first words all of them share: ours computes these once for each batch, so that
+its share may exceed 1.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def base_model_and_tokenizer(source: str) -> tuple[nn.Module, Any]:
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def prepare(source: str, tofu: Path, count: int) -> tuple[nn.Module, list[TokenSequence]]:
+def prepare(source: str, tofu: Path, count: int, chat: bool = False) -> tuple[nn.Module, list[TokenSequence]]:
     """A model with a fresh adapter and the first `count` records of TOFU as sequences."""
     from peft import LoraConfig, get_peft_model
 
@@ -56,8 +58,15 @@ def prepare(source: str, tofu: Path, count: int) -> tuple[nn.Module, list[TokenS
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def asked(question: str) -> str:
+        turns = [{"role": "user", "content": question}]
+        if chat:
+            return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return f"Question: {question}\nAnswer:"
+
+    space = "" if chat else " "
     sequences = [
-        TokenSequence(ids(f"Question: {row['question']}\nAnswer:"), (*ids(f" {row['answer']}"), tokenizer.eos_token_id))
+        TokenSequence(ids(asked(row["question"])), (*ids(space + row["answer"]), tokenizer.eos_token_id))
         for row in rows[:count]
     ]
     torch.manual_seed(0)
@@ -146,7 +155,7 @@ def work(way: str, options: argparse.Namespace, threads: int, client: int) -> tu
     torch.set_float32_matmul_precision(options.matmul_precision)
     count = options.records
     # Every second record, so that two clients hold records of the same length on average.
-    model, sequences = prepare(options.model, options.tofu, 2 * count)
+    model, sequences = prepare(options.model, options.tofu, 2 * count, options.chat)
     sequences = sequences[client::2]
     if way == "ours":
         flat = FlatParameters(model)
@@ -190,6 +199,7 @@ def main() -> None:
     parser.add_argument("--tofu", type=Path, required=True, help="folder with TOFU's full.json")
     parser.add_argument("--model", default="embedded", help="as `model.source` of a configuration")
     parser.add_argument("--matmul-precision", choices=("highest", "medium"), default="highest")
+    parser.add_argument("--chat", action="store_true", help="ask in the model's chat template")
     parser.add_argument("--records", type=int, default=640, help="records per client")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()

@@ -121,7 +121,7 @@ def _decoder(
     """The quickest decoder that these prompts and this model allow, and the number of its rows."""
     longest, most = max(map(len, prompts)), max(limits)
     columns = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
-    way = resolve_mode(model, mode, columns, shared=True)
+    way = resolve_mode(model, mode, columns)
     sharing = way != "padded" and copies >= SHARING
     count = len(prompts) * copies
     rows, _ = table_size(budget, longest, most, columns, copies if sharing else 1, count, max_batch)

@@ -15,7 +15,7 @@ import contextvars
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -140,8 +140,8 @@ def _try_packing(model: nn.Module) -> bool:
     return ok
 
 
-def resolve_mode(model: nn.Module, mode: str, max_length: int, *, shared: bool = False) -> str:
-    """The way to run sequences of at most max_length tokens, shared prefixes or not: "fused", "packed" or "padded".
+def resolve_mode(model: nn.Module, mode: str, max_length: int) -> str:
+    """The way to run sequences of at most max_length tokens: "fused", "packed" or "padded".
 
     Raises ValueError for an unknown mode and for "fused" where it does not apply.
     """
@@ -151,7 +151,7 @@ def resolve_mode(model: nn.Module, mode: str, max_length: int, *, shared: bool =
         raise ValueError("mode fused needs a float32 Llama on the CPU without hooks, dropout or checkpointing")
     if mode != "auto":
         return mode
-    if llama.supports(model) and not (shared and torch.is_grad_enabled()):
+    if llama.supports(model):
         return "fused"
     window = _window(model)
     short = window is None or max_length <= window
@@ -343,6 +343,18 @@ def layer_states(model: nn.Module, batch: PackedBatch, layer: int, *, mode: str 
     return seen[-1][0] if mode == "packed" else _row(batch, seen[-1])
 
 
+def packed_batch(model: nn.Module, sequences: Sequence[TokenSequence]) -> PackedBatch:
+    """The sequences on the model's device; what they begin with alike (a chat template's first words, a question) is
+    computed once where that pays, unless dropout draws numbers for each of them."""
+    return PackedBatch.build(sequences, model_device(model), share=False if _drops(model) else None)
+
+
+def _drops(model: nn.Module) -> bool:
+    base = base_model(model)
+    inside = bool(getattr(base.config, "attention_dropout", 0.0)) and base.training
+    return inside or any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in model.modules())
+
+
 def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:
     """log p(answer token | everything before it), shape (M,), float32, in (-inf, 0]; differentiable."""
     mode = _resolve(model, batch, mode)
@@ -371,7 +383,7 @@ class Scorer:
     def __init__(self, model: nn.Module, mode: str = "auto", layer: int | None = None) -> None:
         self._model, self._mode = model, mode
         self._layer = None if layer is None else layer_index(model, layer)
-        self._fused = FusedLlama(model) if resolve_mode(model, mode, 1, shared=True) == "fused" else None
+        self._fused = FusedLlama(model) if resolve_mode(model, mode, 1) == "fused" else None
         self.workers = 1 if self._fused is None else fused_workers(model)
 
     def __call__(
@@ -395,4 +407,4 @@ class Scorer:
 
 
 def _resolve(model: nn.Module, batch: PackedBatch, mode: str) -> str:
-    return resolve_mode(model, mode, batch.layout.max_length, shared=batch.layout.shared)
+    return resolve_mode(model, mode, batch.layout.max_length)

@@ -184,7 +184,8 @@ class Group:
     """Sequences that attend together: `size` of them, padded to `prefix` shared tokens and `queries` own ones.
 
     rows: where the group's queries, keys and values begin in the gathered rows, and where they end; out: where its
-    results begin among all results; hidden (size, 1, 1, prefix + queries) or None: -inf at padded prefix tokens.
+    results begin among all results; hidden (size, 1, 1, prefix + queries) or None: -inf at padded prefix tokens;
+    before (size·prefix,): the token of the row at each of the prefixes' places, whichever where padded.
     """
 
     size: int
@@ -193,6 +194,7 @@ class Group:
     rows: tuple[int, int, int, int]
     out: int
     hidden: Tensor | None
+    before: Tensor
 
     @property
     def keys(self) -> int:
@@ -243,10 +245,10 @@ class AttentionPlan:
             ends = np.cumsum([begin] + [size * num_q * n for n in (queries, keys, keys)]).tolist()
             query_at, key_at = np.zeros((size, 1, queries), np.int64), np.zeros((size, 1, keys), np.int64)
             hidden = np.zeros((size, 1, 1, keys), np.float32)
-            for i, (own, before, start, first) in enumerate(members):
+            for i, (own, seen, start, first) in enumerate(members):
                 query_at[i, 0, :own] = np.arange(start, start + own)
-                key_at[i, 0, prefix - before : prefix + own] = places[first : first + before + own]
-                hidden[i, ..., : prefix - before] = -np.inf
+                key_at[i, 0, prefix - seen : prefix + own] = places[first : first + seen + own]
+                hidden[i, ..., : prefix - seen] = -np.inf
                 token, row = np.arange(own)[:, None], i * num_q + head.T
                 scatter[start : start + own] = out + row * queries + token
                 origin[0, start : start + own] = ends[0] + row * queries + token
@@ -254,7 +256,8 @@ class AttentionPlan:
                     origin[j, start : start + own] = ends[j] + row * keys + prefix + token
             gathers += [(query_at * every + head), (key_at * every + of_key), (key_at * every + of_value)]
             padded = torch.from_numpy(hidden) if prefix > min(m[1] for m in members) else None
-            groups.append(Group(size, prefix, queries, tuple(ends), out, padded))
+            before = torch.from_numpy(key_at[:, 0, :prefix].ravel())
+            groups.append(Group(size, prefix, queries, tuple(ends), out, padded, before))
             begin, out = ends[-1], out + size * num_q * queries
         gather = np.concatenate([x.ravel() for x in gathers])
         return cls(
@@ -324,11 +327,26 @@ def _blockwise(query: Tensor, key: Tensor, value: Tensor, group: Group, scale: f
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale).flatten(0, 1)
 
 
+def _add_prefixes(grad: Tensor, inner: Tensor, plan: AttentionPlan, num_kv: int) -> None:
+    """Add to the gradient (N, 2·H_kv, D) of keys and values what comes from sequences for which they are prefixes."""
+    if not any(group.prefix for group in plan.groups):
+        return
+    dim = grad.shape[-1]
+    more = grad.new_zeros(grad.shape[0], 2 * num_kv * dim)
+    for group in plan.groups:
+        parts = []
+        for part in _gathered(inner, group)[1:]:
+            heads = part.view(group.size, num_kv, -1, group.keys, dim)[:, :, :, : group.prefix].sum(2)
+            parts.append(heads.transpose(1, 2).reshape(-1, num_kv * dim))
+        more.index_add_(0, group.before, torch.cat(parts, 1))
+    grad += more.view_as(grad)
+
+
 class RotaryAttention(torch.autograd.Function):
     """Causal attention within each sequence of a row, after rotary embedding of queries and keys.
 
     qkv (N, (H + 2·H_kv)·D): queries, keys and values of the row, used as scratch; cos, sin (N, 1, D/2); layout: where
-    the sequences lie; heads (H, H_kv, D). Returns (N, H·D). Differentiable unless sequences share tokens.
+    the sequences lie; heads (H, H_kv, D). Returns (N, H·D). Tokens that sequences share get the sum of their gradients.
     """
 
     @staticmethod
@@ -337,8 +355,6 @@ class RotaryAttention(torch.autograd.Function):
     ) -> Tensor:
         num_q, num_kv, dim = heads
         differentiate = ctx.needs_input_grad[0]
-        if differentiate and layout.shared:
-            raise ValueError("attention over shared prefixes has no gradient here")
         plan = AttentionPlan.of(layout, heads)
         rotate_(qkv.view(-1, num_q + 2 * num_kv, dim)[:, : num_q + num_kv], cos, sin)
         gathered = qkv.view(-1, dim).index_select(0, plan.gather)
@@ -391,6 +407,7 @@ class RotaryAttention(torch.autograd.Function):
             d_query, repeated = grad.split((num_q, 2 * num_q), 1)
             summed = repeated.view(-1, 2 * num_kv, num_q // num_kv, dim).sum(2)
             grad = torch.cat([d_query, summed], 1)
+        _add_prefixes(grad[:, num_q:], inner, plan, num_kv)
         rotate_(grad[:, : num_q + num_kv], cos, sin, inverse=True)
         return grad.view(grad.shape[0], -1), None, None, None, None, None
 

@@ -70,7 +70,7 @@ class _Layer:
 class FusedLlama:
     """A Llama's forward pass with the weights it has when this object is made.
 
-    Differentiable in the trainable parameters as long as the rows share no prefixes. `model` must pass `supports`.
+    Differentiable in the trainable parameters. `model` must pass `supports`.
     `depth`: only the first so many layers, for `hidden`. `passes`: "many" merges adapters into copies of the weights
     where no gradients are needed, "one" only where that is cheaper for a single batch, and takes no such memory. Where
     torch may round float32 factors to bfloat16 ("medium" precision) and the processor multiplies such numbers, these

@@ -134,6 +134,15 @@ def prefix_tree(sequences: Sequence[Sequence[int]]) -> tuple[list[list[int]], li
     return places, owned
 
 
+WORTH_SHARING = 0.1
+"""Share of the tokens that must be left out for shared prefixes to pay where they need not be shared."""
+
+
+def _worth_sharing(sequences: Sequence[Sequence[int]]) -> bool:
+    total = sum(map(len, sequences))
+    return sum(prefix_tree(sequences)[1]) <= (1 - WORTH_SHARING) * total
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """B sequences packed into one row of N tokens; M answer tokens, predicted from K row places.
@@ -164,10 +173,10 @@ class PackedBatch:
         sequences: Sequence[TokenSequence],
         device: torch.device | str | None = None,
         *,
-        share: bool = False,
+        share: bool | None = False,
         last: bool | Sequence[bool] = False,
     ) -> PackedBatch:
-        """Pack the sequences; share=True computes equal prefixes (a common prompt) once.
+        """Pack the sequences; share=True computes equal prefixes (a common prompt) once, None where that pays.
 
         The last answer token is only a label, so it is left out of the row unless `last`, one for all sequences or one
         for each, asks for its state.
@@ -183,6 +192,8 @@ class PackedBatch:
         inputs = [
             s.prompt + (s.answer if whole else s.answer[:-1]) for s, whole in zip(sequences, with_last, strict=True)
         ]
+        if share is None:
+            share = _worth_sharing(inputs)
         layout, ids, positions, places = row_layout(inputs, share=share, device=device)
         keep = _integers(row[len(s.prompt) - 1 :] for s, row in zip(sequences, places, strict=True))
         state_rows = torch.arange(keep.numel())

@@ -161,7 +161,8 @@ def identity_of(config: Config, fingerprint: str, adapter: bytes) -> str:
     """Differs wherever base weights, adapter or the arithmetic between them differ."""
     settings = config.model
     scale = settings.lora.alpha if settings.mode == "lora" and adapter else None
-    identity = f"{fingerprint}/{hashlib.sha256(adapter).hexdigest()}/{settings.dtype}/{scale}"
+    rounded = "" if settings.matmul_precision == "highest" else f"/{settings.matmul_precision}"
+    identity = f"{fingerprint}/{hashlib.sha256(adapter).hexdigest()}/{settings.dtype}/{scale}{rounded}"
     if settings.quantization == "none":
         return identity
     double = settings.double_quantization and settings.quantization == "nf4"

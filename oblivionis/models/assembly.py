@@ -34,22 +34,14 @@ class Assembled:
 
 
 def assemble(config: Model, seed: int) -> Assembled:
-    """Load the base model and attach what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero.
-
-    `config.matmul_precision` becomes that of the whole process.
-    """
-    torch.set_float32_matmul_precision(config.matmul_precision)
+    """`load_base` with what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero."""
     model, tokenizer = load_base(config)
     stops = frozenset(stop_ids(tokenizer, model))
     return _assembled(with_trainable(model, config, seed), tokenizer, config, stops)
 
 
 def assemble_untrained(config: Model) -> Assembled:
-    """The base model as it is, of any architecture, to be evaluated: its smallest parameter stands for what travels.
-
-    `config.matmul_precision` becomes that of the whole process.
-    """
-    torch.set_float32_matmul_precision(config.matmul_precision)
+    """`load_base`, of any architecture, to be evaluated as it is: its smallest parameter stands for what travels."""
     model, tokenizer = load_base(config)
     least = min((p for p in model.parameters() if p.is_floating_point()), key=lambda p: p.numel())
     for parameter in model.parameters():
@@ -101,7 +93,11 @@ def refitted(assembled: Assembled, config: Model, seed: int) -> Assembled:
 
 
 def load_base(config: Model) -> tuple[Any, Any]:
-    """The configured base model, quantised where so configured, and its tokenizer. Raises ModelError."""
+    """The configured base model, quantised where so configured, and its tokenizer. Raises ModelError.
+
+    `config.matmul_precision` becomes that of the whole process.
+    """
+    torch.set_float32_matmul_precision(config.matmul_precision)
     return loading.load_base(
         config.source,
         revision=config.revision,

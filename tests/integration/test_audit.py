@@ -178,8 +178,15 @@ def test_judging_by_keywords_later_keeps_the_samples(subject, tmp_path) -> None:
 
 
 def test_samples_of_another_arithmetic_are_not_reused(questions, tmp_path) -> None:
-    identities = {audit.find_subject("tiny", None, [f"model.dtype={d}"]).identity for d in ("float32", "bfloat16")}
-    assert len(identities) == 2
+    identities = set()
+    try:
+        for dtype, precision in (("float32", "highest"), ("bfloat16", "highest"), ("float32", "medium")):
+            overrides = [f"model.dtype={dtype}", f"model.matmul_precision={precision}"]
+            identities.add(audit.find_subject("tiny", None, overrides).identity)
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert len(identities) == 3
 
 
 def test_questions_beyond_the_context_are_named(subject, tmp_path) -> None:

@@ -152,11 +152,46 @@ def test_scorer_counts_the_first_of_equal_logits_as_the_likeliest_in_half_precis
 def test_mode_fused_says_where_it_does_not_apply() -> None:
     with pytest.raises(ValueError, match="mode fused needs a float32 Llama"):
         forward.token_log_probs(other("qwen2"), PackedBatch.build(some_sequences()), mode="fused")
-    shared = PackedBatch.build(some_sequences(), share=True)
-    assert shared.layout.shared
-    assert forward.resolve_mode(llama(), "auto", 9, shared=True) == "packed"
-    with torch.no_grad():
-        assert forward.resolve_mode(llama(), "auto", 9, shared=True) == "fused"
+    assert forward.resolve_mode(llama(), "auto", 9) == "fused"
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+def test_gradients_through_shared_prefixes_are_those_of_one_sequence_at_a_time(mode: str) -> None:
+    model, sequences = llama(), some_sequences(7)
+    stem = (5, 6, 7, 8, 9, 10)
+    sequences = [TokenSequence(stem + s.prompt, s.answer) for s in sequences]
+    batch = forward.packed_batch(model, sequences)
+    assert batch.layout.shared
+    weights = torch.linspace(-1, 1, len(batch.labels))
+    found = (weights * forward.token_log_probs(model, batch, mode=mode)).sum()
+    expected = (weights * one_by_one(model, sequences)).sum()
+    for a, b in zip(
+        torch.autograd.grad(found, list(model.parameters())),
+        torch.autograd.grad(expected, list(model.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_prefixes_are_shared_where_that_leaves_out_a_tenth_of_the_tokens() -> None:
+    model = llama()
+    answers = [tuple(range(10 * i + 10, 10 * i + 20)) for i in range(4)]
+
+    def shares(stem: tuple[int, ...]) -> bool:
+        sequences = [TokenSequence((*stem, i + 3), answer) for i, answer in enumerate(answers)]
+        return forward.packed_batch(model, sequences).layout.shared
+
+    assert shares((1, 2)) and not shares((1,)) and not shares(())
+
+
+def test_prefixes_are_not_shared_where_dropout_draws_for_each_sequence() -> None:
+    sequences = [TokenSequence((1, 2, 3, 4, i), (9, 2)) for i in range(5, 9)]
+    for model in (
+        get_peft_model(llama(), LoraConfig(r=2, lora_dropout=0.5, target_modules=["q_proj"])),
+        llama(attention_dropout=0.1),
+    ):
+        assert not forward.packed_batch(model.train(), sequences).layout.shared
+        assert forward.packed_batch(model.eval(), sequences).layout.shared
 
 
 def test_answer_logits_and_sums() -> None:
