@@ -146,11 +146,7 @@ def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -
         if failure is None and not stop.is_set():
             raise
     if isinstance(failure, ActorDied):
-        who = str(failure).partition(": error")[0]
-        raise RunFailed(
-            f"{who}: it was killed, crashed or ran out of memory. If memory is short, let fewer clients run at a time "
-            "with a larger federation.client_cpus and federation.client_processes=1"
-        ) from failure
+        raise RunFailed(failure.in_words()) from failure
     if isinstance(failure, FederationError | AggregationError):
         raise RunFailed(str(failure)) from failure
     if failure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from flwr.app import Message
@@ -14,8 +15,25 @@ from strategies.passing import PassingGrid
 from strategies.replies import error_text
 
 
+_FULL = re.compile(r"OutOfMemory.* was ([\d.]+) ?GB / ([\d.]+) ?GB", re.DOTALL)
+
+
 class ActorDied(FederationError):
     """A simulation worker process crashed. Flower would give it to later clients too: stop, and resume the run."""
+
+    def in_words(self) -> str:
+        """Whose process died, why, and what to do."""
+        who, _, error = str(self).partition(": error")
+        full = _FULL.search(error)
+        why = (
+            f"Ray ended it because {full[1]} of the machine's {full[2]} GB were in use, by this and all other programs"
+            if full
+            else "it was killed, crashed or ran out of memory"
+        )
+        return (
+            f"{who}: {why}. If memory is short, let fewer clients run at a time with a larger "
+            "federation.client_cpus and federation.client_processes=1"
+        )
 
 
 class WatchedGrid(PassingGrid):

@@ -75,6 +75,22 @@ def test_only_ray_can_say_that_a_worker_died():
     assert list(NodeMap().refresh(WatchedGrid(MemoryGrid({0: honest(0)})))) == [0], "no Ray runs here: nobody is dead"
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>", "it was killed, crashed or ran out of memory"),
+        (
+            "<class 'ray.exceptions.OutOfMemoryError'>:<'1 worker(s) were killed due to the node running low on memory. "
+            "Memory on the node (IP: 10.0.0.1, ID: ab) was 22.44GB / 23.54GB (0.953070), which exceeds 0.95'>",
+            "Ray ended it because 22.44 of the machine's 23.54 GB were in use",
+        ),
+    ],
+)
+def test_a_dead_worker_is_told_of_in_words(reason, words):
+    told = ActorDied(f"the worker process of client 1 died: error 0: {reason}").in_words()
+    assert told.startswith(f"the worker process of client 1 died: {words}") and "federation.client_cpus" in told
+
+
 def message_to(node):
     from flwr.app import Message, RecordDict
 
