@@ -14,7 +14,6 @@ from strategies.errors import FederationError
 from strategies.passing import PassingGrid
 from strategies.replies import error_text
 
-
 _FULL = re.compile(r"OutOfMemory.* was ([\d.]+) ?GB / ([\d.]+) ?GB", re.DOTALL)
 
 
