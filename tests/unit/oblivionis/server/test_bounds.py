@@ -80,8 +80,8 @@ def test_only_ray_can_say_that_a_worker_died():
     [
         ("<class 'ray.exceptions.ActorDiedError'>", "it was killed, crashed or ran out of memory"),
         (
-            "<class 'ray.exceptions.OutOfMemoryError'>:<'1 worker(s) were killed due to the node running low on memory. "
-            "Memory on the node (IP: 10.0.0.1, ID: ab) was 22.44GB / 23.54GB (0.953070), which exceeds 0.95'>",
+            "<class 'ray.exceptions.OutOfMemoryError'>:<'1 worker(s) were killed due to the node running low on "
+            "memory. Memory on the node (IP: 10.0.0.1, ID: ab) was 22.44GB / 23.54GB (0.953070), which exceeds 0.95'>",
             "Ray ended it because 22.44 of the machine's 23.54 GB were in use",
         ),
     ],
