@@ -89,8 +89,9 @@ def binary_leakage_bound(successes: ArrayLike, n: int, alpha: float) -> float | 
         raise ValueError(f"successes must be whole numbers in 0..{n}")
     from scipy.stats import beta
 
-    quantile = beta.isf(alpha, count + 1, np.maximum(n - count, 1))
-    return _float_if_scalar(np.where(count == n, 1.0, quantile))
+    distinct, place = np.unique(count, return_inverse=True)
+    quantile = np.where(distinct == n, 1.0, beta.isf(alpha, distinct + 1, np.maximum(n - distinct, 1)))
+    return _float_if_scalar(quantile[place].reshape(count.shape))
 
 
 def general_leakage_bound(samples: ArrayLike, x: ArrayLike, alpha: float) -> float | np.ndarray:

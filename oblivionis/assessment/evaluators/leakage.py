@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from oblivionis.data.records import Record
 
 ORDER = 30
-KEPT = ("m_bin", "mu_lower", "mu_upper", "greedy")
+KEPT = ("m_bin", "mu_lower", "mu_upper", "mean", "std", "greedy")
 TOLD_BY_CLIENTS = ("",)
 _GROUP = Group("Forget, sampled", 10)
 METRICS: tuple[Metric, ...] = (
@@ -135,7 +135,7 @@ def of_records(context: Context, asked: Sequence[tuple[Record, Question]]) -> li
 
 
 def by_question(details: Mapping[str, Any], samples: float) -> dict[str, dict[str, float]]:
-    """By question id the bounds on what it leaks: `m_bin`, `mu_lower`, `mu_upper`, `greedy`, `samples`."""
+    """By question id what it leaks and bounds on it: `KEPT`, and the number of `samples`."""
     columns = details.get("columns", {})
     return {
         i: {**{name: columns[name][place] for name in KEPT}, "samples": samples}
