@@ -212,6 +212,11 @@ def test_a_key_given_twice_is_refused(finished, certified, tmp_path):
     assert result.code == 2 and "twice" in result.err
 
 
+def test_a_run_without_requests_has_no_certificate_that_later_measures_supersede(tmp_path):
+    """A stage of a suite that ends with fine-tuning: it has no ledger, and is audited like any other."""
+    assert certificates.mark_superseded(RunDirectory(tmp_path)) == []
+
+
 def test_what_is_measured_later_supersedes(finished, tmp_path):
     run, key = finished
     shutil.copytree(run.path, tmp_path / "run")

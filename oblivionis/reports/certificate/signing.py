@@ -147,8 +147,9 @@ def _part(
 def mark_superseded(run: RunDirectory) -> list[Path]:
     """Leave a note beside each certificate in the run's own folder that rests on other files than the ledger names now:
     something was measured since. Returns the certificates' folders."""
-    now, found = seal.check(run).files or {}, []
-    for folder, certificate in _certificates(run):
+    made, found = list(_certificates(run)), []
+    now = (seal.check(run).files or {}) if made else {}
+    for folder, certificate in made:
         files = certificate.get("files", {})
         if newer := sorted(name for name, of in now.items() if files.get(name) != of):
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
