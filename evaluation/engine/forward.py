@@ -345,8 +345,13 @@ def layer_states(model: nn.Module, batch: PackedBatch, layer: int, *, mode: str 
 
 def packed_batch(model: nn.Module, sequences: Sequence[TokenSequence]) -> PackedBatch:
     """The sequences on the model's device; what they begin with alike (a chat template's first words, a question) is
-    computed once where that pays, unless dropout draws numbers for each of them."""
-    return PackedBatch.build(sequences, model_device(model), share=False if _drops(model) else None)
+    computed once where that pays, unless dropout draws numbers for each of them.
+
+    On a GPU it never is: there the gradients of a shared token would be added up in another order each time.
+    """
+    device = model_device(model)
+    alone = device.type != "cpu" or _drops(model)
+    return PackedBatch.build(sequences, device, share=False if alone else None)
 
 
 def _drops(model: nn.Module) -> bool:

@@ -184,8 +184,10 @@ def test_prefixes_are_shared_where_that_leaves_out_a_tenth_of_the_tokens() -> No
     assert shares((1, 2)) and not shares((1,)) and not shares(())
 
 
-def test_prefixes_are_not_shared_where_dropout_draws_for_each_sequence() -> None:
+def test_prefixes_are_not_shared_where_dropout_draws_for_each_sequence_nor_off_the_cpu() -> None:
     sequences = [TokenSequence((1, 2, 3, 4, i), (9, 2)) for i in range(5, 9)]
+    assert forward.packed_batch(llama(), sequences).layout.shared
+    assert not forward.packed_batch(llama().to("meta"), sequences).layout.shared
     for model in (
         get_peft_model(llama(), LoraConfig(r=2, lora_dropout=0.5, target_modules=["q_proj"])),
         llama(attention_dropout=0.1),
