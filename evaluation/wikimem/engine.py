@@ -26,7 +26,7 @@ from evaluation.wikimem.canaries import GENERIC_SUBJECT, context_of, contextuali
 from evaluation.wikimem.facts import COUNTERFACTUALS, SAME_MEANING, Embed, Fact, candidates, true_values
 from evaluation.wikimem.names import VARIANTS, name_variants
 from evaluation.wikimem.properties import Property
-from evaluation.wikimem.score import WEIGHT, PairScore, calibrated_scores, score_pair
+from evaluation.wikimem.score import WEIGHT, PairScore, calibrated_scores, memorized, score_pair
 
 PART = 500_000
 """Sentences whose NLLs are in memory together, unless the facts about one property need more."""
@@ -57,7 +57,8 @@ class FactScore:
     """What came out for a fact, with T templates and C candidates.
 
     templates (T): the canaries, with context where that was asked for; candidates (C): the true values first; truth
-    (C,): bool, which candidates count as true; scores (T, C): s(h, v) of WikiMem, nats; pair: ranks and strengths.
+    (C,): bool, which candidates count as true; scores (T, C): s(h, v) of WikiMem, nats; nll (T, C): of the sentences
+    with the person's own name, nats; pair: ranks and strengths.
     """
 
     fact: Fact
@@ -65,7 +66,13 @@ class FactScore:
     candidates: tuple[str, ...]
     truth: np.ndarray
     scores: np.ndarray
+    nll: np.ndarray
     pair: PairScore
+
+    @property
+    def likeliest(self) -> np.ndarray:
+        """Whether a true value is likelier than every counterfactual, bool (T,); look-alike names are not taken off."""
+        return memorized(-self.nll, self.truth)
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -290,4 +297,4 @@ def _scored(asked: _Asked, nll: np.ndarray, asking: Asking, embed: Embed | None,
     truth = true_values(asked.candidates, asked.fact.values, embed, threshold)
     fact = asked.fact
     pair = score_pair(fact.subject, fact.property, scores, truth, fact.cohort)
-    return FactScore(fact, asked.templates, asked.candidates, truth, scores, pair)
+    return FactScore(fact, asked.templates, asked.candidates, truth, scores, nll[:, 0], pair)

@@ -27,8 +27,9 @@ class WikimemEvaluator:
 
     Metrics of both groups, as far as defined: strict, lenient (WikiMem's strict and lenient rate, in [0, 1]), strength
     (mean z* over memorised templates), unmemorized (share of subjects with nothing memorised), and, not in WikiMem,
-    rank: the mean of `FactScore.ranks`, which also moves where no true value comes first. The details hold them by
-    property, and what came first in each template of each fact.
+    rank: the mean of `FactScore.ranks`, which also moves where no true value comes first, and likeliest: the mean of
+    `FactScore.likeliest`, which look-alike names do not lower that the model takes for the person. The details hold
+    WikiMem's by property, and what came first in each template of each fact.
     """
 
     forget: Sequence[Fact]
@@ -72,6 +73,7 @@ def _metrics(found: Sequence[FactScore]) -> dict[str, float]:
         "lenient": summary.lenient_rate,
         "unmemorized": summary.unmemorized_subjects / summary.subjects,
         "rank": float(np.mean([score.ranks.mean() for score in found])),
+        "likeliest": float(np.mean([score.likeliest.mean() for score in found])),
     }
     return metrics if summary.mean_strength is None else metrics | {"strength": summary.mean_strength}
 

@@ -79,6 +79,8 @@ def test_the_metrics_are_the_summary_of_the_scores() -> None:
         assert result.metrics[f"{name}_unmemorized"] == (0.0 if first.any() else 1.0)
         better = [(x.scores[:, 1:] >= x.scores[:, :1]).mean() for x in part]
         assert result.metrics[f"{name}_rank"] == pytest.approx(np.mean(better))
+        lead = [(x.nll[:, :1] < x.nll[:, 1:].min(1, keepdims=True)).mean() for x in part]
+        assert result.metrics[f"{name}_likeliest"] == pytest.approx(np.mean(lead))
         strengths = np.concatenate([x.pair.strength for x in part])
         if first.any():
             assert result.metrics[f"{name}_strength"] == pytest.approx(np.nanmean(strengths))

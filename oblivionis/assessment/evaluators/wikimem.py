@@ -31,6 +31,11 @@ _RANK = (
     "Not of WikiMem: share of the values of other people that score at least as high as the true one, averaged over "
     "phrasings and facts. 0: always first; 0.5: chance; above: avoided."
 )
+_LIKELIEST = (
+    "Not of WikiMem: in which share of the phrasings the true value is likelier than every value of other people, "
+    "averaged over facts. Unlike the strict rate it stays high where the model takes look-alike names for the person. "
+    "0 to 1."
+)
 
 
 def _of_people(name: str, group: Group, known: Direction, unknown: Direction) -> list[Metric]:
@@ -41,6 +46,7 @@ def _of_people(name: str, group: Group, known: Direction, unknown: Direction) ->
         Metric(f"{name}_strength", "Memorisation strength z*", known, None, _STRENGTH, group, least=None, most=None),
         Metric(f"{name}_unmemorized", "People with nothing memorised", unknown, None, _UNMEMORIZED, group),
         Metric(f"{name}_rank", "Values that score higher", unknown, 0.5, _RANK, group),
+        Metric(f"{name}_likeliest", "Facts that are likeliest", known, None, _LIKELIEST, group),
     ]
 
 

@@ -125,6 +125,11 @@ def test_scores_are_those_of_every_sentence_on_its_own(model: Any, tokenizer: An
         assert x.best == tuple(x.candidates[i] for i in expected.argmax(axis=1))
         beaten = [np.mean([s >= max(row[x.truth]) for s in row[~x.truth]]) for row in expected]
         assert x.ranks.tolist() == pytest.approx(beaten)
+        kind = properties()[x.fact.property].kind
+        filled = [[fill(t, x.fact.subject, v, kind) for v in x.candidates] for t in x.templates]
+        own = np.array([[plain_nll(model, tokenizer, text) for text in row] for row in filled])
+        np.testing.assert_allclose(x.nll, own, atol=2e-4)
+        assert x.likeliest.tolist() == [min(row[x.truth]) < min(row[~x.truth]) for row in own]
     assert any(context_of(x.fact, FACTS, asking.context) for x in found) == bool(asking.context)
 
 

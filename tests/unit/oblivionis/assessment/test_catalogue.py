@@ -40,6 +40,7 @@ ROWS = [
                 "Memorisation strength z*",
                 "People with nothing memorised",
                 "Values that score higher (null 0.5)",
+                "Facts that are likeliest",
             ],
         )
         for group in ("Forget", "Retain")
