@@ -57,8 +57,8 @@ class FactScore:
     """What came out for a fact, with T templates and C candidates.
 
     templates (T): the canaries, with context where that was asked for; candidates (C): the true values first; truth
-    (C,): bool, which candidates count as true; scores (T, C): s(h, v) of WikiMem, nats; nll (T, C): of the sentences
-    with the person's own name, nats; pair: ranks and strengths.
+    (C,): bool, which candidates count as true; scores (T, C): s(h, v) of WikiMem, nats; pair: ranks and strengths; nll
+    (T, C): of the sentences with the person's own name, nats.
     """
 
     fact: Fact
@@ -66,8 +66,8 @@ class FactScore:
     candidates: tuple[str, ...]
     truth: np.ndarray
     scores: np.ndarray
-    nll: np.ndarray
     pair: PairScore
+    nll: np.ndarray
 
     @property
     def likeliest(self) -> np.ndarray:
@@ -297,4 +297,4 @@ def _scored(asked: _Asked, nll: np.ndarray, asking: Asking, embed: Embed | None,
     truth = true_values(asked.candidates, asked.fact.values, embed, threshold)
     fact = asked.fact
     pair = score_pair(fact.subject, fact.property, scores, truth, fact.cohort)
-    return FactScore(fact, asked.templates, asked.candidates, truth, scores, nll[:, 0], pair)
+    return FactScore(fact, asked.templates, asked.candidates, truth, scores, pair, nll[:, 0])
