@@ -292,8 +292,8 @@ def test_slurms_arrays_make_the_same_rows_and_run_again_what_failed(finished, tm
     collected = bash("collect.sh")
     assert collected.returncode == 0 and "NPO" in collected.stdout, collected.stderr
     told = json.loads((output / "nodes.json").read_text())
-    assert told["seconds"] is None and [node["shared"] for node in told["nodes"]] == [False, False]
-    assert "2, done by others and collected" in (output / "suite.html").read_text()
+    assert told["seconds"] is None and not any(node["shared"] for node in told["nodes"])
+    assert f"{len(told['nodes'])}, done by others and collected" in (output / "suite.html").read_text()
     assert_the_same_rows(output, folder)
     gone = call("bench", "node", output, "finetune-0")
     assert gone.code == 2 and "the suite has no run finetune-0" in gone.err
