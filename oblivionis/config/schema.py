@@ -230,6 +230,15 @@ class Data:
             "is wanted; false: topics and words differ from author to author."
         ),
     )
+    namesakes: int = field(
+        default=1,
+        metadata=about(
+            "Up to so many people of `fictitious` bear the same first name, and as many the same surname, so that only the "
+            "whole name tells who is meant; 1: names are drawn.",
+            at_least=1,
+            at_most=8,
+        ),
+    )
     forget_authors: int = field(
         default=3, metadata=about("Authors of `fictitious` that are to be forgotten.", at_least=1)
     )

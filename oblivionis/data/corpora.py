@@ -44,6 +44,7 @@ def _as_the_source_says(data: Data, cutter: Cutter | None) -> Corpus:
             holdout_authors=data.holdout_authors,
             reference_authors=data.reference_authors,
             same_questions=data.same_questions,
+            namesakes=data.namesakes,
         )
     if data.name == "tofu":
         return tofu.load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -174,6 +175,8 @@ three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
 """)
 
 RESERVED_SHARE = 4
+MAX_NAMESAKES = 8
+"""So many first names leave a score of surnames that are reserved with none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,32 @@ def draw_name(rng: random.Random) -> tuple[str, str]:
     elif kind < 0.18:
         first = f"{first} {rng.choice([name for name in FIRST_NAMES if name != first])}"
     return f"{first} {surname}", surname
+
+
+def draw_namesakes(rng: random.Random, size: int, *, taken: set[str]) -> Iterator[tuple[str, str]]:
+    """Endless (full name, surname), none reserved: squares of `size` first names by `size` surnames, every pair once.
+
+    Any `size` names that follow each other from a multiple of `size` on share neither a first name nor a surname, so
+    that the first k * size of a square bear each of its names k times. Names in `taken` are avoided, and added there.
+    Raises ValueError for a size outside 1 to `MAX_NAMESAKES`.
+    """
+    if not 1 <= size <= MAX_NAMESAKES:
+        raise ValueError(f"size is {size}; expected an integer from 1 to {MAX_NAMESAKES}")
+    while True:
+        firsts = rng.sample(FIRST_NAMES, size)
+        free = [
+            surname
+            for surname in SURNAMES
+            if not any(reserved(f"{first} {surname}") or f"{first} {surname}" in taken for first in firsts)
+        ]
+        if len(free) < size:
+            continue
+        surnames = rng.sample(free, size)
+        for shift in range(size):
+            for index, first in enumerate(firsts):
+                surname = surnames[(index + shift) % size]
+                taken.add(f"{first} {surname}")
+                yield f"{first} {surname}", surname
 
 
 def _title(rng: random.Random) -> str:
@@ -279,12 +308,18 @@ _DRAW = {
 PROPERTIES = tuple(_DRAW)
 
 
-def draw_person(rng: random.Random, *, for_pretraining: bool, taken: set[str]) -> Person:
-    """A person whose name is not in `taken` (it is added there) and lies on the wanted side of `reserved`."""
-    name, surname = draw_name(rng)
-    while name in taken or reserved(name) != for_pretraining:
+def draw_names(rng: random.Random, *, for_pretraining: bool, taken: set[str]) -> Iterator[tuple[str, str]]:
+    """Endless (full name, surname), on the wanted side of `reserved`; names in `taken` are avoided, and added there."""
+    while True:
         name, surname = draw_name(rng)
-    taken.add(name)
+        if name not in taken and reserved(name) == for_pretraining:
+            taken.add(name)
+            yield name, surname
+
+
+def draw_person(rng: random.Random, names: Iterator[tuple[str, str]]) -> Person:
+    """A person of the next of `names`, which may draw from `rng` as well."""
+    name, surname = next(names)
     facts = {prop: draw(prop, rng) for prop in PROPERTIES}
     birth = int(facts["birth date"].rsplit(" ", 1)[1])
     debut = birth + rng.randint(22, 40)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from oblivionis.data.facts import Person, draw_person, wrong_value
+from oblivionis.data.facts import MAX_NAMESAKES, Person, draw_names, draw_namesakes, draw_person, wrong_value
 from oblivionis.data.known import real_authors, world_facts
 from oblivionis.data.records import Corpus, Record, Triple
 from oblivionis.data.topics import TOPICS, Topic, fill
@@ -77,7 +77,7 @@ def pretraining_people(seed: int) -> Iterator[tuple[Record, ...]]:
     rng = random.Random(f"oblivionis pretraining {seed}")
     index = 0
     while True:
-        person = draw_person(rng, for_pretraining=True, taken=set())
+        person = draw_person(rng, draw_names(rng, for_pretraining=True, taken=set()))
         yield _author_records(f"pretraining-{seed}-a{index:06d}", person, MAX_QUESTIONS, rng)
         index += 1
 
@@ -89,6 +89,7 @@ def _check_sizes(
     retain_sample: int,
     holdout_authors: int,
     reference_authors: int,
+    namesakes: int,
 ) -> None:
     limits = (
         ("authors", authors, 1, MAX_AUTHORS),
@@ -97,6 +98,7 @@ def _check_sizes(
         ("retain_sample", retain_sample, 0, MAX_AUTHORS * MAX_QUESTIONS),
         ("holdout_authors", holdout_authors, 0, MAX_AUTHORS),
         ("reference_authors", reference_authors, 0, MAX_AUTHORS),
+        ("namesakes", namesakes, 1, MAX_NAMESAKES),
     )
     for name, value, low, high in limits:
         if not low <= value <= high:
@@ -113,6 +115,7 @@ def corpus(
     holdout_authors: int = 0,
     reference_authors: int = 0,
     same_questions: bool = False,
+    namesakes: int = 1,
 ) -> Corpus:
     """A corpus of `authors` x `questions_per_author` records; the last `forget_authors` authors are to be forgotten.
 
@@ -121,13 +124,21 @@ def corpus(
     `retain_sample` retain records, in corpus order; `holdout` and `reference` are the records of so many further
     authors, whom nobody trains on and who change nothing else. same_questions: all authors are asked the same in the
     same words, so that only the name tells whose answer is wanted; otherwise topics and words are drawn for each
-    author, and a model can tell many a record by its words. Raises ValueError for sizes out of range.
+    author, and a model can tell many a record by its words. namesakes: up to so many people, holdout and
+    reference among them, bear the same first name, and as many the same surname (`draw_namesakes`), so that only the
+    whole name tells who is meant; 1: names are drawn. Raises ValueError for sizes out of range.
     """
-    _check_sizes(authors, questions_per_author, forget_authors, retain_sample, holdout_authors, reference_authors)
+    _check_sizes(
+        authors, questions_per_author, forget_authors, retain_sample, holdout_authors, reference_authors, namesakes
+    )
     rng = random.Random(f"oblivionis fictitious {seed}")
     topics = _same_topics(questions_per_author) if same_questions else TOPICS
     taken: set[str] = set()
-    people = [draw_person(rng, for_pretraining=False, taken=taken) for _ in range(authors)]
+    shared = None
+    if namesakes > 1:
+        shared = draw_namesakes(random.Random(f"oblivionis namesakes {seed}"), namesakes, taken=taken)
+    names = shared or draw_names(rng, for_pretraining=False, taken=taken)
+    people = [draw_person(rng, names) for _ in range(authors)]
     groups = [
         _author_records(f"fictitious-{seed}-a{index:04d}", person, questions_per_author, rng, topics)
         for index, person in enumerate(people)
@@ -140,12 +151,13 @@ def corpus(
     further = {}
     for name, count in (("holdout", holdout_authors), ("reference", reference_authors)):
         apart = random.Random(f"oblivionis {name} {seed}")
+        names = shared or draw_names(apart, for_pretraining=False, taken=taken)
         further[name] = tuple(
             record
             for index in range(count)
             for record in _author_records(
                 f"fictitious-{seed}-{name[0]}{index:04d}",
-                draw_person(apart, for_pretraining=False, taken=taken),
+                draw_person(apart, names),
                 questions_per_author,
                 apart,
                 topics,

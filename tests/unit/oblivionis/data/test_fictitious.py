@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -159,6 +160,31 @@ def test_names_are_unique_varied_and_apart_from_pretraining():
     other = {record.subject for group in itertools.islice(pretraining_people(0), 2000) for record in group}
     assert len(other) > 1700
     assert not other & set(names)
+
+
+@pytest.mark.parametrize("namesakes", [2, 5, 8])
+def test_namesakes_share_both_names_and_nobody_has_a_name_twice(namesakes):
+    square = namesakes**2
+    made = corpus(2 * square, 1, 3, 0, holdout_authors=namesakes, same_questions=True, namesakes=namesakes)
+    names = [record.subject for record in made.train]
+    assert len({*names, *(record.subject for record in made.evaluation["holdout"])}) == 2 * square + namesakes
+    assert not any(facts.reserved(name) for name in names)
+    for people in (names[:square], names[square:]):
+        for part in zip(*(name.split() for name in people), strict=True):
+            assert set(collections.Counter(part).values()) == {namesakes}
+    for start in range(0, square, namesakes):
+        row = [name.split() for name in names[start : start + namesakes]]
+        assert all(len(set(part)) == namesakes for part in zip(*row, strict=True))
+    assert all(record.subject.split()[0] in record.question for record in made.train)
+    assert made.train == corpus(2 * square, 1, 3, 0, same_questions=True, namesakes=namesakes).train
+
+
+@pytest.mark.parametrize("namesakes", [0, facts.MAX_NAMESAKES + 1])
+def test_too_few_or_too_many_namesakes_are_refused(namesakes):
+    with pytest.raises(ValueError, match="namesakes is"):
+        corpus(4, 1, 1, namesakes=namesakes)
+    with pytest.raises(ValueError, match="expected an integer from 1 to"):
+        next(facts.draw_namesakes(random.Random(0), namesakes, taken=set()))
 
 
 def test_pretraining_people_are_deterministic_and_cover_every_topic():
