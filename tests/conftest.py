@@ -21,7 +21,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 SUPPORT = PROJECT / "tests" / "support"
 WHOLE_RUN = PROJECT / "tests" / "integration" / "test_whole_run.py"
 LONGEST = (
-    "test_secure.py",
+    "test_exchanges.py",
     "test_faults.py",
     "test_deployment_guide.py",
     "test_processes.py",

@@ -4,8 +4,10 @@
         [--matmul-precision medium]
 
 DIR holds the TOFU files as JSON lines. Both sample 64 tokens with top-p 0.9 from the same prompts, none of which ends
-early: `size` answers to one question, and one answer to each of `size` questions. --audit instead audits the 40
-questions of forget01 with 1024 samples each and prints its time and the peak memory of the process.
+early: `size` answers to one question, and one answer to each of `size` questions. Beside the tokens stands how much of
+the rate at which this machine reads memory the weights take that each step reads once (`weights_read`): near 1 where
+nothing but reading them is left to save, which at large sizes is not so. --audit instead audits the 40 questions of
+forget01 with 1024 samples each and prints its time and the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from benchmarks.speed.tofu_evaluation import encode, read
+from evaluation.engine.half import multiplies_bfloat16
 from evaluation.engine.sampling import Rule, sample
 
 TOKENS, TOP_P = 64, 0.9
+READ_BYTES = 2**30
 
 
 def generate(model: Any, prompts: list[tuple[int, ...]], pad_id: int) -> int:
@@ -59,9 +63,37 @@ def rate(work: Callable[[], int]) -> float:
     return work() / (time.perf_counter() - start)
 
 
+def read_rate() -> float:
+    """Bytes per second that a product of a matrix of 1 GiB, far larger than any cache, with a vector reads."""
+    matrix = torch.ones(READ_BYTES // 4096, 1024)
+    vector = torch.ones(1024)
+    matrix @ vector
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        matrix @ vector
+        seconds.append(time.perf_counter() - start)
+    return READ_BYTES / min(seconds)
+
+
+def weights_read(model: Any) -> tuple[int, int]:
+    """Bytes of weights that a decoding step reads, by `generate` and by ours: all layers and the head.
+
+    Ours keeps the layers in bfloat16 under "medium" precision where the processor multiplies such numbers.
+    """
+    head = model.get_output_embeddings().weight.nbytes
+    layers = sum(weight.nbytes for weight in model.model.layers.parameters())
+    halved = torch.get_float32_matmul_precision() == "medium" and multiplies_bfloat16()
+    return head + layers, head + layers // (2 if halved else 1)
+
+
 def compare(model: Any, prompts: list[tuple[int, ...]], sizes: list[int], pad_id: int, repeats: int) -> bool:
     """Print a row per batch size; whether ours is never slower."""
-    print(f"{'size':>6} {'what':<28} {'generate':>10} {'ours':>10} {'ratio':>7}   tokens/s, median of {repeats}")
+    reading, (their_bytes, own_bytes) = read_rate(), weights_read(model)
+    print(
+        f"memory is read at {reading / 1e9:.1f} GB/s; a step reads {their_bytes / 1e6:.0f} and {own_bytes / 1e6:.0f} MB"
+    )
+    print(f"{'size':>6} {'what':<28} {'generate':>16} {'ours':>16} {'ratio':>7}   tokens/s, median of {repeats}")
     faster = True
     for size in sizes:
         several = [prompts[i % len(prompts)] for i in range(size)]
@@ -71,7 +103,13 @@ def compare(model: Any, prompts: list[tuple[int, ...]], sizes: list[int], pad_id
         ):
             pairs = [(rate(lambda p=theirs: generate(model, p, pad_id)), rate(mine)) for _ in range(repeats)]
             plain, own = (statistics.median(values) for values in zip(*pairs, strict=True))
-            print(f"{size:>6} {name:<28} {plain:>10.0f} {own:>10.0f} {own / plain:>7.2f}", flush=True)
+            shares = [
+                f"({tokens / size * read / reading:4.0%})" for tokens, read in ((plain, their_bytes), (own, own_bytes))
+            ]
+            print(
+                f"{size:>6} {name:<28} {plain:>8.0f} {shares[0]:>7} {own:>8.0f} {shares[1]:>7} {own / plain:>7.2f}",
+                flush=True,
+            )
             faster = faster and own >= plain
     return faster
 

@@ -706,7 +706,7 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
 def _others(config: Config) -> Iterator[Problem]:
     """What does not go with a method for which the clients that do not unlearn train, too."""
     method = config.unlearning.method
-    if not methods.asks_others(method):
+    if not (methods.asks_others(method) and methods.is_loss(method)):
         return
     if "local" in config.stages:
         message = f"{method} needs other clients, and the stage local has none"

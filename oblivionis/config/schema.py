@@ -233,8 +233,8 @@ class Data:
     namesakes: int = field(
         default=1,
         metadata=about(
-            "Up to so many people of `fictitious` bear the same first name, and as many the same surname, so that only the "
-            "whole name tells who is meant; 1: names are drawn.",
+            "Up to so many people of `fictitious` bear the same first name, and as many the same surname, so that only "
+            "the whole name tells who is meant; 1: names are drawn.",
             at_least=1,
             at_most=8,
         ),

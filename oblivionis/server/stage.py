@@ -35,6 +35,7 @@ from strategies.buffered import BufferedFedTU
 from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Listener, Options
 from strategies.orthogonal import Orthogonally
+from strategies.rapid_retraining import ByRetraining
 from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
 from strategies.told import COUNTS, NUMBERS, TRAIN
 from strategies.weight_negation import ByNegation
@@ -141,6 +142,8 @@ class Stage:
         summed = unlearning.merge == "sum"
         if unlearning.method == "weight_negation" and self.name == "unlearn":
             return ByNegation(self._negated(), self.updates)
+        if unlearning.method == "rapid_retraining" and self.name == "unlearn":
+            return self._retraining()
         if unlearning.method == "fedosd" and self.name == "unlearn":
             common = {"mean": mean, "history": self.updates, "summed": summed}
             return Orthogonally(self._able, **unlearning.params, **common)
@@ -151,6 +154,18 @@ class Stage:
             if unlearning.method == "pga":
                 return WithReference(self.updates, mean, summed=summed)
         return ByUnlearning(mean, self.updates, summed=summed)
+
+    def _retraining(self) -> ByRetraining:
+        federation, start = self.config.federation, self.server.initial_vector("finetune")
+        return ByRetraining(
+            self.inner,
+            ArrayRecord({protocol.ADAPTER: Array(start)}),
+            self._able,
+            **self.config.unlearning.params,
+            per_round=max(int(federation.clients * federation.fraction_train), federation.min_clients),
+            seed=self.config.seed,
+            history=self.updates,
+        )
 
     def _negated(self) -> np.ndarray:
         """Which numbers of the global vector NoT negates. RunError where the model has no such layers."""

@@ -1,4 +1,4 @@
-"""Whole runs of FedEraser and PGA in one process, as `test_stages` does for the other methods."""
+"""Whole runs of FedEraser, PGA, NoT and rapid retraining in one process, as `test_stages` does for other methods."""
 
 import json
 import shutil
@@ -166,3 +166,36 @@ def test_not_negates_on_the_server_and_the_clients_train_on(tmp_path):
     changed = finetuned != first
     assert changed.any() and not changed.all() and np.array_equal(first[changed], -finetuned[changed])
     assert not np.array_equal(run.load_checkpoint("unlearn").vector, first)
+
+
+def test_rapid_retraining_starts_from_the_beginning_and_goes_on_after_a_stop(tmp_path):
+    settings = ("unlearning=rapid_retraining", "unlearning.params.rounds=2", "stages=[finetune,unlearn]")
+    short = ("federation.rounds.unlearn=1", "evaluation.every=0", *settings)
+    sent, stop = {}, threading.Event()
+
+    def tamper(client, message, reply):
+        if message.metadata.message_type == protocol.TRAIN:
+            settings = message.content.config_records[protocol.CONFIG]
+            key = settings[protocol.STAGE], settings[protocol.SERVER_ROUND]
+            sent[key] = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
+            if key == ("retraining/1", 2):
+                stop.set()
+        return reply
+
+    config, run = new_run(tmp_path, "whole", *short)
+    _, grid = execute(config, run, tamper)
+    requests = list(Ledger(run.ledger_path))
+    assert requests and all(r.state in ("served", "verified") and r.served_round == 1 for r in requests)
+    assert {kind for _, kind in grid.sent} == {protocol.QUERY, protocol.BURY, protocol.TRAIN}
+    assert np.array_equal(sent["retraining/1", 1], sent["train", 1])
+    assert not np.array_equal(sent["retraining/1", 2], sent["train", 1])
+    assert not np.array_equal(sent["unlearn", 1], sent["retraining/1", 2])
+    served = [event for event in map(json.loads, run.ledger_path.open()) if event["event"] == "served"]
+    assert served and all(event["rebuilt-rounds"] == 2 for event in served)
+
+    stop.clear()
+    config, stopped = new_run(tmp_path, "stopped", *short)
+    with pytest.raises(RunInterrupted):
+        execute(config, stopped, tamper, events=Recorded(stop))
+    execute(configuration.from_yaml(stopped.read_config()), RunDirectory.open(stopped.path))
+    np.testing.assert_array_equal(*(r.load_checkpoint("unlearn").vector for r in (stopped, run)))

@@ -1,0 +1,117 @@
+"""Rapid retraining: a federation in plain numpy, who takes part, what is refused, what it does not go with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from support.fedtu_clients import SIZE, Recorder, adapter, content, flat, honest, noise
+
+from oblivionis.config.compose import ConfigError, compose
+from strategies import protocol
+from strategies.factory import build
+from strategies.fedtu import FedTU, RequestList, UnlearnRequest
+from strategies.memory_grid import MemoryGrid
+from strategies.rapid_retraining import ByRetraining
+
+BEGINNING = np.linspace(-1, 1, SIZE).astype(np.float32)
+ASKED = np.full(SIZE, 3.0, dtype=np.float32)
+
+
+def client(partition: int, left: int = 1, fails: bool = False):
+    """As an honest client; buries what is asked for, which leaves it `left` records."""
+
+    def answer(message: Message) -> RecordDict:
+        if message.metadata.message_type == protocol.BURY:
+            assert "arrays" not in message.content.array_records
+            return RecordDict({"metrics": MetricRecord({"num-examples": 3, protocol.LIVE_RECORDS: left})})
+        if fails and message.content["config"][protocol.STAGE] == "retraining/1":
+            return content(np.full(SIZE, np.nan))
+        return honest(partition)(message)
+
+    return answer
+
+
+def run(clients, *, rounds=3, per_round=3, aggregator="fedavg", **options):
+    """One round in which client 1 asks; the model after it, who was asked for what, and what was told."""
+    grid = MemoryGrid(dict(enumerate(clients)), keep_log=True)
+    inner, recorder = build(aggregator, **options), Recorder()
+    serving = ByRetraining(
+        inner, adapter(BEGINNING), lambda: range(len(clients)), rounds=rounds, per_round=per_round, seed=7
+    )
+    requests = RequestList([(1, UnlearnRequest("r1", 1, ("x",)))])
+    fedtu = FedTU(inner, requests=requests, serving=serving, listener=recorder)
+    return flat(fedtu.start(grid, adapter(ASKED), 1).arrays), recorder, fedtu
+
+
+def exchanges(recorder: Recorder) -> list[tuple[str, list[int]]]:
+    return [event[1:] for event in recorder.events if event[0] == "exchange_started"]
+
+
+def mean(partitions, server_round: int) -> np.ndarray:
+    total = sum(p + 1 for p in partitions)
+    return sum((p + 1) * noise(p, server_round).astype(np.float64) for p in partitions) / total
+
+
+@pytest.mark.parametrize(("left", "partitions"), [(1, (0, 1, 2)), (0, (0, 2))])
+def test_nothing_of_the_old_model_is_left(left: int, partitions: tuple[int, ...]) -> None:
+    """FedAvg from the beginning for three rounds, by all who have records left, then the round's own training."""
+    found, recorder, _ = run([client(0), client(1, left), client(2)])
+    expected = BEGINNING + sum(mean(partitions, number) for number in (1, 2, 3)) + mean((0, 1, 2), 1)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert exchanges(recorder) == [("unlearn", [1]), *[("calibrate", list(partitions))] * 3, ("train", [0, 1, 2])]
+
+
+def test_as_many_clients_as_in_a_round_are_drawn_by_the_seed() -> None:
+    runs = [exchanges(run([client(p) for p in range(6)], rounds=8, per_round=2)[1]) for _ in range(2)]
+    drawn = [tuple(clients) for kind, clients in runs[0] if kind == "calibrate"]
+    assert runs[0] == runs[1] and all(len(clients) == 2 for clients in drawn)
+    assert len(set(drawn)) > 3
+
+
+def test_the_aggregator_begins_anew_and_its_moments_belong_to_the_new_model() -> None:
+    """FedAvgM by hand: v ← v/2 + mean, φ ← φ + v, from v = 0 in the first round of the retraining."""
+    found, _, _ = run([client(p) for p in range(3)], rounds=2, aggregator="fedavgm", server_momentum=0.5)
+    model, velocity = BEGINNING.astype(np.float64), np.zeros(SIZE)
+    for number in (1, 2, 1):
+        velocity = 0.5 * velocity + mean((0, 1, 2), number)
+        model = model + velocity
+    np.testing.assert_allclose(found, model, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("able", [range(3), ()], ids=["no answer is valid", "nobody has anything left"])
+def test_a_retraining_that_fails_leaves_the_model_its_moments_and_the_request(able) -> None:
+    grid = MemoryGrid({p: client(p, left=0, fails=True) for p in range(3)}, keep_log=True)
+    inner, recorder = build("fedavgm", server_momentum=0.5), Recorder()
+    inner.load_state_dict({"m/adapter": np.ones(SIZE, dtype=np.float32)})
+    serving = ByRetraining(inner, adapter(BEGINNING), lambda: able, rounds=2, per_round=3, seed=7)
+    requests = RequestList([(1, UnlearnRequest("r1", 1, ("x",)))])
+    fedtu = FedTU(inner, requests=requests, serving=serving, listener=recorder)
+    found = flat(fedtu.start(grid, adapter(ASKED), 1).arrays)
+    np.testing.assert_allclose(found, ASKED + 0.5 + mean(range(3), 1), rtol=0, atol=1e-5)
+    assert ("reply", 1, False, "rapid retraining: no client trained in its round 1") in recorder.events
+
+
+@pytest.mark.parametrize(("rounds", "per_round"), [(0, 1), (1, 0)])
+def test_values_out_of_range(rounds: int, per_round: int) -> None:
+    with pytest.raises(ValueError, match="expected rounds >= 1"):
+        ByRetraining(build("fedavg"), adapter(ASKED), list, rounds=rounds, per_round=per_round, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["stages=[local]"], "stages"),
+        (["unlearning.entropy.forget=1"], "unlearning.entropy"),
+        (["privacy=client"], "unlearning.method"),
+        (["privacy=record"], "unlearning.method"),
+        (["federation.secure_aggregation.enabled=true"], "unlearning.method"),
+        (["federation.buffer.size=3"], "unlearning.method"),
+        (["unlearning.target=oracle_estimate"], "unlearning.target"),
+        (["unlearning.params.rounds=0"], "unlearning.params.rounds"),
+    ],
+)
+def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("default", ["unlearning=rapid_retraining", *overrides])
+    assert [problem.path for problem in caught.value.problems].count(path) == 1
