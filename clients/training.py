@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clients.flat import FlatParameters
 from clients.optimisation import NonFiniteError, Prox, TrainSettings, Updater, local_work
@@ -45,22 +45,23 @@ def train(
     settings: TrainSettings,
     *,
     prox: Prox | None = None,
+    moving: Tensor | None = None,
     seed: int,
     on_step: Callable[[int, float], None] | None = None,
 ) -> TrainReport:
     """Train `flat`, the trainable parameters of `model`, on `sequences` for `settings.epochs` passes.
 
     The loss is the mean cross-entropy over the answer tokens of the records of an update (Oblivionis eq. 3, normalised
-    by answer tokens). The optimiser is new in every call; the same seed gives the same result. `on_step` gets the
-    number of the update (from 1) and its loss. Raises ValueError without sequences and NonFiniteError when the loss or
-    a parameter is not finite.
+    by answer tokens). The optimiser is new in every call; the same seed gives the same result. `moving` (size,), bool:
+    the numbers that may change, None for all. `on_step` gets the number of the update (from 1) and its loss. Raises
+    ValueError without sequences and NonFiniteError when the loss or a parameter is not finite.
     """
     if not sequences:
         raise ValueError("no sequence to train on")
     start = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     size = settings.records_per_update
-    updater = Updater(flat, settings, settings.epochs * -(-len(sequences) // size), prox)
+    updater = Updater(flat, settings, settings.epochs * -(-len(sequences) // size), prox, moving)
     losses: list[float] = []
     with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
         for _ in range(settings.epochs):

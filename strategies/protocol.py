@@ -41,6 +41,9 @@ TOGETHER: Final = -2
 EPOCHS: Final = "epochs"
 """Local epochs of one `TRAIN` message, in place of the configured ones."""
 PROXIMAL_MU: Final = "proximal-mu"
+MOVING: Final = "moving"
+"""bytes, in a `TRAIN` message: a bit for each number of the model, most significant first, 1 where training may change
+it, and 0 to the next whole byte. Without it every number may change."""
 UNLEARNED_ROUND: Final = "unlearned-round"
 """int, in a `TRAIN` message where updates are compressed: the newest round that began with a model in which something
 was unlearned. What a client kept back before it was computed from a model that still knew that, and counts no more."""

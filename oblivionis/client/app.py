@@ -215,6 +215,7 @@ def train(message: Message, context: Context) -> Message:
         epochs=task.number("epochs", task.config.federation.local_epochs),
         proximal_mu=task.real(protocol.PROXIMAL_MU, 0.0),
         seed=task.seed,
+        moving=task.moving(),
         privacy=task.privacy(),
     )
     vector = task.compressed(vector, excluded)
@@ -424,6 +425,18 @@ class _Task:
     def masks(self) -> bool:
         """Whether the answer goes into a sum under masks."""
         return self._secure
+
+    def moving(self) -> np.ndarray | None:
+        """Which numbers of the model training may change, (size,), bool; None for all. ClientError for other than a bit
+        for each."""
+        bits = self.message_config.get(protocol.MOVING)
+        if bits is None:
+            return None
+        if not isinstance(bits, bytes) or len(bits) != -(-self.vector.size // 8):
+            raise ClientError(
+                f"client {self.client} was sent no bit for each of the model's {self.vector.size} numbers"
+            )
+        return np.unpackbits(np.frombuffer(bits, np.uint8), count=self.vector.size).astype(bool)
 
     def forget(self, record_ids: Collection[str]) -> tuple[np.ndarray, UnlearnReport]:
         """Unlearn these records from the received model."""

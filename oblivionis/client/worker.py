@@ -143,11 +143,13 @@ class Worker:
         epochs: int,
         proximal_mu: float,
         seed: int,
+        moving: np.ndarray | None = None,
         privacy: Privacy | None = None,
     ) -> tuple[np.ndarray, TrainReport]:
         """Train from the global `vector` on all records of `client` but `excluded`; the new vector and a report.
 
-        With `privacy` its records are hidden (DP-SGD).
+        moving (size,), bool: which numbers may change, None for all. With `privacy` its records are hidden (DP-SGD);
+        then all numbers change, and ClientError where not all may.
         """
         sequences = self.holding(client).select(excluded)
         if not sequences:
@@ -157,7 +159,10 @@ class Worker:
         prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
         model = self.assembled.model
         if privacy is None:
-            report = train(model, self.flat, sequences, settings, prox=prox, seed=seed)
+            mask = None if moving is None else torch.as_tensor(moving, device=self.flat.device)
+            report = train(model, self.flat, sequences, settings, prox=prox, moving=mask, seed=seed)
+        elif moving is not None:
+            raise ClientError("training under record-level privacy moves every number of the model")
         else:
             report = train_privately(model, self.flat, sequences, settings, privacy, prox=prox, seed=seed)
         return self.flat.numpy(), report

@@ -680,7 +680,7 @@ def _needs_updates(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.entropy", message, "weights of 0")
 
 
-@_reads("unlearning", "stages", "federation.secure_aggregation", "privacy.level")
+@_reads("unlearning", "stages", "federation.secure_aggregation", "privacy.level", "model.lora.ranks")
 def _served_by_server(config: Config) -> Iterator[Problem]:
     """What does not go with a method by which the server changes the model itself, without clients' updates."""
     unlearning, method = config.unlearning, config.unlearning.method
@@ -697,6 +697,9 @@ def _served_by_server(config: Config) -> Iterator[Problem]:
     if config.privacy.level == "client":
         message = f"{method} is no update of clients that privacy.level=client could clip and hide"
         yield Problem("unlearning.method", message, "a loss that the asking clients minimise")
+    if method == "fused" and config.model.lora.ranks is not None:
+        message = "its adapters are numbers of the common rank, and clients of other ranks have other numbers"
+        yield Problem("model.lora.ranks", message, "null, or another unlearning method")
     if method == "weight_negation" and unlearning.requests.policy == "random_client_per_round":
         message = "a negation in the round after another gives the weights back nearly as they were"
         yield Problem("unlearning.requests.policy", message, "all_at_round, or a schedule with rounds between")

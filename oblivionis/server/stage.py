@@ -18,6 +18,7 @@ from oblivionis.assessment.rebound import ReboundTracker, rebound_summary
 from oblivionis.assessment.ruler_oracles import noise_bands, states_of
 from oblivionis.assessment.verification import Verification
 from oblivionis.errors import RunError, RunFailed
+from oblivionis.models.layers import layers_of
 from oblivionis.models.negation import negated_numbers
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.requests import seal
@@ -30,10 +31,12 @@ from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
 from oblivionis.server.context import Server
 from oblivionis.server.rounds import aggregator, sampling_of, waiting
-from strategies import protocol
+from strategies import fused, protocol, rapid_retraining
+from strategies.beside import RoundsBeside
 from strategies.buffered import BufferedFedTU
 from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Listener, Options
+from strategies.fused import ByOverwriting
 from strategies.orthogonal import Orthogonally
 from strategies.rapid_retraining import ByRetraining
 from strategies.serving import ByErasure, ByUnlearning, Serving, WithReference
@@ -142,8 +145,8 @@ class Stage:
         summed = unlearning.merge == "sum"
         if unlearning.method == "weight_negation" and self.name == "unlearn":
             return ByNegation(self._negated(), self.updates)
-        if unlearning.method == "rapid_retraining" and self.name == "unlearn":
-            return self._retraining()
+        if unlearning.method in ("rapid_retraining", "fused") and self.name == "unlearn":
+            return self._beside(unlearning.method, **unlearning.params)
         if unlearning.method == "fedosd" and self.name == "unlearn":
             common = {"mean": mean, "history": self.updates, "summed": summed}
             return Orthogonally(self._able, **unlearning.params, **common)
@@ -155,17 +158,19 @@ class Stage:
                 return WithReference(self.updates, mean, summed=summed)
         return ByUnlearning(mean, self.updates, summed=summed)
 
-    def _retraining(self) -> ByRetraining:
-        federation, start = self.config.federation, self.server.initial_vector("finetune")
-        return ByRetraining(
-            self.inner,
-            ArrayRecord({protocol.ADAPTER: Array(start)}),
-            self._able,
-            **self.config.unlearning.params,
-            per_round=max(int(federation.clients * federation.fraction_train), federation.min_clients),
-            seed=self.config.seed,
-            history=self.updates,
-        )
+    def _beside(self, method: str, rounds: int, layers: int = 0, share: float = 1.0) -> Serving:
+        """How a method serves that has clients train beside the rounds. RunError where the model has too few layers."""
+        federation = self.config.federation
+        per_round = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        common = self.inner, self._able, rounds, per_round, self.config.seed
+        if method == "rapid_retraining":
+            start = ArrayRecord({protocol.ADAPTER: Array(self.server.initial_vector("finetune"))})
+            return ByRetraining(RoundsBeside(rapid_retraining.LABEL, *common), start, self.updates)
+        layer_of = layers_of(self.server.assembled.flat)
+        if layers > (known := int(layer_of.max()) + 1):
+            raise RunError(f"unlearning.params.layers is {layers}, and {known} layers are trained; lower it")
+        beside = RoundsBeside(fused.LABEL, *common)
+        return ByOverwriting(beside, layer_of, layers=layers, share=share, history=self.updates)
 
     def _negated(self) -> np.ndarray:
         """Which numbers of the global vector NoT negates. RunError where the model has no such layers."""

@@ -168,8 +168,9 @@ def test_not_negates_on_the_server_and_the_clients_train_on(tmp_path):
     assert not np.array_equal(run.load_checkpoint("unlearn").vector, first)
 
 
-def test_rapid_retraining_starts_from_the_beginning_and_goes_on_after_a_stop(tmp_path):
-    settings = ("unlearning=rapid_retraining", "unlearning.params.rounds=2", "stages=[finetune,unlearn]")
+def beside(method, tmp_path):
+    """A run with a method that trains beside the rounds, whole and stopped on the way; what was sent to train in it."""
+    settings = (f"unlearning={method}", "unlearning.params.rounds=2", "stages=[finetune,unlearn]")
     short = ("federation.rounds.unlearn=1", "evaluation.every=0", *settings)
     sent, stop = {}, threading.Event()
 
@@ -178,7 +179,7 @@ def test_rapid_retraining_starts_from_the_beginning_and_goes_on_after_a_stop(tmp
             settings = message.content.config_records[protocol.CONFIG]
             key = settings[protocol.STAGE], settings[protocol.SERVER_ROUND]
             sent[key] = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
-            if key == ("retraining/1", 2):
+            if "/" in key[0] and key[1] == 2:
                 stop.set()
         return reply
 
@@ -187,9 +188,6 @@ def test_rapid_retraining_starts_from_the_beginning_and_goes_on_after_a_stop(tmp
     requests = list(Ledger(run.ledger_path))
     assert requests and all(r.state in ("served", "verified") and r.served_round == 1 for r in requests)
     assert {kind for _, kind in grid.sent} == {protocol.QUERY, protocol.BURY, protocol.TRAIN}
-    assert np.array_equal(sent["retraining/1", 1], sent["train", 1])
-    assert not np.array_equal(sent["retraining/1", 2], sent["train", 1])
-    assert not np.array_equal(sent["unlearn", 1], sent["retraining/1", 2])
     served = [event for event in map(json.loads, run.ledger_path.open()) if event["event"] == "served"]
     assert served and all(event["rebuilt-rounds"] == 2 for event in served)
 
@@ -199,3 +197,22 @@ def test_rapid_retraining_starts_from_the_beginning_and_goes_on_after_a_stop(tmp
         execute(config, stopped, tamper, events=Recorded(stop))
     execute(configuration.from_yaml(stopped.read_config()), RunDirectory.open(stopped.path))
     np.testing.assert_array_equal(*(r.load_checkpoint("unlearn").vector for r in (stopped, run)))
+    return run, sent
+
+
+def test_rapid_retraining_starts_from_the_beginning_and_goes_on_after_a_stop(tmp_path):
+    _, sent = beside("rapid_retraining", tmp_path)
+    assert np.array_equal(sent["retraining/1", 1], sent["train", 1])
+    assert not np.array_equal(sent["retraining/1", 2], sent["train", 1])
+    assert not np.array_equal(sent["unlearn", 1], sent["retraining/1", 2])
+
+
+def test_fused_changes_its_adapters_alone_and_goes_on_after_a_stop(tmp_path):
+    run, sent = beside("fused", tmp_path)
+    finetuned = run.load_checkpoint("finetune").vector
+    for round in (0, 1):
+        assert np.array_equal(sent["overwriting/1", round], finetuned)
+    first, second = (sent[key] != finetuned for key in (("overwriting/1", 2), ("unlearn", 1)))
+    assert first.any() and not (first & ~second).any(), "the same places in both rounds"
+    assert 0 < second.mean() <= 0.1
+    assert (run.load_checkpoint("unlearn").vector != finetuned).mean() > 0.5, "FedFT then trains all"

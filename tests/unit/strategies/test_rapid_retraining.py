@@ -9,6 +9,7 @@ from support.fedtu_clients import SIZE, Recorder, adapter, content, flat, honest
 
 from oblivionis.config.compose import ConfigError, compose
 from strategies import protocol
+from strategies.beside import RoundsBeside
 from strategies.factory import build
 from strategies.fedtu import FedTU, RequestList, UnlearnRequest
 from strategies.memory_grid import MemoryGrid
@@ -36,9 +37,8 @@ def run(clients, *, rounds=3, per_round=3, aggregator="fedavg", **options):
     """One round in which client 1 asks; the model after it, who was asked for what, and what was told."""
     grid = MemoryGrid(dict(enumerate(clients)), keep_log=True)
     inner, recorder = build(aggregator, **options), Recorder()
-    serving = ByRetraining(
-        inner, adapter(BEGINNING), lambda: range(len(clients)), rounds=rounds, per_round=per_round, seed=7
-    )
+    beside = RoundsBeside("rapid retraining", inner, lambda: range(len(clients)), rounds, per_round, 7)
+    serving = ByRetraining(beside, adapter(BEGINNING))
     requests = RequestList([(1, UnlearnRequest("r1", 1, ("x",)))])
     fedtu = FedTU(inner, requests=requests, serving=serving, listener=recorder)
     return flat(fedtu.start(grid, adapter(ASKED), 1).arrays), recorder, fedtu
@@ -84,7 +84,8 @@ def test_a_retraining_that_fails_leaves_the_model_its_moments_and_the_request(ab
     grid = MemoryGrid({p: client(p, left=0, fails=True) for p in range(3)}, keep_log=True)
     inner, recorder = build("fedavgm", server_momentum=0.5), Recorder()
     inner.load_state_dict({"m/adapter": np.ones(SIZE, dtype=np.float32)})
-    serving = ByRetraining(inner, adapter(BEGINNING), lambda: able, rounds=2, per_round=3, seed=7)
+    beside = RoundsBeside("rapid retraining", inner, lambda: able, 2, 3, 7)
+    serving = ByRetraining(beside, adapter(BEGINNING))
     requests = RequestList([(1, UnlearnRequest("r1", 1, ("x",)))])
     fedtu = FedTU(inner, requests=requests, serving=serving, listener=recorder)
     found = flat(fedtu.start(grid, adapter(ASKED), 1).arrays)
@@ -95,7 +96,7 @@ def test_a_retraining_that_fails_leaves_the_model_its_moments_and_the_request(ab
 @pytest.mark.parametrize(("rounds", "per_round"), [(0, 1), (1, 0)])
 def test_values_out_of_range(rounds: int, per_round: int) -> None:
     with pytest.raises(ValueError, match="expected rounds >= 1"):
-        ByRetraining(build("fedavg"), adapter(ASKED), list, rounds=rounds, per_round=per_round, seed=0)
+        RoundsBeside("rapid retraining", build("fedavg"), list, rounds, per_round, 0)
 
 
 @pytest.mark.parametrize(
