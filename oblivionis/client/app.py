@@ -433,9 +433,7 @@ class _Task:
         if bits is None:
             return None
         if not isinstance(bits, bytes) or len(bits) != -(-self.vector.size // 8):
-            raise ClientError(
-                f"client {self.client} was sent no bit for each of the model's {self.vector.size} numbers"
-            )
+            raise ClientError(f"client {self.client} was not sent a bit for each of {self.vector.size} numbers")
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=self.vector.size).astype(bool)
 
     def forget(self, record_ids: Collection[str]) -> tuple[np.ndarray, UnlearnReport]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
+from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.requests.ledger import Ledger
@@ -169,10 +170,10 @@ def test_not_negates_on_the_server_and_the_clients_train_on(tmp_path):
 
 
 def beside(method, tmp_path):
-    """A run with a method that trains beside the rounds, whole and stopped on the way; what was sent to train in it."""
+    """A method that trains beside the rounds, whole and stopped: what was sent, the last message and its client."""
     settings = (f"unlearning={method}", "unlearning.params.rounds=2", "stages=[finetune,unlearn]")
     short = ("federation.rounds.unlearn=1", "evaluation.every=0", *settings)
-    sent, stop = {}, threading.Event()
+    sent, last, stop = {}, {}, threading.Event()
 
     def tamper(client, message, reply):
         if message.metadata.message_type == protocol.TRAIN:
@@ -180,11 +181,13 @@ def beside(method, tmp_path):
             key = settings[protocol.STAGE], settings[protocol.SERVER_ROUND]
             sent[key] = message.content.array_records[protocol.ARRAYS][protocol.ADAPTER].numpy()
             if "/" in key[0] and key[1] == 2:
+                last["message"] = message
                 stop.set()
         return reply
 
     config, run = new_run(tmp_path, "whole", *short)
     _, grid = execute(config, run, tamper)
+    context = grid.contexts[last["message"].metadata.dst_node_id]
     requests = list(Ledger(run.ledger_path))
     assert requests and all(r.state in ("served", "verified") and r.served_round == 1 for r in requests)
     assert {kind for _, kind in grid.sent} == {protocol.QUERY, protocol.BURY, protocol.TRAIN}
@@ -197,18 +200,18 @@ def beside(method, tmp_path):
         execute(config, stopped, tamper, events=Recorded(stop))
     execute(configuration.from_yaml(stopped.read_config()), RunDirectory.open(stopped.path))
     np.testing.assert_array_equal(*(r.load_checkpoint("unlearn").vector for r in (stopped, run)))
-    return run, sent
+    return run, sent, last["message"], context
 
 
 def test_rapid_retraining_starts_from_the_beginning_and_goes_on_after_a_stop(tmp_path):
-    _, sent = beside("rapid_retraining", tmp_path)
+    _, sent, _, _ = beside("rapid_retraining", tmp_path)
     assert np.array_equal(sent["retraining/1", 1], sent["train", 1])
     assert not np.array_equal(sent["retraining/1", 2], sent["train", 1])
     assert not np.array_equal(sent["unlearn", 1], sent["retraining/1", 2])
 
 
 def test_fused_changes_its_adapters_alone_and_goes_on_after_a_stop(tmp_path):
-    run, sent = beside("fused", tmp_path)
+    run, sent, message, context = beside("fused", tmp_path)
     finetuned = run.load_checkpoint("finetune").vector
     for round in (0, 1):
         assert np.array_equal(sent["overwriting/1", round], finetuned)
@@ -216,3 +219,9 @@ def test_fused_changes_its_adapters_alone_and_goes_on_after_a_stop(tmp_path):
     assert first.any() and not (first & ~second).any(), "the same places in both rounds"
     assert 0 < second.mean() <= 0.1
     assert (run.load_checkpoint("unlearn").vector != finetuned).mean() > 0.5, "FedFT then trains all"
+
+    config = message.content.config_records[protocol.CONFIG]
+    for bits in (config[protocol.MOVING][:-1], config[protocol.MOVING] + b"\0", "all"):
+        config[protocol.MOVING] = bits
+        reply = app(message=message, context=context)
+        assert reply.has_error() and "was not sent a bit for each of" in reply.error.reason

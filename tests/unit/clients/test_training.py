@@ -25,10 +25,13 @@ def settings(**changes: Any) -> TrainSettings:
     return TrainSettings(**{"epochs": 2, "batch_size": 4, "learning_rate": 3e-3, "warmup_epochs": 0, **changes})
 
 
-def fast(model: Any, seed: int = 5, prox: Any = None, **changes: Any) -> tuple[list[float], np.ndarray]:
+def fast(
+    model: Any, seed: int = 5, prox: Any = None, moving: Any = None, **changes: Any
+) -> tuple[list[float], np.ndarray]:
     flat = FlatParameters(model)
     losses: list[float] = []
-    train(model, flat, RECORDS, settings(**changes), seed=seed, prox=prox, on_step=lambda _, x: losses.append(x))
+    options = {"seed": seed, "prox": prox, "moving": moving, "on_step": lambda _, x: losses.append(x)}
+    train(model, flat, RECORDS, settings(**changes), **options)
     return losses, flat.numpy()
 
 
@@ -44,12 +47,21 @@ class Shuffled(Sampler[int]):
 
 
 def slow(
-    model: Any, *, batch: int = 4, schedule: str = "constant", clip: float | None = None, mu: float = 0.0
+    model: Any,
+    *,
+    batch: int = 4,
+    schedule: str = "constant",
+    clip: float | None = None,
+    mu: float = 0.0,
+    moving: torch.Tensor | None = None,
 ) -> tuple[list[float], np.ndarray]:
     """The same updates with a DataLoader, the model's own forward pass and torch's unfused AdamW."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     named.sort(key=lambda item: item[1].ndim < 2)
     start = [p.detach().clone() for _, p in named]
+    everywhere = torch.ones(sum(p.numel() for p in start), dtype=torch.bool)
+    cut = (everywhere if moving is None else moving).split([p.numel() for p in start])
+    masks = [mask.view(p.shape) for mask, p in zip(cut, start, strict=True)]
     optimiser = torch.optim.AdamW(
         [
             {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": 0.01},
@@ -69,9 +81,13 @@ def slow(
             total = loss + mu / 2 * sum((p - q).square().sum() for (_, p), q in zip(named, start, strict=True))
             optimiser.zero_grad()
             total.backward()
+            for (_, p), mask in zip(named, masks, strict=True):
+                p.grad.mul_(mask)
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_([p for _, p in named], clip)
             optimiser.step()
+            for (_, p), q, mask in zip(named, start, masks, strict=True):
+                p.data = torch.where(mask, p.data, q)
             scheduler.step()
     return losses, torch.cat([p.detach().reshape(-1) for _, p in named]).numpy()
 
@@ -104,6 +120,18 @@ def test_gradient_clipping_equals_torch() -> None:
 def test_accumulation_is_the_large_batch(batch_size: int, accumulation: int) -> None:
     result = fast(tiny_llama.lora(), batch_size=batch_size, gradient_accumulation=accumulation)
     check(result, slow(tiny_llama.lora(), batch=6))
+
+
+@pytest.mark.parametrize("clip", [None, 0.02])
+def test_a_part_of_the_numbers_moves_as_if_the_others_were_constants(clip: float | None) -> None:
+    model = tiny_llama.lora()
+    start = FlatParameters(model).numpy()
+    moving = torch.rand(start.size, generator=torch.Generator().manual_seed(1)) < 0.2
+    result = fast(model, moving=moving, max_grad_norm=clip)
+    check(result, slow(tiny_llama.lora(), moving=moving, clip=clip))
+    assert np.array_equal(result[1][~moving], start[~moving]) and (result[1] != start)[moving].mean() > 0.9
+    whole = fast(tiny_llama.lora(), moving=torch.ones_like(moving))
+    assert np.array_equal(whole[1], fast(tiny_llama.lora())[1])
 
 
 def test_fedprox_equals_the_added_term() -> None:
