@@ -7,6 +7,7 @@ question, and its adapters where they are small.
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,8 +72,12 @@ def _of_run(run: RunDirectory, adapter_bytes: int) -> Iterator[str]:
 
 
 def _without_places(file: Path) -> bytes:
-    """The file; of absolute paths in a configuration only the last part."""
+    """The file; of absolute paths in a configuration only the last part, and of those of other runs in a summary."""
     data = read_bytes(file)
+    if file.suffix == ".json":
+        summary = json.loads(data)
+        named = _runs_named(summary)
+        return data if named == summary else json.dumps(named, indent=1).encode()
     if file.suffix != ".yaml":
         return data
     return yaml.safe_dump(_named(yaml.safe_load(data)), sort_keys=False, allow_unicode=True, width=120).encode()
@@ -84,3 +89,10 @@ def _named(value: Any) -> Any:
     if isinstance(value, list):
         return [_named(each) for each in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _runs_named(value: Any) -> Any:
+    """`value` with the last part alone of every path under a key `run`: an answer may begin with a slash, too."""
+    if isinstance(value, dict):
+        return {key: _named(each) if key == "run" else _runs_named(each) for key, each in value.items()}
+    return [_runs_named(each) for each in value] if isinstance(value, list) else value
