@@ -52,10 +52,11 @@ class RoundsBeside:
     ) -> list[ClientUpdate]:
         """What the clients drawn for round `number` of the exchange `stage` make of `model`.
 
-        `settings`: further ones for the clients. Raises AggregationError where none answers.
+        `settings`: further ones for the clients. Raises AggregationError where fewer answer than `inner` needs: it
+        would leave the model as it is, and the exchange would count as done.
         """
         rng = random.Random(f"{self.seed}/{stage}/{number}")
-        drawn = sorted(rng.sample(able, min(self.per_round, len(able))))
+        drawn = sorted(rng.sample(able, min(max(self.per_round, self.inner.least), len(able))))
         common: dict[str, Any] = {protocol.SERVER_ROUND: number, protocol.STAGE: stage}
         if (mu := getattr(self.inner, "proximal_mu", None)) is not None:
             common[protocol.PROXIMAL_MU] = mu
@@ -68,6 +69,9 @@ class RoundsBeside:
             updates.append(ClientUpdate.of(verdict.reply.content, self.inner.weighted_by_key, verdict.partition))
         if not updates:
             raise AggregationError(f"no client trained in its round {number}")
+        if len(updates) < self.inner.least:
+            needed = f"{type(self.inner).__name__} needs {self.inner.least}"
+            raise AggregationError(f"{len(updates)} clients trained in its round {number}, and {needed}")
         return updates
 
     def merged(self, model: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:

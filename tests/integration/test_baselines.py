@@ -1,4 +1,4 @@
-"""Whole runs of FedEraser, PGA, NoT and rapid retraining in one process, as `test_stages` does for other methods."""
+"""Whole runs of FedEraser, PGA, NoT, FUSED and rapid retraining in one process, as `test_stages` for other methods."""
 
 import json
 import shutil

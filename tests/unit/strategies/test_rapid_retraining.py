@@ -93,6 +93,17 @@ def test_a_retraining_that_fails_leaves_the_model_its_moments_and_the_request(ab
     assert ("reply", 1, False, "rapid retraining: no client trained in its round 1") in recorder.events
 
 
+def test_an_aggregator_gets_as_many_as_it_needs_or_the_request_fails() -> None:
+    """Krum with one liar needs five: more than a round has; with four it would leave the model as it began."""
+    _, recorder, _ = run([client(p) for p in range(6)], per_round=2, aggregator="krum", num_malicious_nodes=1)
+    assert [len(clients) for kind, clients in exchanges(recorder) if kind == "calibrate"] == [5] * 3
+    reached = [client(p) for p in range(5)] + [client(5, fails=True)]
+    reached[0] = client(0, fails=True)
+    _, recorder, _ = run(reached, per_round=6, aggregator="krum", num_malicious_nodes=1)
+    (refused,) = [event[3] for event in recorder.events if event[0] == "reply" and event[1] == 1 and not event[2]]
+    assert refused == "rapid retraining: 4 clients trained in its round 1, and Krum needs 5"
+
+
 @pytest.mark.parametrize(("rounds", "per_round"), [(0, 1), (1, 0)])
 def test_values_out_of_range(rounds: int, per_round: int) -> None:
     with pytest.raises(ValueError, match="expected rounds >= 1"):
