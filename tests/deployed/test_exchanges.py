@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from support.deployed import BRISK, Deployed
+from support.processes import MARK
 
 from oblivionis.chain import check_chain
 from oblivionis.runs.directory import RunDirectory
@@ -18,7 +19,9 @@ FAULTY = f"""\
 import os, psutil, time
 from flwr.clientapp import ClientApp
 
-name, counted = os.environ.get("OBLIVIONIS_TEST_NAME", ""), os.path.join(os.path.dirname(__file__), "sessions-")
+named = ("{MARK}", "OBLIVIONIS_TEST_NAME")
+mine = {{variable: os.environ.get(variable, "") for variable in named}}
+name, counted = mine["OBLIVIONIS_TEST_NAME"], os.path.join(os.path.dirname(__file__), "sessions-")
 keys, shares, vectors, unmask = "query.secure_keys", "query.secure_shares", "train", "query.secure_unmask"
 slow = os.path.join(os.path.dirname(__file__), "slow")
 deadly = {{"node1": (keys, 1), "node2": (shares, 1), "node3": (vectors, 2), "node4": (unmask, 2)}}.get(name)
@@ -37,7 +40,7 @@ def call(self, message, context):
             file.write("x")
     sessions = os.path.getsize(path) if os.path.exists(path) else 0
     if deadly is not None and (kind, sessions) == deadly:
-        family = [p for p in psutil.process_iter() if environment(p).get("OBLIVIONIS_TEST_NAME") == name]
+        family = [p for p in psutil.process_iter() if mine.items() <= environment(p).items()]
         for process in sorted(family, key=lambda p: p.pid == os.getpid()):
             process.kill()
     if name == "node6" and kind == vectors and os.path.exists(slow):
