@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from oblivionis.server import forked_workers
-from oblivionis.server.simulation import OF_CLIENTS
+from oblivionis.server.forked_workers import OF_CLIENTS
 
 BEGAN = "OBLIVIONIS_CLIENT_START"
 """A variable of the environment: when the process was asked for."""
@@ -45,7 +45,7 @@ def measured(environment: dict[str, str]) -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     plain = measured({**os.environ})
-    with forked_workers.forked(1, OF_CLIENTS):
+    with forked_workers.fork_server(1, OF_CLIENTS) as address, forked_workers.forked(address):
         measured({**os.environ})  # waits until the process that is forked has all
         forked = measured({**os.environ})
     print("| processor, clock | plain | forked |\n| --- | ---: | ---: |")

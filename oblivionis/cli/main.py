@@ -6,6 +6,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -195,26 +196,44 @@ def simulate(
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
         run = RunDirectory.open(resume)
         config = configuration.from_yaml(run.read_config(), run.config_place)
-        _check(config, console, new=False)
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
         check_output(Path(config.output), config.name)
-        _check(config, console, new=True)
-        run = RunDirectory.create(Path(config.output), config.name)
-        run.write_config(configuration.to_yaml(config))
-    console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+        run = None
+    with _forks(config) as forks:
+        _check(config, console, new=run is None)
+        if run is None:
+            run = RunDirectory.create(Path(config.output), config.name)
+            run.write_config(configuration.to_yaml(config))
+        console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
+        _run(config, run, console, told, forks, full=full, new=resume is None)
+
+
+def _forks(config: Config) -> AbstractContextManager[str | None]:
+    """A fork server that loads what clients need while this process loads what it needs itself, if it has to."""
+    from oblivionis.server.forked_workers import fork_server, libraries_of_clients
+
+    if config.federation.ray_address is not None or "torch" in sys.modules:
+        return nullcontext()
+    return fork_server(config.federation.client_cpus, libraries_of_clients())
+
+
+def _run(
+    config: Config, run: RunDirectory, console: Console, told: str, forks: str | None, *, full: bool, new: bool
+) -> None:
+    """Simulate, and say how to go on where it breaks off."""
     with run.lock():
         hint = stopping.hint = f"continue with: oblivionis simulate --resume {run.path}"
         try:
-            _simulate(config, run, console, told, full=full)
+            _simulate(config, run, console, told, forks, full=full)
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
         except BaseException as error:
             said = f"the run failed; see {run.path / 'flower.log'}\n{hint}"
             if to_mend(error):
                 said = f"the run broke off; if what follows can be mended, {hint}"
-                if resume is None and not run.begun:
+                if new and not run.begun:
                     # Another attempt must not find the name taken by settings that do not work.
                     run.remove()
                     raise
@@ -232,7 +251,7 @@ def _check(config: Config, console: Console, *, new: bool) -> None:
     preflight(config, console)
 
 
-def _simulate(config: Config, run: RunDirectory, console: Console, told: str, *, full: bool) -> None:
+def _simulate(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None, *, full: bool) -> None:
     from oblivionis.reports import summary as report
     from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.progress import for_console
@@ -241,7 +260,7 @@ def _simulate(config: Config, run: RunDirectory, console: Console, told: str, *,
 
     events = for_console(console, planned_rounds(config), told)
     try:
-        run_simulation(config, run, events)
+        run_simulation(config, run, events, forks)
     finally:
         events.close()
     html_report.write_html(run, config)

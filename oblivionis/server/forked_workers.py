@@ -29,6 +29,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,19 +39,34 @@ CONTEXT = "--serialized-runtime-env-context="
 LANGUAGE = "--language="
 SERVE = "--serve"
 STREAMS = (0, 1, 2)
+OF_CLIENTS = (
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.auto.tokenization_auto",
+    "oblivionis.client.worker",
+    "oblivionis.client.app",
+)
+"""What a client process needs."""
+
+
+def libraries_of_clients() -> tuple[str, ...]:
+    """The modules that a process may import before client processes are forked from it."""
+    from oblivionis.models.forking import forkable
+
+    return OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
 
 
 @contextlib.contextmanager
-def forked(threads: int, names: Sequence[str]) -> Iterator[None]:
-    """Ray that is started within forks its workers, where the system is Linux.
+def fork_server(threads: int, names: Sequence[str]) -> Iterator[str | None]:
+    """A process that imports the modules `names` and then forks whoever asks at the address that is yielded.
 
-    threads: as many of OpenMP's as Ray gives a worker by itself; names: of the modules that are imported beforehand.
+    None where the system is not Linux. threads: as many of OpenMP's as Ray gives a worker by itself. What it has
+    forked ends with it.
     """
-    if sys.platform != "linux":
-        yield
-        return
-    from ray._private import ray_constants
+    from oblivionis.flower.names import ENVIRONMENT
 
+    if sys.platform != "linux":
+        yield None
+        return
     folder = tempfile.mkdtemp(prefix="oblivionis-")
     address = os.path.join(folder, "forks")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -58,13 +74,33 @@ def forked(threads: int, names: Sequence[str]) -> Iterator[None]:
         listener.listen(64)  # who comes while libraries are imported waits
         server = subprocess.Popen(
             [sys.executable, __file__, SERVE, str(listener.fileno()), *names],
-            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))},
+            env={**ENVIRONMENT, "OMP_NUM_THREADS": str(threads), **os.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=[listener.fileno()],
         )
+    try:
+        yield address
+    finally:
+        # It ends with its standard input, and ends what it has forked before; while it still imports, by the signal.
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.communicate(timeout=10)
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def forked(address: str | None) -> Iterator[None]:
+    """Ray that is started within has its workers forked by the fork server at `address`, if there is one."""
+    if address is None:
+        yield
+        return
+    from ray._private import ray_constants
+
     script_before, address_before = ray_constants.SETUP_WORKER_FILENAME, os.environ.get(ADDRESS)
     ray_constants.SETUP_WORKER_FILENAME, os.environ[ADDRESS] = __file__, address
     try:
@@ -75,12 +111,6 @@ def forked(threads: int, names: Sequence[str]) -> Iterator[None]:
             del os.environ[ADDRESS]
         else:
             os.environ[ADDRESS] = address_before
-        # It ends with its standard input, and ends what it has forked before.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.communicate(timeout=10)
-        server.kill()
-        server.wait()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # -- the stand-in ----------------------------------------------------------------------------------------------------
@@ -150,6 +180,7 @@ def serve(listener: socket.socket, names: Sequence[str]) -> None:
         for end in (wake, wakes):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         children: dict[socket.socket, int] = {}
         while True:
@@ -230,7 +261,8 @@ def _become(request: dict, files: Sequence[int]) -> None:
     code = 1
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         for number, file in zip(STREAMS, files, strict=True):
             os.dup2(file, number)
         os.closerange(len(STREAMS), 1 << 12)

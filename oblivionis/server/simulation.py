@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import metadata
 from typing import Any
 
 import psutil
@@ -20,13 +19,12 @@ import psutil
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunFailed, RunInterrupted
 from oblivionis.flower.names import ACTOR, ENVIRONMENT
-from oblivionis.models.forking import forkable
 from oblivionis.models.machine import Machine, client_processes
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.server import ray_runtime
 from oblivionis.server.cluster import cluster
-from oblivionis.server.forked_workers import forked
+from oblivionis.server.forked_workers import fork_server, forked, libraries_of_clients
 
 _ENVIRONMENT = {
     **ENVIRONMENT,
@@ -38,13 +36,6 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
-OF_CLIENTS = (
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.auto.tokenization_auto",
-    "oblivionis.client.worker",
-    "oblivionis.client.app",
-)
-"""What a client process needs."""
 _STOPPED = "stopped by Ctrl-C"
 _AGAIN_S, _TIMES = 2.0, 3
 
@@ -91,8 +82,10 @@ class Stop(threading.Event):
             self._thread = None
 
 
-def simulate(config: Config, run: RunDirectory, events: Events) -> None:
+def simulate(config: Config, run: RunDirectory, events: Events, forks: str | None = None) -> None:
     """Run all stages of `config` on simulated SuperNodes; everything that lasts goes to `run`.
+
+    forks: the address of a fork server that loads the libraries of clients already; without, it begins now.
 
     Raises RunInterrupted after Ctrl-C, RunFailed when the federation broke down, other OblivionisErrors for what the
     user can mend, and whatever else went wrong. No Ray or Flower process outlives the call.
@@ -100,7 +93,7 @@ def simulate(config: Config, run: RunDirectory, events: Events) -> None:
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     stop = Stop()
-    with _flower_log(run), _silent_losses(stop), _ctrl_c(stop, events), _ray(config, run):
+    with _flower_log(run), _silent_losses(stop), _ctrl_c(stop, events), _ray(config, run, forks):
         if stop.is_set():
             raise RunInterrupted(_STOPPED)
         _run_flower(config, run, events, stop)
@@ -162,7 +155,7 @@ def _end_clients() -> None:
 
 
 @contextmanager
-def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
+def _ray(config: Config, run: RunDirectory, forks: str | None) -> Iterator[None]:
     """A Ray of our own, or the cluster that the configuration names, which Flower finds running and uses.
 
     Our own gets as many client processes as cores and GPUs allow, and no more than clients take part in a round.
@@ -181,10 +174,11 @@ def _ray(config: Config, run: RunDirectory) -> Iterator[None]:
         "logging_level": logging.ERROR,
         "log_to_driver": False,
     }
-    beforehand = OF_CLIENTS if forkable(metadata.version("torch")) else ("torch",)
     with ExitStack() as ray:
         try:
-            ray.enter_context(forked(config.federation.client_cpus, beforehand))
+            if forks is None:
+                forks = ray.enter_context(fork_server(config.federation.client_cpus, libraries_of_clients()))
+            ray.enter_context(forked(forks))
             ray.enter_context(ray_runtime.running(**settings))
         except Exception as error:  # Ray raises plain ones
             reason = str(error).strip().partition(". ")[0] or type(error).__name__

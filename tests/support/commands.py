@@ -25,6 +25,6 @@ def call(*arguments):
     return SimpleNamespace(code=stop.value.code or 0, out=out.getvalue(), err=err.getvalue())
 
 
-def in_process(config, run, events):
+def in_process(config, run, events, forks=None):
     """Stands in for Flower's simulation: the same server and clients, one after another in this process."""
     serve(config, InProcessGrid(app, config.federation.clients), run, events, threading.Event())

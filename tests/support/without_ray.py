@@ -17,7 +17,7 @@ if __name__ != "support.without_ray":
     from oblivionis.server import simulation
     from oblivionis.server.app import serve
 
-    def simulate(config, run, events):
+    def simulate(config, run, events, forks=None):
         stop = simulation.Stop()
         with simulation._flower_log(run), simulation._ctrl_c(stop, events), stop.broken_off():
             serve(config, InProcessGrid(app, config.federation.clients), run, events, stop)

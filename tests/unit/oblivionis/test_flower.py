@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import random
+import threading
+from queue import Queue
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -57,7 +59,7 @@ def test_delivery_by_node_delivers_what_flower_delivers() -> None:
         grid.push_messages([to(nodes[0])])
         numbers |= {i: 0 for i in grid.state.message_ins_store}
         if quick:
-            grids.deliver_by_node(grid)
+            grids.deliver_by_node(grid, patience=0.0)
         delivered = []
         for step in range(120):
             node = nodes[rng.randrange(8)]
@@ -75,7 +77,7 @@ def test_delivery_by_node_delivers_what_flower_delivers() -> None:
 
 def test_delivery_by_node_keeps_back_what_has_expired() -> None:
     grid, dealt = simulation(1)
-    grids.deliver_by_node(grid)
+    grids.deliver_by_node(grid, patience=0.0)
     message = to(next(iter(dealt)))
     grid.push_messages([message])
     message.metadata.ttl = 1e-9
@@ -84,7 +86,7 @@ def test_delivery_by_node_keeps_back_what_has_expired() -> None:
 
 def test_a_look_at_a_node_without_messages_does_not_depend_on_the_others() -> None:
     grid, dealt = simulation(300)
-    grids.deliver_by_node(grid)
+    grids.deliver_by_node(grid, patience=0.0)
     nodes = list(dealt)
     grid.push_messages([to(node) for node in nodes[:100]])
     looks = 0
@@ -98,6 +100,33 @@ def test_a_look_at_a_node_without_messages_does_not_depend_on_the_others() -> No
     grid.state._check_stored_messages = counted  # type: ignore[method-assign]
     assert sum(len(grid.state.get_message_ins(node_id=node, limit=1)) for node in nodes) == 100
     assert looks <= 200, "Flower's own loop looks at every message for every node"
+
+
+def test_messages_are_delivered_together_as_soon_as_they_are_sent() -> None:
+    """Flower's own loop: what is sent while it waits goes out in one pass, before its pause of a tenth of a second."""
+    grid, dealt = simulation(5)
+    nodes, queue, over = list(dealt), Queue(), threading.Event()
+    grids.deliver_by_node(grid, patience=60.0)
+    loop = threading.Thread(target=vce_api.add_messages_to_queue, args=(grid.state, queue, dealt, over), daemon=True)
+    loop.start()
+    grid.push_messages([to(node) for node in nodes[3:]])
+    delivered = [queue.get(timeout=30).metadata.dst_node_id for _ in nodes[3:]]
+    assert delivered == nodes[3:]
+    over.set()
+    grid.push_messages([to(nodes[0])])
+    loop.join(30)
+    assert not loop.is_alive(), "the loop hears of its end with the next message, or after its patience"
+
+
+def test_messages_sent_between_two_passes_are_not_waited_for() -> None:
+    grid, dealt = simulation(2)
+    first, second = dealt
+    grids.deliver_by_node(grid, patience=60.0)
+    grid.push_messages([to(second)])
+    assert grid.state.get_message_ins(node_id=first, limit=1) == []
+    assert len(grid.state.get_message_ins(node_id=second, limit=1)) == 1
+    grid.push_messages([to(first)])
+    assert len(grid.state.get_message_ins(node_id=first, limit=1)) == 1
 
 
 def test_what_delivery_by_node_replaces_has_its_signature() -> None:

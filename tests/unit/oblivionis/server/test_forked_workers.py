@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ import pytest
 from support.processes import environment, until
 
 from oblivionis.server import forked_workers
-from oblivionis.server.forked_workers import ADDRESS, forked
+from oblivionis.server.forked_workers import ADDRESS, fork_server, forked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 WORKER = """
@@ -34,7 +35,7 @@ def forks():
     """The environment in which Ray's processes would start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
-        with forked(1, ["json.tool", "no_such_module"]):
+        with fork_server(1, ["json.tool", "no_such_module"]) as address, forked(address):
             yield environment(MINE="x y")
 
 
@@ -90,8 +91,8 @@ def test_the_fork_server_ends_with_who_started_it(tmp_path):
     """Also where that is killed; and with it the workers."""
     program = f"""
 import os, subprocess, sys, time
-from oblivionis.server.forked_workers import forked
-with forked(1, ()):
+from oblivionis.server.forked_workers import fork_server, forked
+with fork_server(1, ()) as address, forked(address):
     worker = subprocess.Popen({command(tmp_path, WAITS)!r})
     time.sleep(60)
 """
@@ -129,7 +130,27 @@ def test_nothing_is_left_of_it():
         return ray_constants.SETUP_WORKER_FILENAME, os.environ.get(ADDRESS)
 
     before = state()
-    with forked(1, ()):
+    with fork_server(1, ()) as asked, forked(asked):
         script, address = state()
         assert script == forked_workers.__file__ and Path(str(address)).is_socket()
     assert state() == before and not Path(str(address)).parent.exists()
+
+
+def test_one_that_still_imports_ends_at_once(tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text(f"open({str(tmp_path / 'began')!r}, 'w').close()\nimport time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with fork_server(1, ["slow"]):
+        assert until((tmp_path / "began").exists, 60)
+        (server,) = [p for p in psutil.Process().children() if "slow" in p.cmdline()]
+        began = time.monotonic()
+    assert ended(server) and time.monotonic() - began < 9, "not by being killed after ten seconds"
+
+
+def test_a_signal_to_end_is_left_to_who_started_it(forks, tmp_path):
+    process, worker = started(forks, tmp_path)
+    server = worker.parent()
+    assert server is not None
+    server.terminate()
+    assert until(lambda: ended(server), 0.5) is None
+    worker.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM, "a worker heeds it"
