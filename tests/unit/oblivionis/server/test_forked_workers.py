@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -154,3 +155,36 @@ def test_a_signal_to_end_is_left_to_who_started_it(forks, tmp_path):
     assert until(lambda: ended(server), 0.5) is None
     worker.terminate()
     assert process.wait(20) == 128 + signal.SIGTERM, "a worker heeds it"
+
+
+def test_one_that_forks_ends_in_order(monkeypatch, tmp_path):
+    """It is not killed: what it forked is ended by it before."""
+    begun = []
+    begin = subprocess.Popen
+
+    def recorded(*arguments, **settings):
+        begun.append(begin(*arguments, **settings))
+        return begun[-1]
+
+    monkeypatch.setattr(forked_workers.subprocess, "Popen", recorded)
+    with fork_server(1, ()) as address, forked(address):
+        process, worker = started(environment(), tmp_path)
+    assert begun[0].returncode == 0
+    assert until(lambda: ended(worker), 20) and process.wait(20) != 0
+
+
+def test_where_nothing_can_be_forked_the_stand_in_hears_of_it(monkeypatch):
+    """Without memory or process ids; no file of it stays open in the fork server."""
+
+    def no_more():
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_more)
+    mine, its = socket.socketpair()
+    children = {}
+    with mine:
+        forked_workers._ask(mine, ["worker.py"])
+        before = len(os.listdir("/proc/self/fd"))
+        forked_workers._fork(its, children)
+        assert mine.makefile("r").readline() == "" and children == {}
+        assert len(os.listdir("/proc/self/fd")) == before - 1, "its end of the connection"
