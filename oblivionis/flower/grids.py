@@ -69,7 +69,7 @@ class _Mail:
 
     def __init__(self, state: InMemoryLinkState, patience: float) -> None:
         self._state, self._store, self._patience = state, state.store_message_ins, patience
-        self._first = next(iter(state.nodes), None)
+        self._first: int | None = None
         self.sent = threading.Event()
         self._waiting: defaultdict[int, list[str]] = defaultdict(list)
         with state.lock:
@@ -85,6 +85,8 @@ class _Mail:
 
     def collect(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
         """As `get_message_ins`, but at the first node only when something is there or nothing comes for a while."""
+        if self._first is None:  # nodes register after the server began, and before anybody looks
+            self._first = next(iter(self._state.nodes), None)
         if node_id == self._first:
             if not self._waiting:
                 self.sent.wait(self._patience)

@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import random
 import threading
+import time
+from functools import partial
 from queue import Queue
 
 import pytest
@@ -25,8 +27,11 @@ from strategies.flower import identify_process
 from strategies.memory_grid import MemoryGrid
 
 
-def simulation(nodes: int) -> tuple[grids.InMemoryGrid, dict[int, int]]:
-    """A grid as Flower's simulation makes it, and the partition of each node as it deals them out."""
+def simulation(nodes: int, before=None) -> tuple[grids.InMemoryGrid, dict[int, int]]:
+    """A grid as Flower's simulation makes it, and the partition of each node as it deals them out.
+
+    before: what is called with the grid while no node has registered, as a server may begin.
+    """
     identify_process()
     factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
     state = factory.state()
@@ -36,6 +41,8 @@ def simulation(nodes: int) -> tuple[grids.InMemoryGrid, dict[int, int]]:
     state.run_ids[1], state.task_store[1] = RunRecord(run=run), Task(task_id=1, run_id=1)
     grid = grids.InMemoryGrid(factory)
     grid.set_run(run)
+    if before is not None:
+        before(grid)
     return grid, vce_api._register_nodes(nodes, factory)
 
 
@@ -104,14 +111,23 @@ def test_a_look_at_a_node_without_messages_does_not_depend_on_the_others() -> No
 
 def test_messages_are_delivered_together_as_soon_as_they_are_sent() -> None:
     """Flower's own loop: what is sent while it waits goes out in one pass, before its pause of a tenth of a second."""
-    grid, dealt = simulation(5)
-    nodes, queue, over = list(dealt), Queue(), threading.Event()
-    grids.deliver_by_node(grid, patience=60.0)
+    grid, dealt = simulation(5, before=partial(grids.deliver_by_node, patience=60.0))
+    nodes, queue, over, asked = list(dealt), Queue(), threading.Event(), []
+    look = grid.state.get_message_ins
+
+    def recorded(node_id: int, limit: int | None) -> list[Message]:
+        asked.append(node_id)
+        return look(node_id, limit)
+
+    grid.state.get_message_ins = recorded  # type: ignore[method-assign, assignment]
     loop = threading.Thread(target=vce_api.add_messages_to_queue, args=(grid.state, queue, dealt, over), daemon=True)
     loop.start()
+    time.sleep(0.4)
+    assert asked == nodes[:1], "Flower's own looks at all nodes four times meanwhile"
     grid.push_messages([to(node) for node in nodes[3:]])
     delivered = [queue.get(timeout=30).metadata.dst_node_id for _ in nodes[3:]]
     assert delivered == nodes[3:]
+    assert asked[:5] == nodes, "in one pass"
     over.set()
     grid.push_messages([to(nodes[0])])
     loop.join(30)
