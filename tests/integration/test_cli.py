@@ -197,7 +197,7 @@ def test_a_mistake_that_a_run_meets_leaves_its_name_free(tmp_path, monkeypatch):
 
 
 def test_a_mistake_in_a_run_that_has_begun_is_to_be_mended_first(tmp_path, monkeypatch):
-    def begin(config, run, events):
+    def begin(config, run, events, forks=None):
         run.append_metrics([{"stage": "finetune", "round": 0, "moment": "start", "evaluator": "tofu", "metrics": {}}])
         raise RunError("the data have gone")
 
