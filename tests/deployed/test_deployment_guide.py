@@ -176,5 +176,5 @@ def test_nobody_else_can_read_what_a_run_leaves(reader):
 
 
 def test_every_command_of_the_guide_was_run(reader):
-    assert len(COMMANDS) == 28
+    assert len(COMMANDS) == 29
     assert (reader.home / "fleet/node2/start-supernode.sh").read_text().count("flower.example.org:9443") == 1
