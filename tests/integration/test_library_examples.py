@@ -35,7 +35,8 @@ def test_the_guide_shows_the_files() -> None:
 def run(name: str, *arguments: object, cwd: Path) -> str:
     """The standard output of an example that is a process of its own."""
     command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Or Flower would join the cluster of another test.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": "local"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
