@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.sequences import TokenSequence
-from evaluation.hook import EvaluationSession, Hook, Report
+from evaluation.hook import EvaluationSession, Evaluator, Hook, Report
 from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
@@ -36,6 +36,8 @@ from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
 from oblivionis.runs.progress import Events
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,24 @@ class Measured:
         ]
 
 
+class Elsewhere(Protocol):
+    """Another process that runs some of the evaluators at the same time."""
+
+    def begin(self, vector: np.ndarray, *, full: bool) -> frozenset[str]:
+        """Have the model with `vector` measured there; by which evaluators."""
+        ...
+
+    def end(self) -> Report | None:
+        """Wait for what was begun; None where that process is lost. Raises what an evaluator raised there."""
+        ...
+
+
 class Assessor:
     """Measures adapters of one assembled model on the questions of one corpus, tokenised once.
 
     base: the vector of the untouched base model, for evaluators that ask it; without it LoRA's B is set to zero, and a
-    model that is trained in other ways goes without them. names: which evaluators, None for all.
+    model that is trained in other ways goes without them. names: which evaluators, None for all. elsewhere: who runs
+    some of them beside it.
     """
 
     def __init__(
@@ -96,9 +111,11 @@ class Assessor:
         config: Config,
         base: np.ndarray | None = None,
         names: Sequence[str] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._assembled, self._config, self._corpus, self._base = assembled, config, corpus, base
         self._names = evaluators.names() if names is None else names
+        self._elsewhere = elsewhere
         asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
         known_base = base is not None or config.model.mode == "lora"
         context = Context(
@@ -170,17 +187,30 @@ class Assessor:
         full: bool,
         oracle: Mapping[str, Any] | None = None,
         references: References | None = None,
+        names: Collection[str] | None = None,
     ) -> Measured:
         """Load `vector` and run every evaluator with the profile `full` or `light` of the configuration.
 
         `oracle` is the retrained model's log; with it there is a forget quality. With `references`, RULER's Lens 1.
+        names: these evaluators alone.
         """
         started = time.perf_counter()
         with self._session(vector) as session:
             context = replace(self._context, full=full, oracle=oracle, references=references)
-            built = [evaluator for found in self._of_each("build", context).values() for evaluator in found]
-            report = Hook(built, strict=self._config.strict).run(session)
+            built = self._of_each("build", context)
+            wanted = [name for name in built if names is None or name in names]
+            away = self._elsewhere.begin(vector, full=full) if self._elsewhere and names is None else frozenset[str]()
+            report = self._report(session, built, [name for name in wanted if name not in away])
+            if away:
+                assert self._elsewhere is not None
+                there = self._elsewhere.end()
+                report = _joined(report, there or self._report(session, built, [n for n in wanted if n in away]), built)
         return Measured(report, time.perf_counter() - started)
+
+    def _report(
+        self, session: EvaluationSession, built: Mapping[str, Sequence[Evaluator]], names: Sequence[str]
+    ) -> Report:
+        return Hook([e for name in names for e in built[name]], strict=self._config.strict).run(session)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
         """ROUGE-L recall, in any script, of the greedy answer to each of these training records, by id, in one pass.
@@ -290,6 +320,17 @@ class Assessor:
             pad_id=self._assembled.tokenizer.pad_token_id or 0,
             token_budget=self._config.evaluation.token_budget,
         )
+
+
+def _joined(one: Report, other: Report, order: Iterable[str]) -> Report:
+    """Both reports in one, in the order of evaluation."""
+    places = {name: place for place, name in enumerate(order)}
+
+    def both(a: Mapping[str, T], b: Mapping[str, T]) -> dict[str, T]:
+        return dict(sorted({**a, **b}.items(), key=lambda item: places.get(item[0], len(places))))
+
+    seconds, failed = both(one.seconds, other.seconds), both(one.failed, other.failed)
+    return Report(both(one.results, other.results), seconds, one.shared_seconds + other.shared_seconds, failed)
 
 
 def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:

@@ -893,6 +893,16 @@ class Evaluation:
         default=16384,
         metadata=about("Tokens in one forward pass of the evaluation.", unit="tokens", at_least=64),
     )
+    processes: int = field(
+        default=1,
+        metadata=about(
+            "Processes that measure at once in `oblivionis simulate` on a CPU: 2 share the evaluators and the threads "
+            "of `federation.server_threads`, which pays for a small model; each holds the model.",
+            unit="processes",
+            at_least=1,
+            at_most=2,
+        ),
+    )
     samples_shown: int = field(
         default=3, metadata=about("Answers shown side by side at the end.", at_least=0, at_most=100)
     )

@@ -57,6 +57,13 @@ def uses_gpu(config: Config, machine: Machine) -> bool:
     return config.model.device == "cuda" or (config.model.device == "auto" and machine.gpus > 0)
 
 
+def server_threads(config: Config, machine: Machine) -> tuple[int, int]:
+    """CPU threads that measure: those of the server's process, and of a second one, 0 where there is none."""
+    threads = config.federation.server_threads or machine.cpus
+    second = threads // 2 if config.evaluation.processes > 1 and not uses_gpu(config, machine) else 0
+    return threads - second, second
+
+
 def client_processes(config: Config, machine: Machine) -> int:
     """Client processes that run at once: as cores and GPUs allow, at least as configured, at most the participants."""
     federation = config.federation

@@ -25,7 +25,7 @@ from oblivionis.data import known
 from oblivionis.models import dry_run, loading
 from oblivionis.models.assembly import with_trainable
 from oblivionis.models.lengths import Lengths, Size, mean
-from oblivionis.models.machine import Machine, client_processes, participants, uses_gpu
+from oblivionis.models.machine import Machine, client_processes, participants, server_threads, uses_gpu
 from oblivionis.models.shared import shareable_bytes
 
 LIBRARIES = 550_000_000
@@ -162,6 +162,9 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
         ("trained weights and gradient", 2 * vector),
         ("evaluation", evaluating.total),
     ]
+    measuring = 2 if server_threads(config, machine)[1] else 1
+    if measuring == 2:
+        server.append(("second process that measures", libraries + weights + vector + evaluating.total))
     states = (4 + 2 * participants(config)) * vector
     clients = client_processes(config, machine)
     if on_gpu:
@@ -169,7 +172,7 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
     else:
         copies = max(RECEIVED_COPIES * vector, VECTOR_COPIES * vector - training.passing)
         needs = (
-            Need((*server, ("global models and replies", states)), passing=evaluating.passing),
+            Need((*server, ("global models and replies", states)), passing=measuring * evaluating.passing),
             Need((*client, ("copies of what travels", copies)), passing=training.passing + copies),
         )
     alone = on_gpu or settings.quantization != "none"
@@ -206,7 +209,7 @@ def _evaluation_peak(
     config: Config, lengths: Lengths, model: Any, run: dry_run.DryRun, on_gpu: bool, machine: Machine
 ) -> dry_run.Peak:
     """The larger of scoring a full batch and of generating the most answers at once."""
-    threads = config.federation.server_threads or machine.cpus
+    threads, _ = server_threads(config, machine)
     scoring = run.scoring(*_scored_at_once(config.evaluation.token_budget, lengths), threads=threads)
     prompt = max(size.prompt for size in lengths.scored)
     prefill = run.scoring(max(1, PREFILL_TOKENS // prompt), prompt + 1, 1, threads=1)

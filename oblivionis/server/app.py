@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
+from oblivionis.assessment.assessor import Elsewhere
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunError, to_mend
@@ -116,8 +117,15 @@ def _continuation(grid: Grid, run: RunDirectory) -> str:
     return f"flwr run . CONNECTION --run-config 'resume=\"{run.path}\"'"
 
 
-def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: threading.Event) -> None:
-    """Run all stages over `grid`."""
+def serve(
+    config: Config,
+    grid: Grid,
+    run: RunDirectory,
+    events: Events,
+    stop: threading.Event,
+    elsewhere: Elsewhere | None = None,
+) -> None:
+    """Run all stages over `grid`; `elsewhere` measures beside the server's process."""
     registered = registrations() if isinstance(grid, HttpGrid) else None
     roster, watched = None, None
     if isinstance(grid, InMemoryGrid):
@@ -129,7 +137,12 @@ def serve(config: Config, grid: Grid, run: RunDirectory, events: Events, stop: t
     if config.federation.churn:
         grid = ChurningGrid(grid, config.federation.churn, config.seed)
     stoppable = StoppableGrid(grid, stop, events.arrived)
-    server = Server(config, stoppable, run, events, stop, registered, simulated=watched is not None, roster=roster)
+    server = Server(
+        *(config, stoppable, run, events, stop, registered),
+        simulated=watched is not None,
+        roster=roster,
+        elsewhere=elsewhere,
+    )
     if watched is not None:
         watched.partition = server.nodes.partition
     run_stages(server)

@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord
 
 from oblivionis import seeds
-from oblivionis.assessment.assessor import Assessor
+from oblivionis.assessment.assessor import Assessor, Elsewhere
 from oblivionis.assessment.ruler_oracles import Oracle
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
@@ -54,7 +54,8 @@ class Server:
 
     `registered`: files with the public keys of the nodes, by which clients are known; None: nodes have no keys.
     `simulated`: nobody is to be protected from who knows the seed, so that noise may come from it.
-    `roster`: which node holds which partition, where that is known without asking.
+    `roster`: which node holds which partition, where that is known without asking. `elsewhere`: who measures at the
+    same time.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Server:
         *,
         simulated: bool = False,
         roster: Roster | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.config, self.grid, self.run, self.events, self.stop = config, grid, run, events, stop
         if config.federation.server_threads:
@@ -97,7 +99,7 @@ class Server:
         self.start_vector = self.assembled.flat.numpy()
         self.fitting = fitting(config.model, self.assembled.flat.manifest, self.most_rank)
         self.bounds = bounds_of(config, self.holdings.declared, self.assembled.flat.size, told=self.remote)
-        self.assessor = Assessor(self.assembled, corpus, config, self.start_vector)
+        self.assessor = Assessor(self.assembled, corpus, config, self.start_vector, elsewhere=elsewhere)
         self.oracles: list[Oracle] = []
         self.simulated = simulated
         self.account: Account | None = None

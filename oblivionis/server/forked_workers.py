@@ -113,6 +113,17 @@ def forked(address: str | None) -> Iterator[None]:
             os.environ[ADDRESS] = address_before
 
 
+@contextlib.contextmanager
+def script(address: str, arguments: Sequence[str], files: Sequence[int]) -> Iterator[None]:
+    """A process forked by the fork server at `address` that runs the script `arguments[0]` with the other arguments.
+
+    files: its standard input, output and error. It is killed at the end. Raises OSError where nobody listens.
+    """
+    with _connection(address) as connection:
+        _ask(connection, arguments, files)
+        yield
+
+
 # -- the stand-in ----------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +133,7 @@ def stand_in(arguments: Sequence[str]) -> int:
     connection = _connected() if plain else None
     if connection is not None:
         with connection, connection.makefile("r") as told:
-            _ask(connection, plain)
+            _ask(connection, plain, STREAMS)
             if told.readline():
                 return int(told.readline() or 1)
     found = find_spec("ray")
@@ -144,16 +155,24 @@ def _plain(arguments: Sequence[str]) -> list[str]:
 
 
 def _connected() -> socket.socket | None:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(os.environ[ADDRESS])
-        return connection
+        return _connection(os.environ[ADDRESS])
     except (OSError, KeyError):
         return None
 
 
-def _ask(connection: socket.socket, arguments: Sequence[str]) -> None:
-    """Send what a process inherits: arguments, environment, folder, masked signals and standard streams."""
+def _connection(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _ask(connection: socket.socket, arguments: Sequence[str], files: Sequence[int]) -> None:
+    """Send what a process inherits: arguments, environment, folder, masked signals and its standard streams."""
     request = {
         "arguments": arguments,
         "environment": dict(os.environ),
@@ -161,7 +180,7 @@ def _ask(connection: socket.socket, arguments: Sequence[str]) -> None:
         "masked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
     }
     line = json.dumps(request).encode() + b"\n"
-    sent = socket.send_fds(connection, [line], STREAMS)
+    sent = socket.send_fds(connection, [line], files)
     connection.sendall(line[sent:])
 
 

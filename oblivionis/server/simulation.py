@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -25,6 +25,9 @@ from oblivionis.runs.progress import Events
 from oblivionis.server import ray_runtime
 from oblivionis.server.cluster import cluster
 from oblivionis.server.forked_workers import fork_server, forked, libraries_of_clients
+
+if TYPE_CHECKING:
+    from oblivionis.server.second_evaluator import SecondEvaluator
 
 _ENVIRONMENT = {
     **ENVIRONMENT,
@@ -93,15 +96,20 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: str | Non
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     stop = Stop()
-    with _flower_log(run), _silent_losses(stop), _ctrl_c(stop, events), _ray(config, run, forks):
+    from oblivionis.server.second_evaluator import second_evaluator
+
+    with _flower_log(run), _silent_losses(stop), _ctrl_c(stop, events), _ray(config, run, forks) as forks:
         if stop.is_set():
             raise RunInterrupted(_STOPPED)
-        _run_flower(config, run, events, stop)
+        with second_evaluator(config, forks, events) as elsewhere:
+            _run_flower(config, run, events, stop, elsewhere)
     if stop.is_set():
         raise RunInterrupted(_STOPPED)
 
 
-def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -> None:
+def _run_flower(
+    config: Config, run: RunDirectory, events: Events, stop: Stop, elsewhere: SecondEvaluator | None
+) -> None:
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
@@ -120,7 +128,7 @@ def _run_flower(config: Config, run: RunDirectory, events: Events, stop: Stop) -
         nonlocal failure
         try:
             with stop.broken_off():
-                serve(config, grid, run, events, stop)
+                serve(config, grid, run, events, stop, elsewhere)
         except BaseException as error:
             # Returned to us below: Flower would wait some seconds for a ServerApp that raises.
             logging.getLogger("flwr").error("the run broke off", exc_info=error)
@@ -155,14 +163,15 @@ def _end_clients() -> None:
 
 
 @contextmanager
-def _ray(config: Config, run: RunDirectory, forks: str | None) -> Iterator[None]:
+def _ray(config: Config, run: RunDirectory, forks: str | None) -> Iterator[str | None]:
     """A Ray of our own, or the cluster that the configuration names, which Flower finds running and uses.
 
+    Yields the address of the fork server, None where there is none.
     Our own gets as many client processes as cores and GPUs allow, and no more than clients take part in a round.
     """
     if config.federation.ray_address is not None:
         with cluster(config.federation.ray_address, run.path):
-            yield
+            yield None
         return
     machine = Machine.here()
     processes = max(1, client_processes(config, machine))
@@ -183,7 +192,7 @@ def _ray(config: Config, run: RunDirectory, forks: str | None) -> Iterator[None]
         except Exception as error:  # Ray raises plain ones
             reason = str(error).strip().partition(". ")[0] or type(error).__name__
             raise RunFailed(f"Ray did not start ({reason}): is the machine, its memory or its /tmp full?") from error
-        yield
+        yield forks
 
 
 @contextmanager

@@ -185,7 +185,7 @@ def test_where_nothing_can_be_forked_the_stand_in_hears_of_it(monkeypatch):
     mine, its = socket.socketpair()
     children = {}
     with mine:
-        forked_workers._ask(mine, ["worker.py"])
+        forked_workers._ask(mine, ["worker.py"], forked_workers.STREAMS)
         before = len(os.listdir("/proc/self/fd"))
         forked_workers._fork(its, children)
         assert mine.makefile("r").readline() == "" and children == {}
