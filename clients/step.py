@@ -45,7 +45,8 @@ class References(NamedTuple):
     `forget_log_p`, `alternative_log_p` (B,): log-likelihood of each forget answer, and of each answer in its place;
     `retain_nll` (B,): mean negative log-likelihood over the answer tokens of each retain record; nats.
     Not of the model as received, but up to what the forget records are forgotten: `forget_target_nll` (B,), and
-    `forget_target_lowered` (L_i,) each, by how much the base model's logits of their answer tokens are too high.
+    `forget_target_lowered` (L_i,) each, by how much the base model's logits of their answer tokens are too high, and
+    `forget_target_rows`, what predicts these in the base model, where that is known.
     """
 
     forget_log_p: Tensor | None = None
@@ -53,6 +54,7 @@ class References(NamedTuple):
     retain_nll: Tensor | None = None
     forget_target_nll: Tensor | None = None
     forget_target_lowered: Sequence[Tensor] | None = None
+    forget_target_rows: Sequence[AnswerRows] | None = None
 
 
 class Step:
@@ -278,6 +280,9 @@ class Step:
 
     def _reference(self, name: str) -> AnswerRows:
         """What the reference of the divergence `name` predicts for its records."""
+        if name == "forget_target_kl" and (known := self._references.forget_target_rows) is not None:
+            rows = AnswerRows(torch.cat([one.values for one in known]), known[0].head)
+            return rows.scaled(self._around.sharpness)
         batch = packed_batch(self.model, self._records(name))
         if name == "forget_teacher_kl":
             if self._around.teacher is None:

@@ -10,8 +10,8 @@ oracle is asked and nothing leaves the client.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ LEAST_REFERENCES = 8
 _SHARPEST = 4.0
 _LEAST_NLL = 1e-4
 """No token is to be surer than that, nats: its logit would have no bound."""
+_TOKENS = 1024
+"""In one pass without gradients, where more records than a batch fit."""
+_KEPT_BYTES = 1 << 26
+"""Of what predicts answer tokens; where it takes more it is made anew whenever it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Target:
     token. tolerance: a record that lies no further from it is left alone, nats per token, positive. base (size,): the
     trainable parameters of the untouched base model. sharpness: by what its logits are multiplied for distributions as
     sure as the present model's; lowered: (L_i,) each, what is then taken off the logits of the true tokens so that they
-    get the probability that they are to have; None: nothing.
+    get the probability that they are to have; None: nothing. rows: what predicts each record's answer tokens in the
+    base model; None: it is asked when that is needed.
     """
 
     nll: Tensor
@@ -48,6 +53,7 @@ class Target:
     base: np.ndarray
     sharpness: float = 1.0
     lowered: tuple[Tensor, ...] | None = None
+    rows: tuple[AnswerRows, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0:
@@ -99,61 +105,88 @@ def record_nll(model: nn.Module, sequences: Sequence[TokenSequence], batch_size:
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def estimate_target(
-    model: nn.Module,
-    flat: FlatParameters,
-    base: np.ndarray,
-    references: Sequence[TokenSequence],
-    records: Sequence[TokenSequence],
-    batch_size: int,
-    tolerance: float,
-) -> Target:
-    """The target of `records` from the present parameters in `flat`, which are there again afterwards.
+class Estimator:
+    """Estimates targets by one set of records that nobody trains on, `references`.
 
-    base (size,): the parameters of the untouched base model; references: records that nobody trains on. Raises
-    ValueError as `never_seen_nll`.
+    base (size,): the parameters of the untouched base model. What it makes of the references is the same whenever it is
+    asked, and is computed once. Raises ValueError as `never_seen_nll`.
     """
-    if len(references) < LEAST_REFERENCES:
-        raise _too_few(len(references))
-    present = flat.numpy()
-    with torch.no_grad(), evaluation_mode(model):
-        now = _Tokens.of(model, references, batch_size)
-        flat.load(base)
-        try:
-            before, own = (_Tokens.of(model, part, batch_size) for part in (references, records))
-        finally:
-            flat.load(present)
-        sharpness = _sharpness(before, now.entropy())
+
+    def __init__(
+        self,
+        model: nn.Module,
+        flat: FlatParameters,
+        base: np.ndarray,
+        references: Sequence[TokenSequence],
+        batch_size: int,
+    ) -> None:
+        if len(references) < LEAST_REFERENCES:
+            raise _too_few(len(references))
+        self.references = tuple(references)
+        self._model, self._flat, self._base, self._batch_size = model, flat, base, batch_size
+        self._before: _Tokens | None = None
+
+    @torch.no_grad()
+    def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
+        """The target of `records` from the present parameters, which are there again afterwards.
+
+        Where each of the records is at its target there is nothing to forget, and no distribution is made.
+        """
+        model, flat, size = self._model, self._flat, self._batch_size
+        present = flat.numpy()
+        with evaluation_mode(model):
+            now, mine = (_Tokens.of(model, part, size) for part in (self.references, records))
+            flat.load(self._base)
+            try:
+                before = self._before or _Tokens.of(model, self.references, size)
+                own = _Tokens.of(model, records, size)
+            finally:
+                flat.load(present)
+        self._before = before if before.bytes <= _KEPT_BYTES else None
         means = never_seen_nll(before.means(), now.means(), own.means())
+        nll = torch.from_numpy(means).float()
+        if (np.abs(mine.means() - means) <= tolerance).all():
+            return Target(nll, tolerance, self._base)
+        sharpness = _sharpness(before, now.entropy())
         wanted = never_seen_token_nll(np.concatenate(before.nll()), np.concatenate(now.nll()), own.nll(), means)
         lowered = tuple(
             torch.from_numpy(_logit(given) - _logit(asked)).float()
             for given, asked in zip(own.nll(sharpness), wanted, strict=True)
         )
-    return Target(torch.from_numpy(means).float(), tolerance, base, sharpness, lowered)
+        rows = own.each() if own.bytes <= _KEPT_BYTES else None
+        return Target(nll, tolerance, self._base, sharpness, lowered, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What predicts the answer tokens of some records."""
+    """What predicts the answer tokens of some records; statistics that were asked for are kept."""
 
     rows: AnswerRows
     labels: Tensor
     lengths: list[int]
+    known: dict[float, tuple[Tensor, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> _Tokens:
         found, labels = [], []
-        for start in range(0, len(records), batch_size):
-            batch = packed_batch(model, records[start : start + batch_size])
+        for part in _batches(records, batch_size):
+            batch = packed_batch(model, part)
             found.append(answer_rows(model, batch))
             labels.append(batch.labels)
         rows = AnswerRows(torch.cat([part.values for part in found]), found[0].head)
         return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
 
+    @property
+    def bytes(self) -> int:
+        return self.rows.values.numel() * self.rows.values.element_size()
+
+    def each(self) -> tuple[AnswerRows, ...]:
+        """The rows of each record."""
+        return tuple(AnswerRows(part, self.rows.head) for part in self.rows.values.split(self.lengths))
+
     def nll(self, sharpness: float = 1.0) -> list[np.ndarray]:
         """(L_i,) each, nats."""
-        log_p = row_statistics(self.rows.scaled(sharpness), self.labels).log_p
+        log_p, _ = self._statistics(sharpness)
         return [-part.double().cpu().numpy() for part in log_p.split(self.lengths)]
 
     def means(self) -> np.ndarray:
@@ -162,7 +195,27 @@ class _Tokens:
 
     def entropy(self, sharpness: float = 1.0) -> float:
         """Mean over all tokens of the entropy of their distributions, nats."""
-        return row_statistics(self.rows.scaled(sharpness), self.labels).entropy.mean().item()
+        return self._statistics(sharpness)[1]
+
+    def _statistics(self, sharpness: float) -> tuple[Tensor, float]:
+        if sharpness not in self.known:
+            found = row_statistics(self.rows.scaled(sharpness), self.labels)
+            self.known[sharpness] = found.log_p, found.entropy.mean().item()
+        return self.known[sharpness]
+
+
+def _batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequence[TokenSequence]]:
+    """The records in their order, `batch_size` at once, or more where they have no more than `_TOKENS` tokens."""
+    start = 0
+    while start < len(records):
+        end, tokens = start, 0
+        while end < len(records):
+            tokens += len(records[end].prompt) + len(records[end].answer)
+            if tokens > _TOKENS and end - start >= batch_size:
+                break
+            end += 1
+        yield records[start:end]
+        start = end
 
 
 def _sharpness(tokens: _Tokens, entropy: float) -> float:

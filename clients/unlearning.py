@@ -549,7 +549,10 @@ class _Gradient:
         if self.target is None:
             return references
         lowered = None if self.target.lowered is None else [self.target.lowered[i] for i in chosen]
-        return references._replace(forget_target_nll=self.target.nll[chosen], forget_target_lowered=lowered)
+        rows = None if self.target.rows is None else [self.target.rows[i] for i in chosen]
+        return references._replace(
+            forget_target_nll=self.target.nll[chosen], forget_target_lowered=lowered, forget_target_rows=rows
+        )
 
     def _step(self, task: _Task, chosen: list[int], partners: list[int]) -> Step:
         update, records = task.update, self.records

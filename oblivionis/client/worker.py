@@ -18,7 +18,7 @@ from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.optimisation import Ball
 from clients.private import Privacy, train_privately, unlearn_privately
-from clients.target import Target, estimate_target
+from clients.target import Estimator, Target
 from clients.training import Prox, TrainReport, TrainSettings, train
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.sequences import TokenSequence
@@ -74,6 +74,7 @@ class Worker:
         self.partition = None if own else load_partition(self.corpus, config)
         self._holdings: OrderedDict[int, Holding] = OrderedDict()
         self._references: list[TokenSequence] | None = None
+        self._estimator: Estimator | None = None
 
     def fit(self, rank: int) -> None:
         """Train adapters of this rank from now on, on the same base model."""
@@ -83,6 +84,7 @@ class Worker:
         self.assembled = refitted(self.assembled, of_rank(self.config.model, rank), seed)
         self.flat, self._rank = self.assembled.flat, rank
         self._start = None if self._start is None else self.flat.numpy()
+        self._estimator = None
 
     @cached_property
     def _perturbed(self) -> dict[str, tuple[str, ...]]:
@@ -244,16 +246,12 @@ class Worker:
         unlearning = self.config.unlearning
         if unlearning.target is None or self._start is None:
             return None
+        references = tuple(self.references(own))
         try:
-            return estimate_target(
-                self.assembled.model,
-                self.flat,
-                self._start,
-                self.references(own),
-                records,
-                settings.batch_size,
-                unlearning.tolerance,
-            )
+            if self._estimator is None or self._estimator.references != references:
+                model, size = self.assembled.model, settings.batch_size
+                self._estimator = Estimator(model, self.flat, self._start, references, size)
+            return self._estimator.target(records, unlearning.tolerance)
         except ValueError as error:
             raise ClientError(f"unlearning.target: {error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from clients.flat import FlatParameters
 from clients.step import Step
 from clients.target import (
     LEAST_REFERENCES,
+    Estimator,
     Target,
-    estimate_target,
     never_seen_nll,
     never_seen_token_nll,
     record_nll,
@@ -97,7 +98,7 @@ def test_the_true_tokens_get_their_probability_and_the_references_their_entropy(
     before = [padded_rows(model, r) for r in [*REFERENCES, *FORGET]]
     flat.load(start * np.float32(1.5))
     now = [padded_rows(model, r) for r in REFERENCES]
-    target = estimate_target(model, flat, start, REFERENCES, FORGET, 4, 0.1)
+    target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 0.1)
     assert target.lowered is not None
 
     def entropy(rows: list[torch.Tensor]) -> float:
@@ -125,14 +126,59 @@ def test_the_target_is_what_the_base_model_says_where_nothing_was_trained() -> N
     model = tiny_llama.lora(dropout=0.3).train()
     flat = FlatParameters(model)
     start = flat.numpy()
-    target = estimate_target(model, flat, start, REFERENCES, FORGET, 4, 0.1)
+    target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 0.1)
     assert model.training
     expected = [-x.mean().item() for x in tiny_llama.padded_log_probs(model.eval(), FORGET)]
     np.testing.assert_allclose(target.nll.numpy(), expected, atol=2e-4)
     moved = start + np.float32(0.05)
     flat.load(moved)
-    estimate_target(model, flat, start, REFERENCES, FORGET, 4, 0.1)
+    Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 0.1)
     np.testing.assert_array_equal(flat.numpy(), moved)
+
+
+def test_an_estimator_says_again_what_a_new_one_says() -> None:
+    """It knows the base model's part; the present model's changes."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    asked = Estimator(model, flat, start, REFERENCES, 4)
+    for factor in (1.5, 1.2, 1.5):
+        flat.load(start * np.float32(factor))
+        found, wanted = (e.target(FORGET, 0.01) for e in (asked, Estimator(model, flat, start, REFERENCES, 30)))
+        np.testing.assert_allclose(found.nll, wanted.nll, rtol=1e-6)
+        assert found.sharpness == pytest.approx(wanted.sharpness, rel=1e-3)
+        assert found.lowered is not None and wanted.lowered is not None
+        for one, other in zip(found.lowered, wanted.lowered, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+def test_records_at_their_target_need_no_distribution() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    estimator = Estimator(model, flat, flat.numpy(), REFERENCES, 4)
+    flat.load(flat.numpy() * np.float32(1.3))
+    gap = (record_nll(model, FORGET, 5) - estimator.target(FORGET, 1e-6).nll).abs().max().item()
+    assert estimator.target(FORGET, gap * 1.01).lowered is None
+    assert estimator.target(FORGET, gap * 0.99).lowered is not None
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["states and a head", "logits"])
+def test_what_the_base_model_said_is_what_it_would_say_again(lora: bool) -> None:
+    """The same unlearning whether its rows are kept or made for each update."""
+    moved = []
+    for kept in (True, False):
+        model = tiny_llama.lora() if lora else tiny_llama.base()
+        flat = FlatParameters(model)
+        start = flat.numpy()
+        flat.load(start * np.float32(1.3))
+        target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 0.01)
+        assert target.rows is not None and (target.rows[0].head is not None) == lora
+        options = UnlearnOptions(target=target if kept else replace(target, rows=None))
+        unlearn(
+            model, flat, FORGET, RETAIN, "calibrated", {}, settings(epochs=3, batch_size=2), seed=0, options=options
+        )
+        moved.append(flat.numpy())
+    np.testing.assert_allclose(moved[0], moved[1], atol=1e-4)
 
 
 def shifted(model: Any, flat: FlatParameters, by: list[float]) -> Target:
