@@ -566,8 +566,9 @@ class Unlearning:
     again: int = field(
         default=0,
         metadata=about(
-            "With `target`: for so many rounds after a request was served its client is asked whether the records are "
-            "still where they should be, and mends what has come back or went too far.",
+            "With `target`: within so many rounds after a request was served its client is asked 1, 2, 4, 8, … rounds "
+            "after it, and in the last planned round, whether the records are still where they should be, and mends "
+            "what has come back or went too far.",
             unit="rounds",
             at_least=0,
         ),

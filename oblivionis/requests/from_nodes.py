@@ -58,10 +58,11 @@ class AskingNodes(LedgerRequests):
         settings: Mapping[str, object],
         live: Callable[[int], int],
         warn: Warn,
+        last_round: int,
         again: int = 0,
         per_round: int | None = None,
     ) -> None:
-        super().__init__(ledger, max_rouge, again, per_round)
+        super().__init__(ledger, max_rouge, last_round, again, per_round)
         self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn = live, warn
 
@@ -180,9 +181,8 @@ class SealedRequests(AskingNodes):
     which the next queries tell these clients until they confirm it.
     """
 
-    def __init__(self, ledger: Ledger, max_rouge: float, *, last_round: int, **asking: Any) -> None:
+    def __init__(self, ledger: Ledger, max_rouge: float, **asking: Any) -> None:
         super().__init__(ledger, max_rouge, **asking)
-        self._last_round = last_round
         self._untold: dict[int, list[SessionOutcome]] = {}
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:

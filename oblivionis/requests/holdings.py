@@ -65,8 +65,11 @@ def demanded(request: Request) -> UnlearnRequest:
 class LedgerRequests:
     """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
 
-    def __init__(self, ledger: Ledger, max_rouge: float, again: int = 0, per_round: int | None = None) -> None:
-        self._ledger, self._max_rouge, self._again, self._per_round = ledger, max_rouge, again, per_round
+    def __init__(
+        self, ledger: Ledger, max_rouge: float, last_round: int, again: int = 0, per_round: int | None = None
+    ) -> None:
+        self._ledger, self._max_rouge, self._last_round = ledger, max_rouge, last_round
+        self._again, self._per_round = again, per_round
         self._repeated: list[str] = []
         self._batch: tuple[int | None, list[Request]] = None, []
 
@@ -85,12 +88,13 @@ class LedgerRequests:
         self._ledger.failed(request.request_id, server_round, reason)
 
     def again(self, server_round: int) -> list[UnlearnRequest]:
-        """The requests that were served in one of the last rounds, as many as the configuration says."""
+        """The requests that were served 1, 2, 4, 8, … rounds ago, as far back as the configuration says, since most of
+        what comes back does so at once; in the last planned round all of them."""
         self._repeated = []
-        if not self._again:
-            return []
-        rounds = range(max(0, server_round - self._again), server_round)
-        return [demanded(r) for n in rounds for r in self._ledger.served_in(n)]
+        ages: Sequence[int] = range(min(self._again, server_round - 1), 0, -1)
+        if server_round != self._last_round:
+            ages = [age for age in ages if age & (age - 1) == 0]
+        return [demanded(r) for age in ages for r in self._ledger.served_in(server_round - age)]
 
     def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         """Keep in mind what `applied` enters into the ledger."""
@@ -185,8 +189,8 @@ class SimulatedRequests(LedgerRequests):
         again: int = 0,
         per_round: int | None = None,
     ) -> None:
-        super().__init__(ledger, max_rouge, again, per_round)
-        self._policy, self._holdings, self._last_round = policy, holdings, last_round
+        super().__init__(ledger, max_rouge, last_round, again, per_round)
+        self._policy, self._holdings = policy, holdings
         self._open = OpenRecords(ledger, holdings.forget)
 
     @classmethod

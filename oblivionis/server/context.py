@@ -209,8 +209,7 @@ class Server:
 
     def _sealed_requests(self) -> SealedRequests:
         """The same where the server sees none of them: each round of the stage unlearn has a cover exchange."""
-        last_round = self.config.federation.rounds.unlearn
-        return SealedRequests(*self._ledger_and_limit(), **self._asking(), last_round=last_round)
+        return SealedRequests(*self._ledger_and_limit(), **self._asking())
 
     def _ledger_and_limit(self) -> tuple[Ledger, float]:
         return Ledger(self.run.ledger_path), self.config.unlearning.requests.verify_max_rouge
@@ -224,6 +223,7 @@ class Server:
             "settings": {NODES_DIR: str(self.run.nodes_path), CONFIG_HASH: config_hash(self.config)},
             "live": lambda client: self.holdings.live(client, without_forget_split=False),
             "warn": self.events.warning,
+            "last_round": self.config.federation.rounds.unlearn,
         }
 
     def _set_aside(self, client: int, node: int, reason: str) -> None:

@@ -36,7 +36,7 @@ def source(tmp_path, told, most=100):
     warnings = []
     ledger = Ledger(tmp_path / "requests.jsonl")
     nodes = Nodes({client: tuple(requests) for client, requests in told.items()})
-    live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most}
+    live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most, "last_round": 9}
     return NodeRequests(ledger, 0.5, run="run", nodes=nodes, grid=None, settings={}, **live), ledger, warnings
 
 
