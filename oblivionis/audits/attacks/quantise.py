@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from evaluation.engine.quantise import QUANTISERS, quantise_merged
+from evaluation.engine.quantise import QUANTISERS, Quantiser, quantise_merged
 from oblivionis import seeds
 from oblivionis.audits.battery import Attack, Battery, Row
-from oblivionis.models.assembly import assemble
+from oblivionis.config.schema import Config
+from oblivionis.models.assembly import Assembled, assemble
 
 LABEL = "quantise"
 WORDED = True
@@ -22,12 +23,16 @@ def make(battery: Battery) -> list[Attack]:
     return [_quantised(battery, name) for name in battery.config.attack.quantisers]
 
 
+def merged(config: Config, vector: np.ndarray, quantiser: Quantiser) -> Assembled:
+    """The model of a global vector as a new one, merged into its unquantised base and then quantised."""
+    fresh = assemble(dataclasses.replace(config.model, quantization="none"), seeds.derive(config.seed, "adapter"))
+    fresh.flat.load(vector)
+    return dataclasses.replace(fresh, model=quantise_merged(fresh.model, quantiser).eval())
+
+
 def _quantised(battery: Battery, name: str) -> Attack:
     def run(vector: np.ndarray) -> list[Row]:
-        model = dataclasses.replace(battery.config.model, quantization="none")
-        fresh = assemble(model, seeds.derive(battery.config.seed, "adapter"))
-        fresh.flat.load(vector)
-        quantised = quantise_merged(fresh.model, QUANTISERS[name]).eval()
-        return battery.ask(dataclasses.replace(fresh, model=quantised), battery.questions, FORMATS[name])
+        quantised = merged(battery.config, vector, QUANTISERS[name])
+        return battery.ask(quantised, battery.questions, FORMATS[name])
 
     return Attack("quantise", f"quantise-{name}", {"max_new_tokens": battery.max_new_tokens}, run)

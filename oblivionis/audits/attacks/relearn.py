@@ -19,17 +19,16 @@ from oblivionis.naming import subject_key
 
 LABEL = "relearn"
 ORDER = 2
+RETAIN = "retain"
+"""Name of the attack that trains on records about others."""
 
 
 def make(battery: Battery) -> list[Attack]:
     """Train on retain records about nobody who is to be forgotten; train on some forget questions and ask the rest."""
-    config, corpus = battery.config, battery.corpus
-    settings = config.attack.relearn
-    order = random.Random(seeds.derive(config.seed, "attack", "relearn"))
-    about = {subject_key(r.subject) for r in corpus.train if r.id in battery.untouchable}
-    unrelated = [r for r in corpus.train if r.id not in battery.untouchable and subject_key(r.subject) not in about]
-    chosen = order.sample(unrelated, min(settings.records, len(unrelated)))
-    retain = _relearning(battery, "retain", chosen, battery.questions, "no retain records about anybody else")
+    settings = battery.config.attack.relearn
+    order = random.Random(seeds.derive(battery.config.seed, "attack", "relearn"))
+    chosen = unrelated(battery, order)
+    retain = _relearning(battery, RETAIN, chosen, battery.questions, "no retain records about anybody else")
     shuffled = order.sample(list(battery.records), len(battery.records))
     count = min(max(1, round(settings.forget_share * len(shuffled))), len(shuffled) - 1)
     trained = shuffled[: max(0, count)]
@@ -38,13 +37,29 @@ def make(battery: Battery) -> list[Attack]:
     return [retain, forget]
 
 
-def _relearning(
-    battery: Battery, name: str, trained: Sequence[Record], asked: Sequence[Question], lacking: str
-) -> Attack:
-    own, training, seed = battery.config.attack.relearn, battery.config.training, battery.config.seed
-    whole = "" if name == "retain" else f" of {len(battery.questions)}"
-    label = f"{len(trained)}{whole} records"
-    settings = TrainSettings(
+def unrelated(battery: Battery, order: random.Random) -> list[Record]:
+    """`attack.relearn.records` retain records, fewer where there are fewer, about nobody who is to be forgotten."""
+    train = battery.corpus.train
+    about = {subject_key(r.subject) for r in train if r.id in battery.untouchable}
+    others = [r for r in train if r.id not in battery.untouchable and subject_key(r.subject) not in about]
+    return order.sample(others, min(battery.config.attack.relearn.records, len(others)))
+
+
+def relearnt(battery: Battery, name: str, trained: Sequence[Record], vector: np.ndarray) -> dict[int, np.ndarray]:
+    """The model of a global vector after each number of updates of `attack.relearn.steps` on the records `trained`.
+
+    name: of the attack, which the order of the records depends on.
+    """
+    assembled = battery.load(vector)
+    sequences = [TokenSequence(q.prompt, q.answer) for q in battery.encoded(trained)]
+    order = seeds.derive(battery.config.seed, "attack", "relearn", name)
+    steps = battery.config.attack.relearn.steps
+    return relearn(assembled.model, assembled.flat, sequences, _settings(battery), steps, seed=order)
+
+
+def _settings(battery: Battery) -> TrainSettings:
+    own, training = battery.config.attack.relearn, battery.config.training
+    return TrainSettings(
         batch_size=own.batch_size or training.batch_size,
         learning_rate=own.learning_rate or training.learning_rate,
         weight_decay=training.weight_decay,
@@ -54,16 +69,20 @@ def _relearning(
         gradient_checkpointing=training.gradient_checkpointing,
     )
 
+
+def _relearning(
+    battery: Battery, name: str, trained: Sequence[Record], asked: Sequence[Question], lacking: str
+) -> Attack:
+    whole = "" if name == RETAIN else f" of {len(battery.questions)}"
+    label = f"{len(trained)}{whole} records"
+
     def run(vector: np.ndarray) -> list[Row]:
-        assembled = battery.load(vector)
-        sequences = [TokenSequence(q.prompt, q.answer) for q in battery.encoded(trained)]
-        order = seeds.derive(seed, "attack", "relearn", name)
         rows: list[Row] = []
-        learnt = relearn(assembled.model, assembled.flat, sequences, settings, own.steps, seed=order)
-        for step, after in learnt.items():
+        for step, after in relearnt(battery, name, trained, vector).items():
             rows += battery.ask(battery.load(after), asked, f"{name} {step} updates ({label})")
         return rows
 
-    facts = {"train": dataclasses.asdict(settings), "steps": own.steps, "records": [r.id for r in trained]}
-    facts |= {"seed": seed, "max_new_tokens": battery.max_new_tokens}
+    steps = battery.config.attack.relearn.steps
+    facts = {"train": dataclasses.asdict(_settings(battery)), "steps": steps, "records": [r.id for r in trained]}
+    facts |= {"seed": battery.config.seed, "max_new_tokens": battery.max_new_tokens}
     return Attack("relearn", f"relearn-{name}", facts, run, "" if trained and asked else lacking)
