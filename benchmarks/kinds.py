@@ -28,7 +28,7 @@ from oblivionis.files import write_atomic
 
 FOLDER = Path(__file__).resolve().parent / "suites"
 SUITE_FILE = "suite.yaml"
-FEDERATED, TABULAR = "federated", "ruler_tabular"
+FEDERATED, TABULAR, META = "federated", "ruler_tabular", "metrics_meta"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Kind:
     beyond types and ranges, given the settings and where each dotted path stands; plan: lines that say what would be
     run; run: runs what the folder lacks and writes results there; extendable: top-level keys that may differ when a
     folder is resumed, because they change no finished part of its results; parallel: whether it can do several runs at
-    once.
+    once; away: whether on other machines, too.
     """
 
     settings: type
@@ -48,6 +48,7 @@ class Kind:
     run: Callable[[Any, Path, Console, Options], None]
     extendable: frozenset[str] = frozenset()
     parallel: bool = False
+    away: bool = False
 
 
 class _Kinds(Mapping[str, Kind]):
@@ -58,16 +59,18 @@ class _Kinds(Mapping[str, Kind]):
             return _federated()
         if name == TABULAR:
             return _tabular()
+        if name == META:
+            return _meta()
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter((FEDERATED, TABULAR))
+        return iter((FEDERATED, TABULAR, META))
 
     def __len__(self) -> int:
-        return 2
+        return 3
 
     def __contains__(self, name: object) -> bool:
-        return name in (FEDERATED, TABULAR)
+        return name in (FEDERATED, TABULAR, META)
 
 
 def _federated() -> Kind:
@@ -84,7 +87,7 @@ def _federated() -> Kind:
         runner.run(suite, folder, console, options)
 
     keys = frozenset(field.name for field in dataclasses.fields(settings.Settings))
-    return Kind(settings.Settings, settings.problems, announce, run, keys, parallel=True)
+    return Kind(settings.Settings, settings.problems, announce, run, keys, parallel=True, away=True)
 
 
 def _tabular() -> Kind:
@@ -96,6 +99,19 @@ def _tabular() -> Kind:
         lambda suite, _: runner.plan(suite),
         lambda suite, folder, console, _: runner.run(suite, folder, console),
         settings.EXTENDABLE,
+    )
+
+
+def _meta() -> Kind:
+    from benchmarks.meta import runner, settings
+
+    return Kind(
+        settings.Settings,
+        settings.problems,
+        lambda suite, options: runner.plan(suite, options.jobs),
+        lambda suite, folder, console, options: runner.run(suite, folder, console, options.jobs),
+        settings.EXTENDABLE,
+        parallel=True,
     )
 
 
@@ -128,6 +144,8 @@ def bench(
     options = Options(jobs, store or _stages(folder), away)
     if not kind.parallel and (given := [*options.arguments()]):
         raise RunError(f"a suite of the kind {kind_name} does one thing at a time; leave {given[0]} out")
+    if not kind.away and (given := [*away.arguments()] if away else []):
+        raise RunError(f"a suite of the kind {kind_name} runs on this machine alone; leave {given[0]} out")
     if dry_run:
         for line in [f"suite: {display(file)} ({kind_name})", *kind.plan(settings, options), f"results: {folder}"]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,134 @@
+"""Runs a suite of the kind `metrics_meta`: federation by federation, a file per model and per measurement."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.meta import report, results
+from benchmarks.meta.metrics import JUDGES
+from benchmarks.meta.models import JUDGED, KNOWS, LABELS, MODELS, ORACLE, STATES, training_records
+from benchmarks.meta.settings import Settings
+from oblivionis.errors import OblivionisError, RunFailed
+
+_LOOK_S = 0.5
+
+
+def plan(settings: Settings, jobs: int) -> list[str]:
+    """What `run` would do."""
+    count, config = len(settings.seeds), settings.configuration(settings.seeds[0])
+    kinds = ", ".join(LABELS[model] for model in MODELS)
+    (quantiser,), (updates,) = config.attack.quantisers, config.attack.relearn.steps
+    return [
+        f"federations: {count}, {jobs} at once; seeds {', '.join(map(str, settings.seeds))}",
+        f"models: {count * len(MODELS)} ({kinds}), {config.federation.rounds.finetune} rounds each",
+        f"states: plain, quantised ({quantiser}), relearned ({updates} updates)",
+        f"measurements: {count * len(JUDGED) * len(STATES)}, by {len(JUDGES)} metrics",
+    ]
+
+
+def run(settings: Settings, folder: Path, console: Console, jobs: int) -> None:
+    """Make and measure the models that `folder` lacks, `jobs` federations at once, then write and print the report.
+
+    Raises OblivionisError for what `federation` raises, RunFailed for a process that ended early.
+    """
+    work = [seed for seed in settings.seeds if results.pending(folder, seed)]
+    if work:
+        columns = (TextColumn("models measured"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            total = len(settings.seeds) * len(JUDGED) * len(STATES)
+            task = progress.add_task("", total=total)
+
+            def look() -> None:
+                lacking = sum(len(results.pending(folder, seed)) for seed in settings.seeds)
+                progress.update(task, completed=total - lacking)
+
+            look()
+            if jobs == 1:
+                for seed in work:
+                    federation(settings, folder, seed, look)
+            else:
+                _in_processes(settings, folder, [work[n::jobs] for n in range(min(jobs, len(work)))], look)
+    report.write(settings, results.collect(folder, settings.seeds), folder, console)
+
+
+def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], None]) -> None:
+    """Make and measure what is lacking of a federation; `done` is called after each file. Raises OblivionisError."""
+    from benchmarks.meta.federation import fedavg
+    from benchmarks.meta.measuring import Measurer
+    from evaluation.hook import EvaluationError
+    from oblivionis.client.worker import Worker
+
+    worker = Worker(settings.configuration(seed))
+    base = worker.flat.numpy()
+    vectors = {}
+    try:
+        for model in MODELS:
+            file = results.model_file(folder, seed, model)
+            vector = results.read_model(file, base.size)
+            if vector is None:
+                sampling = ORACLE if model == ORACLE else "judged"
+                vector = fedavg(worker, base, training_records(worker.corpus, model), sampling)
+                results.write_model(file, vector)
+                done()
+            vectors[model] = vector
+        measurer = Measurer(worker, vectors[KNOWS], vectors[ORACLE])
+        for model, state in results.pending(folder, seed):
+            file = results.measurement_file(folder, seed, model, state)
+            results.write_measurement(file, measurer.measure(vectors[model], state))
+            done()
+    except (EvaluationError, ValueError) as error:
+        raise RunFailed(f"federation {seed}: {error}") from error
+
+
+def _in_processes(settings: Settings, folder: Path, shares: Sequence[Sequence[int]], look: Callable[[], None]) -> None:
+    """Each share of the seeds in a process of its own, which ends when this one does."""
+    context = multiprocessing.get_context("spawn")
+    running: dict[int, tuple[multiprocessing.process.BaseProcess, Connection]] = {}
+    try:
+        for share in shares:
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(settings, folder, share, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            running[process.sentinel] = process, mine
+        while running:
+            for sentinel in wait(list(running), _LOOK_S):
+                process, told = running.pop(sentinel)  # type: ignore[arg-type]
+                process.join()
+                if process.exitcode:
+                    raise RunFailed(_last_words(told) or f"a process ended with exit code {process.exitcode}")
+            look()
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+            process.join()
+
+
+def _last_words(told: Connection) -> str:
+    try:
+        return told.recv()
+    except EOFError:
+        return ""
+
+
+def _work(settings: Settings, folder: Path, seeds: Sequence[int], told: Connection) -> None:
+    """What a process does. Ctrl-C is its parent's to handle; an error is told and ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    try:
+        for seed in seeds:
+            federation(settings, folder, seed, lambda: None)
+    except OblivionisError as error:
+        told.send(str(error))
+        raise SystemExit(1) from None
