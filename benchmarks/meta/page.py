@@ -11,8 +11,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from benchmarks.meta.models import JUDGED, MODELS, STATES
-from benchmarks.meta.report import Verdict
 from benchmarks.meta.settings import Settings
+from benchmarks.meta.verdicts import Verdict
 from oblivionis.files import write_atomic
 from oblivionis.reports.markup import captioned, contents, facts_list, html_page, section_heading, with_code
 from oblivionis.reports.svg import FIGURE_STYLE, INK, svg_figure

@@ -2,79 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.meta import results, statistics
-from benchmarks.meta.metrics import JUDGES, Judge
+from benchmarks.meta import results
+from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import JUDGED, LABELS, OTHERS, STATES
 from benchmarks.meta.settings import Settings
-from benchmarks.meta.statistics import Bootstrap, Estimate
+from benchmarks.meta.statistics import Estimate
+from benchmarks.meta.verdicts import Verdict, verdicts
 from oblivionis.files import write_atomic
 from oblivionis.reports.format import fixed
 from oblivionis.reports.table import Table
 
 TABLES = "tables"
+Cells = Callable[[Verdict], Iterable[str]]
 SHOWN = {"forget_prob": "forget Prob", "forget_rouge": "forget ROUGE-L", "retain_prob": "retain Prob"}
 """Metrics by which a reader sees what the models are like."""
-_ALL = list(range(1, len(JUDGED)))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the models say of a metric.
-
-    values: how many of `models` have one; by_kind: AUC before attacks for each of `OTHERS`; aucs: that of all of them
-    in each of `STATES`; within: before attacks, beside models of the same federation; accuracies: balanced accuracy in
-    each state by a threshold that was chosen before attacks; tau: Kendall's τ-b of `pairs` pairs of federations.
-    """
-
-    judge: Judge
-    values: int
-    models: int
-    by_kind: Sequence[Estimate]
-    aucs: Sequence[Estimate]
-    within: Estimate
-    accuracies: Sequence[Estimate]
-    tau: Estimate
-    pairs: int
-
-    @classmethod
-    def of(cls, judge: Judge, values: np.ndarray, drawn: Bootstrap) -> Verdict:
-        """values: as in `statistics`, in the metric's own direction."""
-        turned = judge.sign * values
-        tau, pairs = statistics.agreement(turned, drawn)
-        return cls(
-            judge,
-            int(np.isfinite(values).sum()),
-            values.size,
-            [statistics.auc(turned, 0, [place], drawn) for place in _ALL],
-            [statistics.auc(turned, state, _ALL, drawn) for state in range(len(STATES))],
-            statistics.auc_within(turned, 0, _ALL, drawn),
-            statistics.balanced_accuracy(turned, drawn),
-            tau,
-            pairs,
-        )
-
-
-def verdicts(settings: Settings, frame: pd.DataFrame) -> list[Verdict]:
-    """One for each metric of `JUDGES`."""
-    given = settings.intervals
-    drawn = Bootstrap.drawn(frame["federation"].nunique(), given.resamples, given.confidence, given.seed)
-    values = results.values_of(frame)
-    return [Verdict.of(judge, values[judge.key], drawn) for judge in JUDGES]
 
 
 def write(settings: Settings, frame: pd.DataFrame, folder: Path, console: Console) -> None:
     """Print the tables; write them into `tables/` as Markdown and CSV, the figure, and `suite.html`."""
     from benchmarks.meta import page  # matplotlib: what only makes tables does without
 
-    found = verdicts(settings, frame)
+    found = verdicts(frame, settings.intervals)
     tables = tables_of(settings, frame, found)
     for name, table in tables.items():
         write_atomic(folder / TABLES / f"{name}.md", table.markdown())
@@ -131,9 +86,9 @@ def _attacks(found: Sequence[Verdict]) -> Table:
 
     heads = [f"{what}\n{state}" for what in ("AUC", "balanced accuracy") for state in STATES]
     note = (
-        "AUC: among models in the same state. Balanced accuracy: half the sum of the rates at which models that know and models "
-        "that do not are told as such, by a threshold that was chosen on the plain models of all other federations; "
-        "0.5: chance."
+        "AUC: among models in the same state. Balanced accuracy: half the sum of the rates at which models that know "
+        "and models that do not are told as such, by a threshold that was chosen on the plain models of all other "
+        "federations; 0.5: chance."
     )
     return _table("After quantisation and relearning", heads, found, cells, note)
 
@@ -162,7 +117,7 @@ def _directions() -> Table:
     return Table("What is expected of a model that knows", ["family", "metric", "value", "because"], rows, texts=4)
 
 
-def _table(title: str, heads: Sequence[str], found: Sequence[Verdict], cells, note: str) -> Table:  # type: ignore[no-untyped-def]
+def _table(title: str, heads: Sequence[str], found: Sequence[Verdict], cells: Cells, note: str) -> Table:
     rows: list[Sequence[str] | None] = []
     for verdict in found:
         if rows and rows[-1] is not None and rows[-1][0] != verdict.judge.family:

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from rich.console import Console
@@ -92,7 +93,7 @@ def federation(settings: Settings, folder: Path, seed: int, done: Callable[[], N
 def _in_processes(settings: Settings, folder: Path, shares: Sequence[Sequence[int]], look: Callable[[], None]) -> None:
     """Each share of the seeds in a process of its own, which ends when this one does."""
     context = multiprocessing.get_context("spawn")
-    running: dict[int, tuple[multiprocessing.process.BaseProcess, Connection]] = {}
+    running: dict[int, tuple[BaseProcess, Connection]] = {}
     try:
         for share in shares:
             mine, theirs = context.Pipe(duplex=False)

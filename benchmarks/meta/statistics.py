@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ class Bootstrap:
         def total(parts: np.ndarray) -> np.ndarray:
             return np.einsum(form, inputs[0], parts, *inputs[1:], optimize=True)
 
-        return self.estimate(_ratio(above.sum(), below.sum()), _ratio(total(above), total(below)))
+        return self.estimate(float(_ratio(above.sum(), below.sum())), _ratio(total(above), total(below)))
 
 
-def _ratio(above, below):  # type: ignore[no-untyped-def]
+def _ratio(above: ArrayLike, below: ArrayLike) -> np.ndarray:
+    """Element by element; NaN where there is nothing below."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(np.asarray(below) > 0, np.divide(above, below), np.nan)[()]
+        return np.where(np.asarray(below) > 0, np.divide(above, below), np.nan)
 
 
 def wins(knowing: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,4 +143,4 @@ def kendall(rows: np.ndarray) -> np.ndarray:
     known = np.isfinite(signs).astype(np.float64)
     signs = np.nan_to_num(signs)
     untied = np.abs(signs) @ known.T
-    return np.asarray(_ratio(signs @ signs.T, np.sqrt(untied * untied.T)))
+    return _ratio(signs @ signs.T, np.sqrt(untied * untied.T))
