@@ -1,5 +1,6 @@
 """The meta-evaluation as a command: several federations at once, a kill, and what Ctrl-C leaves."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,8 +28,9 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_two_at_once_stopped_and_resumed_end_with_the_same_files(sign, code, whole, tmp_path):
-    folder = tmp_path / "cut"
-    with subprocess.Popen(command(folder, "--jobs", "2"), stderr=subprocess.PIPE, text=True) as process:
+    folder, own = tmp_path / "cut", dict(os.environ)
+    own.pop("OBLIVIONIS_TEST_FORKS", None)  # a process with its children, not one that stands for another
+    with subprocess.Popen(command(folder, "--jobs", "2"), stderr=subprocess.PIPE, text=True, env=own) as process:
         end = time.monotonic() + 200
         while len(list(folder.rglob("*.json"))) < 3 and process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
