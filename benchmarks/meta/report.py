@@ -41,14 +41,39 @@ def write(settings: Settings, frame: pd.DataFrame, folder: Path, console: Consol
 
 
 def tables_of(settings: Settings, frame: pd.DataFrame, found: Sequence[Verdict]) -> dict[str, Table]:
-    """By the name of their file: what the models are like, who tells them apart, after attacks, agreement, signs."""
+    """By the name of their file: in short, the models, who tells them apart, after attacks, agreement, signs."""
     return {
+        "summary": _summary(found),
         "models": _models(frame),
         "knows": _knows(found, settings),
         "attacks": _attacks(found),
         "agreement": _agreement(found),
         "directions": _directions(),
     }
+
+
+def _summary(found: Sequence[Verdict]) -> Table:
+    def cells(verdict: Verdict) -> Iterator[str]:
+        yield f"{verdict.values} of {verdict.models}"
+        yield _text(verdict.aucs[0])
+        yield _hardest(verdict)
+        yield from (fixed(e.value, 2) for e in verdict.aucs[1:])
+        yield from (fixed(e.value, 2) for e in verdict.accuracies)
+        yield _text(verdict.tau)
+
+    heads = ["values", "AUC", "AUC, hardest", *(f"AUC\n{state}" for state in STATES[1:])]
+    heads += [*(f"balanced accuracy\n{state}" for state in STATES), "τ-b"]
+    note = "AUC, hardest: against those models that do not know which are told apart worst. All else as below."
+    return _table("In short", heads, found, cells, note)
+
+
+def _hardest(verdict: Verdict) -> str:
+    """The least AUC against a kind of model that does not know, with the kind where another has a larger one."""
+    known = [(e.value, LABELS[model]) for e, model in zip(verdict.by_kind, OTHERS, strict=True) if e.value == e.value]
+    if not known:
+        return "–"
+    least, model = min(known)
+    return fixed(least, 2) + (f" ({model})" if max(known)[0] > least else "")
 
 
 def _models(frame: pd.DataFrame) -> Table:

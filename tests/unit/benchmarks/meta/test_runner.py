@@ -130,7 +130,7 @@ def test_the_model_that_knows_is_where_s_shift_begins(finished):
 
 def test_tables_figure_and_page_are_written(finished):
     folder, result = finished
-    names = {"models", "knows", "attacks", "agreement", "directions"}
+    names = {"summary", "models", "knows", "attacks", "agreement", "directions"}
     assert {p.name for p in (folder / "tables").iterdir()} == {f"{n}.{end}" for n in names for end in ("md", "csv")}
     knows = pd.read_csv(folder / "tables" / "knows.csv")
     assert len(knows) == len(JUDGES) and set(knows["values"]) <= {f"{n} of 24" for n in range(25)}
@@ -223,6 +223,8 @@ def test_a_metric_that_no_model_has_is_shown_without_a_statistic(finished):
     tables = tables_of(settings, frame, found)
     row = next(r for r in tables["knows"].rows if r is not None and r[1] == "S_gap")
     assert row[2:] == ["0 of 24", *["–"] * 5]
+    row = next(r for r in tables["summary"].rows if r is not None and r[1] == "S_gap")
+    assert row[2:] == ["0 of 24", *["–"] * 8]
 
 
 def test_a_measurement_holds_plain_numbers(finished):

@@ -143,7 +143,7 @@ FILES = {
     "no kind": ("datasets: [wine]\n", "kind: a value must be given; expected one of federated, ruler_tabular"),
     "unknown kind": (
         "kind: ruler_tablar\n",
-        "kind: unknown kind 'ruler_tablar'; expected one of federated, ruler_tabular; did you mean",
+        "kind: unknown kind 'ruler_tablar'; expected one of federated, ruler_tabular, metrics_meta; did you mean",
     ),
     "no methods": ("kind: ruler_tabular\n", "methods: no method is given; expected some of bad_teacher"),
     "no YAML": ("kind: [\n", "is not valid YAML"),
