@@ -15,6 +15,7 @@ from benchmarks import kinds as suites
 from benchmarks.meta import results, runner
 from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import JUDGED, MODELS, STATES
+from oblivionis.errors import FileError
 
 SUITE = suites.FOLDER / "metrics_meta.yaml"
 CELLS = len(JUDGED) * len(STATES)
@@ -209,7 +210,7 @@ def test_a_spoilt_file_is_named(spoilt, finished, tmp_path):
 def test_a_model_of_other_adapters_is_named(finished, tmp_path):
     file = tmp_path / "knows.safetensors"
     results.write_model(file, np.zeros(3, np.float32))
-    with pytest.raises(Exception, match="knows.safetensors is another model's: it has 3 numbers, expected 4"):
+    with pytest.raises(FileError, match=r"knows\.safetensors is another model's: it has 3 numbers, expected 4"):
         results.read_model(file, 4)
 
 
