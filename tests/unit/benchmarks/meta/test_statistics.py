@@ -78,14 +78,15 @@ def accuracy(limit, knowing, others):
 def test_no_threshold_has_a_larger_balanced_accuracy():
     random = np.random.default_rng(0)
     for _ in range(50):
-        knowing, others = random.integers(2, 9, 6).astype(float), random.integers(0, 7, 11).astype(float)
+        knowing, others = random.normal(1, 1, 6).round(1), random.normal(0, 1, 11).round(1)
         limit = statistics.threshold(knowing, others)
-        best = max(accuracy(t, knowing, others) for t in np.arange(-1, 10, 0.25))
+        best = max(accuracy(t, knowing, others) for t in np.arange(-5, 5, 0.1) + 0.05)
         assert accuracy(limit, knowing, others) == pytest.approx(best)
 
 
 def test_of_equal_thresholds_the_widest_gap_then_the_lowest_is_taken():
     assert statistics.threshold(np.array([9.0, 10.0]), np.array([0.0, 1.0])) == 5
+    assert statistics.threshold(np.array([2.0, 20.0]), np.array([1.0, 9.0])) == 14.5
     # 1 | 2 and 3 | 4 are equally good and equally wide
     assert statistics.threshold(np.array([2.0, 4.0]), np.array([1.0, 3.0])) == 1.5
 
