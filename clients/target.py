@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from clients.distributions import row_statistics
 from clients.flat import FlatParameters
 from clients.step import Step
 from evaluation.engine.forward import AnswerRows, answer_rows, packed_batch
-from evaluation.engine.models import evaluation_mode
+from evaluation.engine.models import base_model, evaluation_mode
 from evaluation.engine.sequences import TokenSequence
 
 LEAST_REFERENCES = 8
@@ -142,7 +143,7 @@ class Estimator:
                 own = _Tokens.of(model, records, size)
             finally:
                 flat.load(present)
-        self._before = before if before.bytes <= _KEPT_BYTES else None
+        self._before = before if self._keeps(before) else None
         means = never_seen_nll(before.means(), now.means(), own.means())
         nll = torch.from_numpy(means).float()
         if (np.abs(mine.means() - means) <= tolerance).all():
@@ -153,8 +154,16 @@ class Estimator:
             torch.from_numpy(_logit(given) - _logit(asked)).float()
             for given, asked in zip(own.nll(sharpness), wanted, strict=True)
         )
-        rows = own.each() if own.bytes <= _KEPT_BYTES else None
+        rows = own.each() if self._keeps(own) else None
         return Target(nll, tolerance, self._base, sharpness, lowered, rows)
+
+    def _keeps(self, tokens: _Tokens) -> bool:
+        """Whether what predicts them is little enough to be kept, with the head where that is not the model's own."""
+        values, head = tokens.rows.values, tokens.rows.head
+        base: Any = base_model(self._model)
+        known = base.get_output_embeddings().weight.data_ptr()
+        copied = 0 if head is None or head.data_ptr() == known else head.nbytes
+        return values.nbytes + copied <= _KEPT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +184,6 @@ class _Tokens:
             labels.append(batch.labels)
         rows = AnswerRows(torch.cat([part.values for part in found]), found[0].head)
         return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
-
-    @property
-    def bytes(self) -> int:
-        return self.rows.values.numel() * self.rows.values.element_size()
 
     def each(self) -> tuple[AnswerRows, ...]:
         """The rows of each record."""

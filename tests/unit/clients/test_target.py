@@ -181,6 +181,21 @@ def test_what_the_base_model_said_is_what_it_would_say_again(lora: bool) -> None
     np.testing.assert_allclose(moved[0], moved[1], atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_copy_of_the_head_is_kept_that_takes_more_than_may_be(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 the head is the model's own; of one in half precision a pass makes a float32 copy."""
+    model = tiny_llama.lora(dtype=dtype)
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    flat.load(start * np.float32(1.3))
+    head = model.get_output_embeddings().weight
+    monkeypatch.setattr("clients.target._KEPT_BYTES", 4 * head.numel() - 1)
+    target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 1e-6)
+    assert target.lowered is not None and (target.rows is not None) == (dtype == torch.float32)
+
+
 def shifted(model: Any, flat: FlatParameters, by: list[float]) -> Target:
     return Target(record_nll(model, FORGET, 5) + torch.tensor(by), 0.1, flat.numpy())
 
