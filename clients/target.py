@@ -33,6 +33,8 @@ _LEAST_NLL = 1e-4
 """No token is to be surer than that, nats: its logit would have no bound."""
 _TOKENS = 1024
 """In one pass without gradients, where more records than a batch fit."""
+_SURELY = 0.9
+"""Up to this share of the tolerance no rounding makes a record one that is off its target."""
 _KEPT_BYTES = 1 << 26
 """Of what predicts answer tokens; where it takes more it is made anew whenever it is needed."""
 
@@ -131,7 +133,7 @@ class Estimator:
     def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
         """The target of `records` from the present parameters, which are there again afterwards.
 
-        Where each of the records is at its target there is nothing to forget, and no distribution is made.
+        Where each of the records is well within the tolerance there is nothing to forget, and no distribution is made.
         """
         model, flat, size = self._model, self._flat, self._batch_size
         present = flat.numpy()
@@ -146,7 +148,7 @@ class Estimator:
         self._before = before if self._keeps(before) else None
         means = never_seen_nll(before.means(), now.means(), own.means())
         nll = torch.from_numpy(means).float()
-        if (np.abs(mine.means() - means) <= tolerance).all():
+        if (np.abs(mine.means() - means) <= _SURELY * tolerance).all():
             return Target(nll, tolerance, self._base)
         sharpness = _sharpness(before, now.entropy())
         wanted = never_seen_token_nll(np.concatenate(before.nll()), np.concatenate(now.nll()), own.nll(), means)

@@ -7,6 +7,7 @@ evaluators while the server's own process runs the others.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from oblivionis.models.corpus import corpus_of
 from oblivionis.models.machine import Machine, server_threads
 from oblivionis.runs.progress import Events
 from oblivionis.server import forked_workers
+
+logger = logging.getLogger(__name__)
 
 MOVED = {False: ("leakage",), True: ("wikimem",)}
 """After a round and at a stage's end: about half of the seconds of the embedded default's evaluation."""
@@ -69,6 +72,9 @@ class SecondEvaluator:
             return None
         if isinstance(found, Exception):
             raise found
+        assert found is not None
+        for name, error in found.failed.items():
+            logger.error("evaluator %s failed: %s", name, error)  # as where it runs here
         return found
 
     def _lose(self) -> None:

@@ -155,6 +155,14 @@ def test_what_an_evaluator_raises_there_is_raised_here():
             second.end()
 
 
+def test_a_failure_there_is_told_here(caplog):
+    report = Report({}, {}, 0.0, {"leakage": "ValueError: no"})
+    with answering((1, report)) as second:
+        second.begin(np.zeros(1, np.float32), full=False)
+        assert second.end() == report
+    assert "evaluator leakage failed: ValueError: no" in caplog.text
+
+
 def test_whoever_waits_for_it_can_be_stopped():
     stop = Stop()
     with answering() as second, pytest.raises(RunInterrupted), stop.broken_off():

@@ -158,8 +158,9 @@ def test_records_at_their_target_need_no_distribution() -> None:
     estimator = Estimator(model, flat, flat.numpy(), REFERENCES, 4)
     flat.load(flat.numpy() * np.float32(1.3))
     gap = (record_nll(model, FORGET, 5) - estimator.target(FORGET, 1e-6).nll).abs().max().item()
-    assert estimator.target(FORGET, gap * 1.01).lowered is None
+    assert estimator.target(FORGET, gap * 1.2).lowered is None
     assert estimator.target(FORGET, gap * 0.99).lowered is not None
+    assert estimator.target(FORGET, gap * (1 + 1e-6)).lowered is not None, "whoever rounds otherwise may unlearn it"
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["states and a head", "logits"])

@@ -285,6 +285,16 @@ def test_other_architectures_can_be_told(tmp_path: Path) -> None:
     assert saved == pytest.approx(2 * linear * (4 - 0.5), rel=0.2)
 
 
+def test_a_second_process_that_measures_is_counted_where_there_is_one() -> None:
+    two, one = need("evaluation.processes=2"), need("evaluation.processes=1")
+    extra = dict(two.server.parts)["second process that measures"]
+    assert extra > memory.LIBRARIES and two.server.total >= one.server.total + memory.LIBRARIES
+    assert two.server.passing > one.server.passing, "both give back what an evaluation took"
+    for more, machine in (("federation.server_threads=1", CPU), ("federation.client_gpus=0.5", GPUS)):
+        found = need("evaluation.processes=2", more, machine=machine)
+        assert "second process that measures" not in dict(found.server.parts)
+
+
 def test_the_total_is_the_server_and_the_clients_that_run_at_once() -> None:
     found = need()
     assert found.clients == 2 and found.gpu == 0
