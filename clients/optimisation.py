@@ -19,6 +19,8 @@ from evaluation.engine.models import base_model, keep_freed_memory
 
 SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")
+BETAS = (0.9, 0.999)
+"""AdamW's decays where nothing else is said."""
 _PROX_BLOCK = 1 << 20
 
 
@@ -47,7 +49,7 @@ class TrainSettings:
     schedule: str = "constant"
     max_grad_norm: float | None = None
     gradient_accumulation: int = 1
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = BETAS
     eps: float = 1e-8
     optimizer: str = "adamw"
     gradient_checkpointing: bool = False

@@ -35,6 +35,8 @@ from evaluation.engine.sequences import TokenSequence
 
 FULL_RATE_GAP = 2.0
 """From this gap of a record on, in nats per token, a method that forgets up to a target goes at its full rate."""
+LEAST_EPOCHS = 3
+"""Fewest epochs that such a method makes where its records are near, unless fewer are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,10 @@ class UnlearnOptions:
     where the method does not ask for likelihoods of forget records.
 
     target: up to what each record is forgotten. A method that asks for it (`forget_target_nll`) does nothing where all
-    records are there already, and its learning rate is lowered to the share that the largest gap is of `FULL_RATE_GAP`,
-    if that is less. Under any other method each epoch takes the records that are not there: of those known too well the
-    method's loss, while those less likely than their target are pulled back, by their squared distance from it.
+    records are there already, and its learning rate and its epochs are lowered to the share that the largest gap is of
+    `FULL_RATE_GAP`, if that is less; the epochs to no fewer than `LEAST_EPOCHS`. Under any other method each epoch
+    takes the records that are not there: of those known too well the method's loss, while those less likely than their
+    target are pulled back, by their squared distance from it.
 
     rectify: γ of GRU (`clients.rectify.Rectifier`); None: the gradient is followed as it is. Of each update that has
     forget records, the gradient is projected against that of the mean negative log-likelihood of as many retain
@@ -154,7 +157,7 @@ def unlearn(
     stopped = False
     with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
         aim = _Aim.of(model, forget, plan, settings, options)
-        settings = aim.slowed(settings)
+        settings, plan = aim.slowed(settings), aim.shortened(plan)
         work = list(plan.work(len(forget), len(retain), size, seed))
         records = _Records(forget, retain, alternatives if plan.loss.needs_alternatives else ())
         gradient, moving = _prepare(model, flat, records, plan, work, settings, options)
@@ -353,10 +356,19 @@ class _Aim:
 
     def slowed(self, settings: TrainSettings) -> TrainSettings:
         """The settings with a learning rate that goes by the way left: Adam's steps are no shorter near the target."""
+        return replace(settings, learning_rate=settings.learning_rate * self._share())
+
+    def shortened(self, plan: _Plan) -> _Plan:
+        """The plan with as many epochs as the way left asks for."""
+        epochs = max(math.ceil(self._share() * len(plan.epochs)), LEAST_EPOCHS)
+        return replace(plan, epochs=plan.epochs[:epochs])
+
+    def _share(self) -> float:
+        """In [0, 1]: how far the record furthest from its target is, of `FULL_RATE_GAP`; 1 where the method asks for
+        none."""
         if not self.own or self.first is None:
-            return settings
-        share = min(1.0, self.first.abs().max().item() / FULL_RATE_GAP)
-        return replace(settings, learning_rate=settings.learning_rate * share)
+            return 1.0
+        return min(1.0, self.first.abs().max().item() / FULL_RATE_GAP)
 
     def part(self, task: _Task) -> _Task | None:
         """The task without the records at their target, and without those to be pulled back; None if it has none left.

@@ -70,6 +70,7 @@ class BufferedFedTU(FedTU):
     """
 
     asynchronous = True
+    own_state = (*FedTU.own_state, BUFFER)
 
     def __init__(self, inner: ServerStep, **settings: Any) -> None:
         super().__init__(inner, **settings)

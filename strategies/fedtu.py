@@ -84,6 +84,8 @@ class FedTU(WrappingStrategy):
 
     asynchronous: ClassVar[bool] = False
     """Whether rounds go by `options.buffer`."""
+    own_state: ClassVar[tuple[str, ...]] = (SERVING, CLOCK, SAMPLING, UNLEARNED)
+    """How names in a state begin that are not of `inner`."""
 
     def __init__(
         self,
@@ -144,6 +146,13 @@ class FedTU(WrappingStrategy):
         self._unlearned = int(state[UNLEARNED].item()) if UNLEARNED in state else None
         if self._options.sampling is not None:
             self._options.sampling.load_state_dict(part_of(state, SAMPLING))
+
+    def go_on_from(self, state: Mapping[str, np.ndarray]) -> None:
+        """Begin with the state of `inner`, its moments, in `state`, what `state_dict` gave at the end of another stage.
+
+        What the other stage knew of its own exchanges is left out. Raises ValueError when `inner` cannot take it.
+        """
+        super().load_state_dict({name: values for name, values in state.items() if not name.startswith(self.own_state)})
 
     def start(
         self,

@@ -58,8 +58,7 @@ def stage_config(config: Config, stage: str) -> Config:
         federation = dataclasses.replace(without_local(config).federation, rounds=rounds)
         compression = dataclasses.replace(config.federation.compression, unlearning=Compression().unlearning)
         federation = dataclasses.replace(federation, compression=compression)
-        free = Strategy().server_state_on_unlearn
-        changed = {"strategy": dataclasses.replace(config.strategy, server_state_on_unlearn=free)}
+        changed = {"strategy": Strategy(config.strategy.name, config.strategy.params)}
         if stage == RETRAIN or kept_rounds(config) == 0:
             changed["unlearning"] = Unlearning()
     return dataclasses.replace(config, federation=federation, stages=[stage], **changed)

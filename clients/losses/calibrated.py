@@ -22,7 +22,7 @@ def calibrated(
     retain_loss: Tensor | None = None,
     *,
     gamma: float = 3.0,
-    kappa: float = 1.0,
+    kappa: float = 2.0,
     alpha: float = 1.0,
 ) -> Tensor:
     """E_forget [γ (−(1/|y|) log p(y|x) − t)² + κ KL(q‖f)] + α E_retain ℓ(y|x): our own.

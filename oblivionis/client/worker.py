@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch
 from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
-from clients.optimisation import Ball
+from clients.optimisation import BETAS, Ball
 from clients.private import Privacy, train_privately, unlearn_privately
 from clients.target import Estimator, Target
 from clients.training import Prox, TrainReport, TrainSettings, train
@@ -218,6 +219,7 @@ class Worker:
             weight_decay=unlearning.weight_decay,
             max_grad_norm=unlearning.max_grad_norm,
             schedule=unlearning.schedule,
+            betas=(unlearning.beta_1, BETAS[1]),
         )
         target = self._target(forget_set, settings, own_references)
         options = UnlearnOptions(
@@ -301,7 +303,7 @@ class Worker:
         adapters.check_vector(vector, self.flat.manifest)
         self.flat.load(vector)
 
-    def _settings(self, *, epochs: int, **changes: float | int | str | None) -> TrainSettings:
+    def _settings(self, *, epochs: int, **changes: Any) -> TrainSettings:
         training = self.config.training
         values: dict = {
             "learning_rate": training.learning_rate,

@@ -340,6 +340,14 @@ class Strategy:
             choices=("keep", "reset"),
         ),
     )
+    server_state_from_finetune: str = field(
+        default="keep",
+        metadata=about(
+            "Whether the stage unlearn goes on with the moments that finetune ended with, as a federation does that "
+            "a request reaches, or with none: FedAdam then forgets much of what it knows, asked or not.",
+            choices=("keep", "reset"),
+        ),
+    )
 
 
 @dataclass
@@ -529,6 +537,14 @@ class Unlearning:
     max_grad_norm: float | None = field(
         default=None,
         metadata=about("Clip the gradient to this norm; null: `training.max_grad_norm`.", above=0),
+    )
+    beta_1: float = field(
+        default=0.9,
+        metadata=about(
+            "AdamW's decay of the first moment. With few updates to a goal less of it overshoots less.",
+            at_least=0,
+            at_most=0.99,
+        ),
     )
     forget_nll_limit: float | None = field(
         default=None,

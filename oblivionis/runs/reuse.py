@@ -81,7 +81,7 @@ def differing(ours: Config, theirs: Config) -> list[str]:
         dataclasses.replace(ours.federation.compression, unlearning=False),
         dataclasses.replace(theirs.federation.compression, unlearning=False),
     )
-    keep_free = {"server_state_on_unlearn": ""}
+    keep_free = {"server_state_on_unlearn": "", "server_state_from_finetune": ""}
     pairs["strategy"] = (
         dataclasses.replace(ours.strategy, **keep_free),
         dataclasses.replace(theirs.strategy, **keep_free),

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from clients.optimisation import BETAS
 from oblivionis.config import methods
 from oblivionis.config.schema import Config, Training
 from strategies.bounds import Bounds
 from strategies.compression import Compression
 
-LONGEST_STEP = 7.3
-"""No step of Adam moves a number further than so many learning rates.
-
-|m_t| ≤ (1 − β₁) √(Σ (β₁²/β₂)ʲ) √(v_t / (1 − β₂)) by Cauchy and Schwarz; with the β that are used here that is
-(1 − 0.9) / √(1 − 0.999) · 1 / √(1 − 0.81/0.999) = 7.27.
-"""
 UPDATES_PER_BATCH = 4
 """A method of unlearning makes no more updates of one batch and epoch (SCRUB makes two)."""
 MARGIN = 1.01
+
+
+def longest_step(beta_1: float = BETAS[0]) -> float:
+    """No step of Adam moves a number further than so many learning rates; 7.27 for β₁ = 0.9, `beta_1` at most 0.99.
+
+    |m_t| ≤ (1 − β₁) √(Σ (β₁²/β₂)ʲ) √(v_t / (1 − β₂)) by Cauchy and Schwarz.
+    """
+    beta_2 = BETAS[1]
+    return (1 - beta_1) / math.sqrt((1 - beta_2) * (1 - beta_1**2 / beta_2))
 
 
 def bounds_of(config: Config, count: Callable[[int], int | None], size: int, *, told: bool) -> Bounds:
@@ -37,14 +41,14 @@ def bounds_of(config: Config, count: Callable[[int], int | None], size: int, *, 
         longest=longest,
         max_weight_share=(0.5 if told else 1.0) if share is None else share,
         max_update_norm=None if config.privacy.level == "client" else federation.max_update_norm,
-        free_share=1 / LONGEST_STEP,
+        free_share=1 / longest_step(),
     )
 
 
 def longest_update(config: Config, kind: str, records: int, size: int, length: float) -> float:
     """No client with so many records can change a vector of `size` numbers and norm `length` by more, as an L2 norm.
 
-    Each of its updates moves every number by at most `LONGEST_STEP` learning rates, and weight decay by the learning
+    Each of its updates moves every number by at most `longest_step` learning rates, and weight decay by the learning
     rate times the decay of what the number is: next to nothing beside a step, as long as numbers are small.
 
     With error feedback what is sent of a training holds parts of earlier ones, see `Compression.longest`.
@@ -61,18 +65,27 @@ def longest_update(config: Config, kind: str, records: int, size: int, length: f
     rate = unlearning.learning_rate or training.learning_rate
     decay = training.weight_decay if unlearning.weight_decay is None else unlearning.weight_decay
     epochs = UPDATES_PER_BATCH * unlearning.epochs
-    steps, drift = _reach(training, rate, decay, epochs, records, size, unlearning.batch_size)
+    batch, step = unlearning.batch_size, longest_step(unlearning.beta_1)
+    steps, drift = _reach(training, rate, decay, epochs, records, size, batch, step)
     if unlearning.method == "pga":  # it starts from the model of the other clients, not from the one that was sent
         return _total((steps, drift), 2 * length + trained) + 2 * length + trained
     return methods.scale(unlearning.method, unlearning.params) * _total((steps, drift), length)
 
 
 def _reach(
-    training: Training, rate: float, decay: float, epochs: int, records: int, size: int, batch: int | None = None
+    training: Training,
+    rate: float,
+    decay: float,
+    epochs: int,
+    records: int,
+    size: int,
+    batch: int | None = None,
+    step: float | None = None,
 ) -> tuple[float, float]:
-    """How far the optimiser's steps lead at most, and by which share of itself weight decay changes the vector."""
+    """How far the optimiser's steps lead at most, each of up to `step` rates, and by which share of itself weight decay
+    changes the vector."""
     updates = epochs * math.ceil(max(records, 1) / ((batch or training.batch_size) * training.gradient_accumulation))
-    return LONGEST_STEP * rate * updates * math.sqrt(size), rate * decay * updates
+    return (step or longest_step()) * rate * updates * math.sqrt(size), rate * decay * updates
 
 
 def _total(found: tuple[float, float], length: float) -> float:

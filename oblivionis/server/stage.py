@@ -206,7 +206,11 @@ class Stage:
                 **waiting(self.config),
             ),
         )
-        fedtu.load_state_dict(self.kept)
+        if self.name == "unlearn" and self.done == 0:
+            if self.config.strategy.server_state_from_finetune == "keep":
+                fedtu.go_on_from(self.run.load_checkpoint("finetune").strategy_state)
+        else:
+            fedtu.load_state_dict(self.kept)
         fedtu.start(
             self.server.grid,
             ArrayRecord({protocol.ADAPTER: Array(self.vector)}),

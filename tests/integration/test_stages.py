@@ -178,6 +178,29 @@ def test_start_from_shares_finetune_and_retrain(finished, tmp_path):
     assert sum(kind == protocol.TRAIN for _, kind in grid.sent) == 8, "four rounds of two clients, unlearn only"
 
 
+def test_unlearning_goes_on_with_the_moments_of_finetune(tmp_path):
+    """Both begin with the same model and the same answers: what the momentum adds is all that is between them."""
+    common = ("strategy=fedavgm", "federation.rounds.finetune=2", "federation.rounds.unlearn=1")
+    _, whole = made = new_run(tmp_path, "whole", "stages=[finetune]", *common[:2])
+    execute(*made)
+    vectors = {}
+    for mode in ("keep", "reset"):
+        config, run = new_run(
+            tmp_path,
+            mode,
+            "stages=[unlearn]",
+            "unlearning.requests.policy=none",
+            f"strategy.server_state_from_finetune={mode}",
+            f"start_from={whole.path}",
+            *common,
+        )
+        execute(config, run)
+        vectors[mode] = run.load_checkpoint("unlearn").vector
+    (momentum,) = whole.load_checkpoint("finetune").strategy_state.values()
+    assert np.abs(momentum).max() > 0
+    np.testing.assert_allclose(vectors["keep"] - vectors["reset"], 0.9 * momentum.ravel(), rtol=1e-3, atol=1e-6)
+
+
 def test_start_from_refuses_other_settings(finished, tmp_path):
     _, whole, _, _ = finished
     config, run = new_run(tmp_path, "other", f"start_from={whole.path}", "training.learning_rate=0.5")

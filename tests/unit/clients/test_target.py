@@ -273,6 +273,26 @@ def test_steps_shorten_near_the_target() -> None:
     assert moved[1] == pytest.approx(moved[0] * 0.1, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("method", "gap", "asked", "made"),
+    [
+        ("calibrated", 3.0, 8, 8),
+        ("calibrated", 0.9, 8, 4),
+        ("calibrated", 0.2, 8, 3),
+        ("calibrated", 0.2, 2, 2),
+        ("npo", 0.9, 4, 4),
+    ],
+)
+def test_epochs_go_by_the_way_left(method: str, gap: float, asked: int, made: int) -> None:
+    """A method that asks for the target; any other one makes all epochs in which a record is off its target."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    options = UnlearnOptions(target=shifted(model, flat, [gap] * 5))
+    given = settings(epochs=asked, learning_rate=1e-6)
+    report = unlearn(model, flat, FORGET, RETAIN, method, {}, given, seed=0, options=options)
+    assert report.steps == made
+
+
 def test_a_target_is_asked_for_and_must_fit() -> None:
     model = tiny_llama.lora()
     flat = FlatParameters(model)
