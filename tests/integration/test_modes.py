@@ -154,6 +154,17 @@ def test_the_settings_of_a_configuration_reach_the_client() -> None:
     assert {name: getattr(settings, name) for name in keys} == keys and settings.epochs == 4
 
 
+def test_the_settings_of_an_unlearning_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"epochs": 3, "learning_rate": 3e-4, "weight_decay": 0.2, "batch_size": 3, "max_grad_norm": 0.7}
+    overrides = [f"unlearning.{name}={value}" for name, value in keys.items()]
+    client = Worker(configuration.compose("smoke", [*overrides, "unlearning.beta_1=0.5"]))
+    given: list[Any] = []
+    monkeypatch.setattr(worker, "unlearn", lambda *args, **_: given.append(args[6]))
+    ids = [client.holding(0).records[0].id]
+    client.forget(0, client.flat.numpy(), record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1)
+    assert {name: getattr(given[0], name) for name in keys} == keys and given[0].betas == (0.5, 0.999)
+
+
 def test_client_seeds_follow_from_run_seed_stage_client_and_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
