@@ -138,7 +138,7 @@ class Estimator:
         model, flat, size = self._model, self._flat, self._batch_size
         present = flat.numpy()
         with evaluation_mode(model):
-            now, mine = (_Tokens.of(model, part, size) for part in (self.references, records))
+            now, mine = _Tokens.of(model, (*self.references, *records), size).parted(len(self.references))
             flat.load(self._base)
             try:
                 before = self._before or _Tokens.of(model, self.references, size)
@@ -186,6 +186,15 @@ class _Tokens:
             labels.append(batch.labels)
         rows = AnswerRows(torch.cat([part.values for part in found]), found[0].head)
         return cls(rows, torch.cat(labels), [len(record.answer) for record in records])
+
+    def parted(self, count: int) -> tuple[_Tokens, _Tokens]:
+        """Of the first `count` records, and of the others."""
+        at = sum(self.lengths[:count])
+        first, others = (AnswerRows(part, self.rows.head) for part in self.rows.values.tensor_split([at]))
+        return (
+            _Tokens(first, self.labels[:at], self.lengths[:count]),
+            _Tokens(others, self.labels[at:], self.lengths[count:]),
+        )
 
     def each(self) -> tuple[AnswerRows, ...]:
         """The rows of each record."""

@@ -189,7 +189,7 @@ def unlearn(
                 flat.vector.copy_(finish(received, flat.vector.detach(), **values))
             updater.finish()
             ends["last_forget_nll"] = record_nll(model, forget, settings.batch_size).mean().item()
-        gaps = aim.first_and_last()
+        gaps = aim.first_and_last(moved=updater.steps > 0)
     seconds = time.perf_counter() - start
     return UnlearnReport(
         num_examples=len(forget),
@@ -395,9 +395,12 @@ class _Aim:
             return []
         return [i for i in task.chosen if self.gaps[i] > self.target.tolerance]
 
-    def first_and_last(self) -> tuple[float, float]:
-        """Mean distance from the target before the first update, and now; nan without a target."""
-        last = self._gaps()
+    def first_and_last(self, *, moved: bool) -> tuple[float, float]:
+        """Mean distance from the target before the first update, and now; nan without a target.
+
+        moved: whether there was an update.
+        """
+        last = self._gaps() if moved else self.first
         if self.first is None or last is None:
             return math.nan, math.nan
         return self.first.abs().mean().item(), last.abs().mean().item()
