@@ -351,7 +351,8 @@ class _Aim:
         if target is not None and len(target.nll) != len(forget):
             raise ValueError("the target is of other records than those to forget")
         aim = cls(model, forget, settings.batch_size, target, own)
-        aim.first = aim.gaps = aim._gaps()
+        known = None if target is None or target.present is None else target.present - target.nll
+        aim.first = aim.gaps = aim._gaps() if known is None else known
         return aim
 
     def slowed(self, settings: TrainSettings) -> TrainSettings:

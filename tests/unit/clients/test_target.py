@@ -23,6 +23,8 @@ from clients.target import (
 )
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
+from evaluation.engine.forward import answer_rows
+from evaluation.engine.sequences import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(5, seed=1), tiny_llama.sequences(4, seed=2)
 REFERENCES = tiny_llama.sequences(30, seed=3)
@@ -150,6 +152,54 @@ def test_an_estimator_says_again_what_a_new_one_says() -> None:
         assert found.lowered is not None and wanted.lowered is not None
         for one, other in zip(found.lowered, wanted.lowered, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks second gets what who asks first gets; other parameters are other answers."""
+    passes: list[int] = []
+
+    def counted(model: Any, batch: Any) -> Any:
+        passes.append(len(batch.lengths))
+        return answer_rows(model, batch)
+
+    monkeypatch.setattr("clients.target.answer_rows", counted)
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+
+    def asked(estimator: Estimator, factor: float, records: list[TokenSequence]) -> tuple[Target, int]:
+        flat.load(start * np.float32(factor))
+        before = sum(passes)
+        return estimator.target(records, 0.01), sum(passes) - before
+
+    estimator = Estimator(model, flat, start, REFERENCES, 30)
+    first, all_of = asked(estimator, 1.4, FORGET)
+    assert all_of == 2 * len(REFERENCES) + 2 * len(FORGET)
+    second, few = asked(estimator, 1.4, FORGET[:2])
+    assert few == 2 * 2
+    other, more = asked(estimator, 1.2, FORGET[:2])
+    assert more == len(REFERENCES) + 2 * 2
+    np.testing.assert_allclose(second.nll, first.nll[:2], rtol=1e-5)
+    alone, _ = asked(Estimator(model, flat, start, REFERENCES, 30), 1.4, FORGET[:2])
+    np.testing.assert_array_equal(second.nll, alone.nll)
+    assert not np.allclose(other.nll, alone.nll, rtol=1e-3)
+
+
+def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unlearning that has nothing to do goes by the likelihoods of the estimate; the same gap as by its own."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    flat.load(start * np.float32(1.3))
+    target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 1e3)
+    assert target.present is not None
+    np.testing.assert_allclose(target.present, record_nll(model, FORGET, 5), rtol=1e-5)
+    work = (model, flat, FORGET, RETAIN, "calibrated", {}, settings(epochs=3, batch_size=2))
+    without = unlearn(*work, seed=0, options=UnlearnOptions(target=replace(target, present=None)))
+    monkeypatch.setattr("clients.unlearning.record_nll", None)
+    known = unlearn(*work, seed=0, options=UnlearnOptions(target=target))
+    assert known.steps == without.steps == 0
+    assert known.first_gap == known.last_gap == pytest.approx(without.first_gap, rel=1e-5)
 
 
 def test_records_at_their_target_need_no_distribution() -> None:
