@@ -28,6 +28,7 @@ from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
+from oblivionis.runs.reuse import check_updates
 
 CLAIM, EXPERIMENT = "tuning.yaml", "experiment.yaml"
 UTILITY = "model_utility"
@@ -121,6 +122,8 @@ def plan(wanted: Wanted) -> Plan:
     found = []
     for chosen in wanted.methods:
         config = settings.untuned_config(source, base, chosen)
+        if source.run is not None:
+            check_updates(config, source.run)
         searched = space(chosen, config, wanted.max_epochs, spaces.get(chosen))
         found.append(Method(chosen, methods.label(chosen), config, tuple(searched)))
     return Plan(wanted, source, tuple(subjects), base, tuple(found))

@@ -8,7 +8,7 @@ from pathlib import Path
 from oblivionis.config import declared, late_checks, methods
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
-from oblivionis.naming import DATA_FOLDER, simulated_folder, subject_key
+from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder, subject_key
 from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
@@ -403,11 +403,16 @@ def _nodes(config: Config) -> Iterator[Problem]:
     if config.data.name != "node":
         yield Problem("data.nodes", f"{config.data.name} data are not read from clients' folders", "null, or data=node")
         return
-    folders = [simulated_folder(nodes, client) / DATA_FOLDER for client in range(config.federation.clients)]
+    folders = [folder / DATA_FOLDER for folder in _folders(nodes, config.federation.clients)]
     missing = next((folder for folder in folders if not folder.is_dir()), None)
     if missing is not None:
         expected = f"node0/data to node{config.federation.clients - 1}/data (federation.clients), with *.jsonl in each"
         yield Problem("data.nodes", f"there is no folder {missing}", expected)
+
+
+def _folders(nodes: str, clients: int) -> list[Path]:
+    """Those of a simulation's clients."""
+    return [simulated_folder(nodes, client) for client in range(clients)]
 
 
 @_reads("data.name", "stages", "unlearning.requests")
@@ -460,21 +465,28 @@ def _never_trained_files(config: Config) -> Iterator[Problem]:
             yield Problem(f"data.{key}", f"there is no file {file}", "a file of records as JSON lines")
 
 
-@_reads("unlearning", "data.name", "data.reference_authors", "data.reference_file", "stages")
+@_reads("unlearning", "data.name", "data.nodes", "data.reference_authors", "data.reference_file", "stages")
 def _references(config: Config) -> Iterator[Problem]:
     data = config.data
-    if config.unlearning.target is None or "unlearn" not in config.stages or data.name == "node":
+    if config.unlearning.target is None or "unlearn" not in config.stages:
         return
-    key, given = _REFERENCES.get(data.name, ("", None))
-    if not key:
+    takes, without = "unlearning.target takes records that nobody trains on", "or unlearning=npo, which takes none"
+    key, given = REFERENCES.get(data.name, ("", None))
+    if data.name == "node":
+        folders = [] if data.nodes is None else _folders(data.nodes, config.federation.clients)
+        lacking = next((f for f in folders if f.is_dir() and not (f / REFERENCES_FILE).is_file()), None)
+        if lacking is not None:
+            expected = f"{REFERENCES_FILE} in each client's folder"
+            yield Problem("data.nodes", f"{takes}, and there is no {lacking / REFERENCES_FILE}", expected, without)
+    elif not key:
         message = f"{data.name} has no records that nobody trains on, by which clients could judge"
-        yield Problem("unlearning.target", message, "null, or data of " + ", ".join((*_REFERENCES, "node")))
+        yield Problem("unlearning.target", message, "data of " + ", ".join((*REFERENCES, "node")), without)
     elif getattr(data, key) == given:
-        message = "unlearning.target takes records that nobody trains on, and there are none"
-        yield Problem(f"data.{key}", message, "a file of records as JSON lines" if given is None else "at least 1")
+        expected = "a file of records as JSON lines" if given is None else "at least 1"
+        yield Problem(f"data.{key}", f"{takes}, and there are none", expected, without)
 
 
-_REFERENCES: dict[str, tuple[str, int | None]] = {
+REFERENCES: dict[str, tuple[str, int | None]] = {
     "fictitious": ("reference_authors", 0),
     "tofu": ("reference_authors", 0),
     "jsonl": ("reference_file", None),

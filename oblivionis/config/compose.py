@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from oblivionis.config import declared, former
-from oblivionis.config.checks import cross_checks
+from oblivionis.config.checks import REFERENCES, cross_checks
 from oblivionis.config.layers import (
     GROUPS,
     Layer,
@@ -56,6 +56,8 @@ Block = tuple[str, str, Values]
 """Values for a choice: group, name, values."""
 PARAMETRISED = ("strategy", "unlearning")
 """Groups whose choice has parameters of its own, `<group>.params`."""
+AUTO = "auto"
+"""The choice of `unlearning` that leaves it to the data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,24 +112,27 @@ def _group_values(
     """
     *before, last = layers
     name, file, problem = _choose(group, layers, GROUPS[group])
+    names = {name}
+    if group == "unlearning" and file == AUTO:
+        file = _automatic(values, layers)
+        name = name if problem else file
+        names.add(file)
     stored, problems = _group_file(group, file)
     problems += [problem] if problem else []
     named, _ = stored.pop(selector(group), (name, ""))
     own = None
     if group in PARAMETRISED and not problem:
         own = Parameters(name, _params_of(group, stored), declared.code(group, named))
-    given: Values = {}
-    idle: list[Block] = []
     own_layers: list[Values] = []
     idle: list[Block] = []
     for layer in before:
         at = layer.choice(group)
-        if at is None or at[0] == name:
+        if at is None or at[0] in names:
             own_layers.append(layer.of(group))
         elif not problem:
             idle.append((group, at[0], layer.of(group)))
-    own_layers += [block[2] for block in blocks if block[1] == name]
-    idle += [block for block in blocks if block[1] != name]
+    own_layers += [block[2] for block in blocks if block[1] in names]
+    idle += [block for block in blocks if block[1] not in names]
     given: Values = {}
     for layer_values in [*own_layers, last.of(group)]:
         today, more = former.current(layer_values, name, own and own.defaults)
@@ -136,6 +141,14 @@ def _group_values(
     chosen_at = next((c[1] for layer in reversed(layers) if (c := layer.choice(group))), "")
     values |= stored | given | {selector(group): (file if problem else named, chosen_at)}
     return own, idle, problems
+
+
+def _automatic(values: Values, layers: list[Layer]) -> str:
+    """The method that `AUTO` stands for, by the values of the groups before: `conf/unlearning/auto.yaml` says when."""
+    key, none = REFERENCES.get(values[selector("data")][0], ("", None))
+    references = bool(key) and values[f"data.{key}"][0] != none
+    private = _choose("privacy", layers, GROUPS["privacy"])[0] == "record"
+    return "calibrated" if references and not private else "npo"
 
 
 def _idle_problems(idle: Sequence[Block]) -> list[Problem]:
@@ -190,7 +203,7 @@ def from_yaml(text: str, place: str = "configuration") -> Config:
     known: dict[str, Parameters] = {}
     for group in PARAMETRISED:
         at = layer.choice(group)
-        name = at[0] if at else GROUPS[group]
+        name = at[0] if at else KEYS[selector(group)].default
         own = parameters(group, name) if name in list_choices()[group] else _unread(group, name, layer.values)
         if own is not None:
             known[group] = own

@@ -18,7 +18,7 @@ GROUPS = {
     "model": "tiny",
     "data": "fictitious",
     "strategy": "fedavg",
-    "unlearning": "npo",
+    "unlearning": "auto",
     "evaluation": "light",
     "federation": "small",
     "privacy": "none",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oblivionis.config.compose import PARAMETRISED, parameters
+from oblivionis.config.compose import AUTO, PARAMETRISED, parameters
 from oblivionis.config.declared import Limit
 from oblivionis.config.layers import GROUPS, list_choices, list_experiments, selector
 from oblivionis.config.values import KEYS, Key, declared_key, sections
@@ -135,7 +135,7 @@ def _parameters(group: str, names: list[str]) -> str:
     """The parameters of every choice of a group that has a code file of its own."""
     text = f"\nParameters (`{group}.params.…`) of each choice, from its files:\n\n"
     text += f"| `{selector(group)}` | parameter | default | range | meaning |\n| --- | --- | --- | --- | --- |\n"
-    for name in names:
+    for name in sorted({*names} - {AUTO}):
         own = parameters(group, name)
         assert own is not None
         for parameter, default in own.defaults.items():

@@ -8,6 +8,9 @@ from typing import Any
 from oblivionis.assessment import evaluators
 from oblivionis.runs.directory import RunDirectory, named_metrics
 
+LEVEL = 0.05
+"""Of all tests together, that the unlearned model is no other than the retrained one."""
+
 
 def complete(run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], confidence: float) -> None:
     """Add to each stage's metrics what it could not know without the retrained model: differences of AUCs, PrivLeak.
@@ -42,18 +45,24 @@ def _compare(
         metrics.update(named_metrics("membership", compared(name, ours[name], theirs.get(name), confidence)))
 
 
+def p_values(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """By attack's AUC, the metric: the p-value of its difference between the unlearned and the retrained model."""
+    found, oracle = metrics.get("unlearn", {}), metrics.get("retrain", {})
+    return {key: found[f"{key}_p"] for key in evaluators.catalogue() if f"{key}_p" in found and key in oracle}
+
+
 def sentences(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The unlearned model's AUC beside the retrained one's, by the attack that tells the two models apart best.
 
-    Bonferroni's level: 5 % divided by the number of attacks.
+    Bonferroni's level: `LEVEL` divided by the number of attacks.
     """
     found = metrics.get("unlearn", {})
     oracle = metrics.get("retrain", {})
-    known = [key for key in evaluators.catalogue() if f"{key}_p" in found and key in oracle]
+    known = p_values(metrics)
     if not known:
         return []
-    key = min(known, key=lambda k: found[f"{k}_p"])
-    p, level, difference = found[f"{key}_p"], 0.05 / len(known), found[f"{key}_difference"]
+    key = min(known, key=known.__getitem__)
+    p, level, difference = known[key], LEVEL / len(known), found[f"{key}_difference"]
     words = "not to be told from the retrained model"
     if p <= level:
         words = "under-unlearned: still recognised" if difference > 0 else "over-unlearned: recognised by avoidance"

@@ -61,7 +61,7 @@ def outcome(
     bound = _bound(run)
     if bound is not None and bound[1] == BAD:
         return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
-    told = (_requests(run), _knowledge(found), _utility(metrics), bound)
+    told = (_requests(run), _knowledge(found, metrics), _utility(metrics), bound)
     parts = [part for part in told if part is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
@@ -94,12 +94,23 @@ def _requests(run: RunDirectory) -> tuple[str, str] | None:
     return text, GOOD if verified == count else DOUBTFUL
 
 
-def _knowledge(found: Mapping[str, Verdict]) -> tuple[str, str] | None:
+def _knowledge(found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]) -> tuple[str, str] | None:
+    from oblivionis.reports import verdicts
+
     verdict = found.get("prob")
     if verdict is None:
         return None
     values = f"Prob {number(verdict.value)}, {number(verdict.oracle)} there"
-    return f"{_KNOWS[verdict.verdict]} ({values})", _GRADE[verdict.verdict]
+    text, grade = f"{_KNOWS[verdict.verdict]} ({values})", _GRADE[verdict.verdict]
+    tests = verdicts.p_values(found, metrics)
+    if verdict.verdict != NEAR or not tests:
+        return text, grade
+    names = verdicts.telling(tests)
+    if names:
+        verb = "tells" if len(names) == 1 else "tell"
+        return f"{text}, but {len(names)} of {len(tests)} tests {verb} the two apart: {', '.join(names)}", DOUBTFUL
+    none = f"none of {len(tests)} tests tells" if len(tests) > 1 else "one test does not tell"
+    return f"{none} the unlearned model from one that never saw the records ({values})", grade
 
 
 def _utility(metrics: Mapping[str, Mapping[str, float]]) -> tuple[str, str] | None:

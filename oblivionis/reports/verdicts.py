@@ -22,7 +22,9 @@ from evaluation.metrics.verdict import (
     judge_probability,
     judge_truth_ratio,
 )
+from oblivionis.assessment import evaluators
 from oblivionis.files import write_json
+from oblivionis.reports import membership
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.format import number
 from oblivionis.reports.kept import kept
@@ -30,6 +32,7 @@ from oblivionis.runs.directory import RunDirectory
 
 ROWS = {"prob": "forget_prob", "truth_ratio": "forget_truth_ratio"}
 """The metric, a row of the comparison table, that a verdict belongs to."""
+TITLES = {"prob": "Prob of the forget answers", "truth_ratio": "Right over wrong forget answers"}
 MARKS = {OVER_UNLEARNED: "↓", STILL_KNOWN: "↑"}
 MEANING = {
     OVER_UNLEARNED: "The model does not merely not know the answers, it avoids them: that is itself a sign of the "
@@ -85,6 +88,30 @@ def marks(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
     return {ROWS[m]: MARKS[v.verdict] for m, v in verdicts.items() if v.verdict in MARKS}
 
 
+def p_values(verdicts: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Two-sided p-values, by what is compared, that the unlearned model is no other than the retrained one.
+
+    Of the probability and the truth ratio question by question (Wilcoxon), of the distribution of truth ratios
+    (Kolmogorov and Smirnov: forget quality), of each membership attack (DeLong). None where fewer questions were asked
+    than could tell.
+    """
+    if not verdicts or min(verdict.questions for verdict in verdicts.values()) < LEAST_QUESTIONS:
+        return {}
+    found = {TITLES[m]: min(1.0, 2 * min(v.p_below, v.p_above)) for m, v in verdicts.items()}
+    quality = metrics.get("unlearn", {}).get("forget_quality")
+    if quality is not None:
+        found["forget quality"] = quality
+    names = evaluators.catalogue()
+    found |= {f"membership ({names[key].title})": p for key, p in membership.p_values(metrics).items()}
+    return {name: p for name, p in found.items() if math.isfinite(p)}
+
+
+def telling(p_values: Mapping[str, float]) -> list[str]:
+    """The tests that tell the unlearned model from the retrained one, all of them together at `membership.LEVEL`, by
+    Bonferroni's bound for each."""
+    return [name for name, p in p_values.items() if p <= membership.LEVEL / len(p_values)]
+
+
 def sentences(verdicts: Mapping[str, Verdict]) -> list[str]:
     """A line for each measure, under the comparison table: both values, how far apart they are, and what that means."""
     return [_sentence(measure, verdict) for measure, verdict in verdicts.items()]
@@ -92,7 +119,7 @@ def sentences(verdicts: Mapping[str, Verdict]) -> list[str]:
 
 def _sentence(measure: str, found: Verdict) -> str:
     ours, theirs = number(found.value), number(found.oracle)
-    what = "Prob of the forget answers" if measure == "prob" else "Right over wrong forget answers, median"
+    what = TITLES[measure] + (", median" if measure == "truth_ratio" else "")
     line = f"{what}: unlearned {ours}, retrained {theirs}"
     below = found.value < found.oracle
     p = found.p_below if below else found.p_above

@@ -11,12 +11,10 @@ from pathlib import Path
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.jsonl import never_trained, read_training
 from oblivionis.data.records import Record
-from oblivionis.naming import DATA_FOLDER, simulated_folder
+from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
 
 FACTS_FILE = "facts.jsonl"
-REFERENCES_FILE = "references.jsonl"
-"""Records on which nobody trains, by which the client judges what a model makes of records that it never saw."""
 NODE_DIR = "node-dir"
 """Key of a SuperNode's `--node-config`: the client's own folder."""
 DATA_NODES = "data-nodes"

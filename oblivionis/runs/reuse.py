@@ -55,14 +55,20 @@ def import_updates(config: Config, run: RunDirectory, source: RunDirectory) -> N
     ours, theirs = (open_updates(config, path, "finetune") for path in (run.path, source.path))
     if ours is None or theirs is None or run.stage_summary("finetune") or not source.stage_summary("finetune"):
         return
-    if lacking := theirs.lacking():
+    check_updates(config, source)
+    ours.adopt(theirs)
+
+
+def check_updates(config: Config, source: RunDirectory) -> None:
+    """Raise RunError where `source` lacks clients' updates of its stage finetune that `config` unlearns by."""
+    updates = open_updates(config, source.path, "finetune")
+    if updates is not None and (lacking := updates.lacking()):
         raise RunError(
             f"start_from: {source.path} does not hold the clients' updates of {lacking}, which this run needs. Make a "
             "run that keeps them and serves no request yet, with 'stages=[finetune,retrain]' "
             f"unlearning={config.unlearning.method} unlearning.updates.every={config.unlearning.updates.every} and "
             "otherwise the same settings, and start from that"
         )
-    ours.adopt(theirs)
 
 
 def differing(ours: Config, theirs: Config) -> list[str]:

@@ -67,10 +67,12 @@ def done(run):
     return 0
 
 
-def work(folder, run="smoke", overrides=SMALL, *, trials=4, resume=False, dry_run=False, **more):
+def work(
+    folder, run="smoke", overrides=SMALL, *, methods=("grad_diff",), trials=4, resume=False, dry_run=False, **more
+):
     space = folder.parent / "space.yaml"
-    space.write_text(SPACE)
-    wanted = Wanted(str(run), tuple(overrides), ("grad_diff",), trials, 1, folder, space, least_utility=0.5, **more)
+    space.write_text(SPACE if "grad_diff" in methods else "{}")
+    wanted = Wanted(str(run), tuple(overrides), methods, trials, 1, folder, space, least_utility=0.5, **more)
     console = Console(file=io.StringIO(), width=150)
     tune(wanted, console, resume=resume, dry_run=dry_run)
     return console.file.getvalue()
@@ -191,6 +193,9 @@ def test_a_run_gives_its_finetuned_model(tuned, tmp_path):
     with pytest.raises(RunError, match="no finished stage finetune"):
         work(tmp_path / "tuning", run, ())
     done(made)
+    with pytest.raises(RunError, match="does not hold the clients' updates"):
+        work(tmp_path / "early", run, (), methods=("npo", "pga"))
+    assert not (tmp_path / "early").exists(), "told before anything is made"
     with pytest.MonkeyPatch.context() as patch:
         Fake(patch, done)
         work(tmp_path / "tuning", run, (), trials=1)

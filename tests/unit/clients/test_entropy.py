@@ -318,7 +318,7 @@ def test_full_parameters() -> None:
 
 
 def test_npo_entropy_is_npo_with_entropy_optimisation() -> None:
-    plain, config = compose().unlearning, compose("default", ["unlearning=npo_entropy"]).unlearning
+    plain, config = (compose("default", [f"unlearning={name}"]).unlearning for name in ("npo", "npo_entropy"))
     assert (plain.method, plain.entropy.forget, plain.entropy.retain) == ("npo", 0.0, 0.0)
     assert (config.method, config.entropy.forget, config.entropy.retain) == ("npo", 1.0, -0.125)
     assert config.params == plain.params == method_params("npo") == method_params("npo_entropy")

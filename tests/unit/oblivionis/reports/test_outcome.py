@@ -48,10 +48,47 @@ def bind(run, config):
 def test_a_run_that_forgot_and_kept_the_rest(tmp_path):
     found = outcome(*served(tmp_path), KEPT, LIKE)
     assert found.sentence == (
-        "2 of 2 deletion requests verified; the unlearned model finds the forgotten answers about as likely as a model "
-        "that never saw them (Prob 0.190, 0.200 there); utility 98% of the finetuned model's."
+        "2 of 2 deletion requests verified; one test does not tell the unlearned model from one that never saw the "
+        "records (Prob 0.190, 0.200 there); utility 98% of the finetuned model's."
     )
     assert found.grade == GOOD and found.steps == ()
+
+
+def attacked(p: float, others: float = 0.9) -> dict[str, dict[str, float]]:
+    """Metrics with membership attacks: `p` of the one by the loss, `others` of two more, and forget quality 0.3."""
+    keys = [f"membership_auc_{attack}" for attack in ("loss", "zlib", "min_k_20")]
+    told = {f"{key}_p": value for key, value in zip(keys, (p, others, others), strict=True)}
+    ours = {**KEPT["unlearn"], "forget_quality": 0.3, **told}
+    return {**KEPT, "unlearn": ours, "retrain": dict.fromkeys(keys, 0.5)}
+
+
+def test_every_test_against_the_retrained_model_counts(tmp_path):
+    """Five tests: Wilcoxon, Kolmogorov and Smirnov, three attacks; Bonferroni's level of each is 0.01."""
+    run = served(tmp_path)
+    found = outcome(*run, attacked(0.011), LIKE)
+    assert "; none of 5 tests tells the unlearned model from one that never saw the records (Prob " in found.sentence
+    assert found.grade == GOOD
+    found = outcome(*run, attacked(0.0099), LIKE)
+    assert (
+        found.grade == DOUBTFUL
+        and (
+            "about as likely as a model that never saw them (Prob 0.190, 0.200 there), but 1 of 5 tests tells the two "
+            "apart: membership (AUC, loss); "
+        )
+        in found.sentence
+    )
+    assert "2 of 5 tests tell the two apart" in outcome(*run, attacked(0.5, 1e-9), LIKE).sentence
+
+
+def test_too_few_questions_are_no_test_that_was_passed(tmp_path):
+    few = {"prob": Verdict(0.19, 0.2, 0.4, 0.6, 6)}
+    found = outcome(*served(tmp_path), attacked(0.5), few)
+    assert "about as likely as a model that never saw them (Prob" in found.sentence and "tests" not in found.sentence
+
+
+def test_an_attack_without_a_value_is_none(tmp_path):
+    found = outcome(*served(tmp_path), attacked(float("nan")), LIKE)
+    assert "none of 4 tests tells" in found.sentence
 
 
 @pytest.mark.parametrize(

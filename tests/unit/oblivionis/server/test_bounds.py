@@ -36,7 +36,8 @@ def test_no_step_of_adam_is_longer_than_the_bound(beta_1, quiet, growth):
 
 
 def test_the_longest_update_by_hand():
-    config = compose("default", ["training.learning_rate=0.01", "training.weight_decay=0.1", "training.batch_size=4"])
+    given = ["training.learning_rate=0.01", "training.weight_decay=0.1", "training.batch_size=4"]
+    config = compose("default", ["unlearning=npo", *given])
     config.federation.local_epochs, config.unlearning.epochs = 3, 2
     steps = 3 * 3  # epochs x batches of 9 records
     reach = 7.2703 * 0.01 * steps * 10
