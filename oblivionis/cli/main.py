@@ -362,7 +362,8 @@ def chat(
     """
     from oblivionis.runs.directory import RunDirectory
 
-    configuration.compose(RunDirectory.open(run).path / "config.yaml", set_ or [])  # mistakes, before heavy imports
+    file = RunDirectory.open(run).path / "config.yaml"
+    configuration.compose(file, set_ or [], unlearns=False)  # mistakes, before heavy imports
 
     from oblivionis.audits.chat import Chat, Decoding
     from oblivionis.cli.chat import ask, converse

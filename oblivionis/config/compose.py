@@ -69,12 +69,15 @@ class Parameters:
     code: declared.CodeFile
 
 
-def compose(experiment: str | Path = "default", overrides: Sequence[str] | str = ()) -> Config:
+def compose(
+    experiment: str | Path = "default", overrides: Sequence[str] | str = (), *, unlearns: bool = True
+) -> Config:
     """The configuration of an experiment.
 
     `experiment` is a name in `conf/` or the path of a YAML file. `overrides` are `key=value` items, or one string of
-    them; `strategy=fedadam` chooses a file of a group. Raises `ConfigError` with every problem found; nothing has been
-    started by then.
+    them; `strategy=fedadam` chooses a file of a group. unlearns: whether anything is to be unlearned by it; where
+    finished models are asked alone, what their method takes need not be there. Raises `ConfigError` with every problem
+    found; nothing has been started by then.
     """
     last, problems = parse_overrides(overrides)
     layers, blocks, more = _experiment_layers(experiment)
@@ -96,7 +99,7 @@ def compose(experiment: str | Path = "default", overrides: Sequence[str] | str =
     problems += more
     problems += _idle_problems(idle)
     config = _build(good)
-    bad = {p.path.split("[")[0] for p in problems}
+    bad = {p.path.split("[")[0] for p in problems} | (set() if unlearns else {"unlearning"})
     crossed = [dataclasses.replace(p, where=origins.get(p.path, "")) for p in cross_checks(config, bad)]
     if problems or crossed:
         raise ConfigError(dict.fromkeys([*problems, *crossed]))
@@ -147,7 +150,7 @@ def _automatic(values: Values, layers: list[Layer]) -> str:
     """The method that `AUTO` stands for, by the values of the groups before: `conf/unlearning/auto.yaml` says when."""
     key, none = REFERENCES.get(values[selector("data")][0], ("", None))
     references = bool(key) and values[f"data.{key}"][0] != none
-    private = _choose("privacy", layers, GROUPS["privacy"])[0] == "record"
+    private = _choose("privacy", layers, GROUPS["privacy"])[0] != "none"
     return "calibrated" if references and not private else "npo"
 
 

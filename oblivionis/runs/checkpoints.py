@@ -32,7 +32,7 @@ def find_checkpoint(
         if stage is None and not finished:
             raise RunError(f"{target}: no stage is finished yet; name one with --stage to measure its last checkpoint")
         checkpoint = run.load_checkpoint(stage or finished[-1])
-    config = configuration.compose(run.path / "config.yaml", list(overrides))
+    config = configuration.compose(run.path / "config.yaml", list(overrides), unlearns=False)
     expected = run.environment().get("fingerprint")
     actual = fingerprint_source(config.model.source, config.model.revision)
     if expected and actual != expected:

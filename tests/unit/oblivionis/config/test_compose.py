@@ -532,6 +532,46 @@ def test_the_last_allowed_value_passes(overrides: list[str], tmp_path: Path) -> 
     compose(base, [override.replace("{run}", str(tmp_path)) for override in overrides])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "method"),
+    [
+        ([], "calibrated"),
+        (["data.reference_authors=0"], "npo"),
+        (["data=tofu"], "npo"),
+        (["data=tofu", "data.reference_authors=2"], "calibrated"),
+        (["data=jsonl", "data.path={run}/thirty.jsonl"], "npo"),
+        (["data=jsonl", "data.path={run}/thirty.jsonl", "data.reference_file={run}/thirty.jsonl"], "calibrated"),
+        (["data=muse_tiny"], "npo"),
+        (RECORDS_HIDDEN, "npo"),
+        (CLIENTS_HIDDEN, "npo"),
+        (["unlearning=simnpo", "data.reference_authors=0"], "simnpo"),
+    ],
+)
+def test_auto_is_calibrated_where_there_are_records_that_nobody_trains_on(
+    overrides: list[str], method: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "{}\n" * 30, "thirty.jsonl")
+    config = compose("default", [override.replace("{run}", str(tmp_path)) for override in overrides])
+    assert config.unlearning.method == method
+    assert (config.unlearning.target is not None) == (method == "calibrated")
+
+
+def test_clients_folders_that_lack_references_are_named(tmp_path: Path) -> None:
+    for client in (0, 1):
+        (tmp_path / f"node{client}" / "data").mkdir(parents=True)
+    (tmp_path / "node0" / "references.jsonl").touch()
+    overrides = ["data=node", f"data.nodes={tmp_path}", "federation.clients=2", "unlearning=calibrated"]
+    lacking = [p for p in problems_of("default", overrides) if "nobody trains on" in p.message]
+    assert [(p.path, p.hint) for p in lacking] == [("data.nodes", "or unlearning=npo, which takes none")]
+    assert str(tmp_path / "node1" / "references.jsonl") in lacking[0].message
+
+
+def test_who_only_asks_finished_models_needs_nothing_that_their_method_takes() -> None:
+    overrides = ["unlearning=calibrated", "data.reference_authors=0"]
+    assert [problem.path for problem in problems_of("default", overrides)] == ["data.reference_authors"]
+    assert compose("default", overrides, unlearns=False).unlearning.method == "calibrated"
+
+
 def test_records_of_a_jsonl_file_are_counted(tmp_path: Path) -> None:
     file = write(tmp_path, "{}\n\n" * 29, "records.jsonl")
     assert only("data=jsonl", f"data.path={file}").message == "30 clients cannot share 29 records"

@@ -39,7 +39,7 @@ LORA: dict[str, Any] = {"rank": 8, "alpha": 16.0, "target_modules": tiny_llama.M
 
 
 def need(*overrides: str, machine: Machine = CPU) -> memory.Estimate:
-    short = ["unlearning=npo", "model.max_length=128", "evaluation.token_budget=64"]
+    short = ["model.max_length=128", "evaluation.token_budget=64"]
     return memory.estimate(configuration.compose("smoke", [*short, *overrides]), machine)
 
 

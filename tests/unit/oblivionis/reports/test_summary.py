@@ -152,7 +152,7 @@ def test_numbers(value, cell):
 def test_the_title_is_as_wide_as_it_needs(tmp_path):
     run, config = make_run(tmp_path, ["finetune"])
     first = summary(run, config, width=120).splitlines()[0]
-    assert first == "made: tiny · fictitious · fedavg · calibrated · truth ratio geometric"
+    assert first == "made: tiny · fictitious · fedavg · npo · truth ratio geometric"
 
 
 def test_paths_are_never_broken(tmp_path):

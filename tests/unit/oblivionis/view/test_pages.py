@@ -118,7 +118,7 @@ def first_part(cell):
 def test_the_list_has_state_and_headline_numbers(visitor):
     rows = {first_part(row[1]): row for row in Content(visitor.page("/")).rows[1:]}
     assert set(rows) == {A, B, C}
-    assert rows[A][2:7] == ["finished", "tiny", "fictitious", "fedavg", "calibrated"]
+    assert rows[A][2:7] == ["finished", "tiny", "fictitious", "fedavg", "npo"]
     shown = [metrics_of("unlearn")["forget_prob"], metrics_of("retrain")["forget_prob"]]
     shown += [metrics_of("unlearn")[key] for key in ("retain_prob", "forget_quality", "model_utility")]
     assert rows[A][7:12] == [number(value) for value in shown]
@@ -129,8 +129,8 @@ def test_the_list_has_state_and_headline_numbers(visitor):
     ("query", "expected"),
     [
         ("state=stopped", [C]),
-        ("method=calibrated", [C, A]),
-        ("method=calibrated&aggregator=fedadam", []),
+        ("method=npo", [C, A]),
+        ("method=npo&aggregator=fedadam", []),
         ("aggregator=fedadam", [B]),
         ("text=B/RUNS", [B]),
         ("order=run", [A, B, C]),
@@ -271,7 +271,7 @@ def compared(*runs, **more):
 
 def test_settings_and_metrics_beside_each_other(visitor):
     rows = Content(visitor.page(compared(A, B))).rows
-    assert ["strategy.name", "fedavg", "fedadam"] in rows and ["unlearning.method", "calibrated", "grad_diff"] in rows
+    assert ["strategy.name", "fedavg", "fedadam"] in rows and ["unlearning.method", "npo", "grad_diff"] in rows
     assert not any(row[0].startswith("model.") for row in rows), "what is the same is left out"
     (prob,) = (row for row in rows if row[:2] == ["Forget", "Prob"])
     assert prob[2:] == [number(4.25e-7), "0.450"]
