@@ -19,7 +19,7 @@ def clients_parents(running):
     while not found and running.process.poll() is None:
         for process in running.descendants():
             with contextlib.suppress(psutil.Error):
-                if process.cmdline()[0].startswith("ray::ClientAppActor"):
+                if "".join(process.cmdline()[:1]).startswith("ray::ClientAppActor"):  # a zombie has no command line
                     found.append(process.parent().cmdline())
         time.sleep(0.1)
     return found
