@@ -26,6 +26,7 @@ from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.config import methods
 from oblivionis.config.schema import Config
+from oblivionis.data.records import Record
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import averaging
 from oblivionis.models.ranks import fitting
@@ -35,7 +36,7 @@ from oblivionis.requests.judgement import NOT_TESTABLE
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import EXCHANGED, RUN_LEARNED, NodeLedger
-from oblivionis.requests.node_records import read_node, records_hash
+from oblivionis.requests.node_records import read_node, read_references, records_hash
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.updates import open_updates
 from strategies import protocol
@@ -87,7 +88,7 @@ def replay_exchange(
     run, config = _opened(path, overrides)
     group, before_hash, after_hash = _applied(run, request_id)
     served_round = int(group[0].served_round or 0)
-    if before_hash == after_hash:
+    if before_hash == after_hash and config.unlearning.target is None:
         return [Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")]
     if config.unlearning.method in ("federaser", "pga") or methods.asks_others(config.unlearning.method):
         raise AuditError(
@@ -103,15 +104,17 @@ def replay_exchange(
     if vector_hash(before) != before_hash:
         return [Finding("model before", DIFFERS, "the stored model is not the one that the ledger names")]
     worker, findings, answers = Worker(config), list[Finding](), list[Answer]()
-    folders = _folders(run, config, node_dirs, {r.client for r in group})
+    everybody = [*group, *_looked_again(run, served_round)]
+    folders = _folders(run, config, node_dirs, {r.client for r in everybody})
     for client in sorted(folders):
-        asked = [r for r in group if r.client == client]
+        asked = [r for r in everybody if r.client == client]
         served = _served_before(run, client, served_round)
-        vector, more = _served_again(worker, client, folders[client], asked, before, served)
+        vector, more = _answered(worker, client, folders[client], asked, served_round, before, served)
         findings += more
         answers.append(Answer(client, _record(vector), sum(len(r.record_ids) for r in asked), {}))
     worker.fit(config.model.lora.rank)
-    serving = ByUnlearning(averaging(config.model, worker.flat.manifest))
+    mean, summed = averaging(config.model, worker.flat.manifest), config.unlearning.merge == "sum"
+    serving = ByUnlearning(mean, summed=summed)
     after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
     findings.append(_compared("model after the exchange", vector_hash(after), after_hash))
     (request,) = (r for r in group if r.id == request_id)
@@ -216,6 +219,16 @@ def _applied(run: RunDirectory, request_id: str) -> tuple[list[Request], str, st
     return group, str(lines[-1]["before"]), str(lines[-1]["after"])
 
 
+def _looked_again(run: RunDirectory, server_round: int) -> list[Request]:
+    """The requests, served earlier, whose clients the exchange of a round asked once more.
+
+    None where it left the model as it was.
+    """
+    known = {r.id: r for r in Ledger(run.ledger_path)}
+    lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served_again"]
+    return [known[i] for e in lines if e.get("round") == server_round for i in e["requests"]]
+
+
 def _served_before(run: RunDirectory, client: int, server_round: int) -> frozenset[str]:
     """Ids of the records of `client` that requests served before `round` named, by the run's ledger."""
     if not run.ledger_path.is_file():
@@ -297,11 +310,16 @@ def _held(worker: Worker, client: int, folder: Path, state: _State) -> list[Find
     return [Finding(what, DIFFERS, "the folder's records are not those that the client worked with")]
 
 
-def _served_again(
-    worker: Worker, client: int, folder: Path, asked: Sequence[Request], before: np.ndarray, served: Collection[str]
+def _answered(
+    worker: Worker,
+    client: int,
+    folder: Path,
+    asked: Sequence[Request],
+    served_round: int,
+    before: np.ndarray,
+    served: Collection[str],
 ) -> tuple[np.ndarray, list[Finding]]:
     """The model with which a client answers the requests `asked`, and how it compares with what its ledger says."""
-    served_round = int(asked[0].served_round or 0)
     own = _fitted("unlearn", worker, client, folder, before)
     received = before if own is None else _vector(own.sent)
     lines = _lines(folder, protocol.UNLEARN, served_round, vector_hash(received))
@@ -316,6 +334,7 @@ def _served_again(
         tombstones=state.withheld,
         proximal_mu=0.0,
         seed=seed,
+        own_references=_references(worker, client, folder),
     )
     compression = worker.config.federation.compression
     if compression.method != "none" and compression.unlearning:
@@ -323,6 +342,13 @@ def _served_again(
     said = str(state.line.get("after"))
     findings.append(_compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said))
     return vector if own is None else _vector(own.joined(_record(vector))), findings
+
+
+def _references(worker: Worker, client: int, folder: Path) -> Sequence[Record] | None:
+    """The client's own records that nobody trains on, as `oblivionis.client.app` reads them."""
+    if worker.config.data.name != "node" or worker.config.unlearning.target is None:
+        return None
+    return read_references(folder, worker.holding(client).records)
 
 
 def _fitted(kind: str, worker: Worker, client: int, folder: Path, model: np.ndarray) -> Fitted | None:

@@ -8,6 +8,7 @@ import pytest
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
+from oblivionis.audits.exchange import EQUAL, replay_exchange
 from oblivionis.chain import check_chain
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunInterrupted
@@ -24,6 +25,7 @@ CALIBRATED = [
     "federation.rounds.finetune=3",
     "federation.rounds.unlearn=6",
     "federation.local_epochs=3",
+    "federation.keep_checkpoints=9",
     "training.learning_rate=5e-3",
     "evaluation.every=0",
     "evaluation.after_unlearn=false",
@@ -42,6 +44,28 @@ def finished(tmp_path_factory):
 
 def lines(run):
     return [json.loads(line) for line in run.ledger_path.read_text().splitlines()]
+
+
+def replayed(run):
+    """What replaying each served request finds, by request; and how many clients answered in its exchange."""
+    found = {r.id: replay_exchange(run.path, r.id) for r in Ledger(run.ledger_path) if r.served_round is not None}
+    assert found and all("model after the exchange" in [x.what for x in f] for f in found.values())
+    return {i: ({x.outcome for x in f}, sum(x.what.startswith("answer") for x in f)) for i, f in found.items()}
+
+
+def test_an_exchange_is_replayed_with_those_that_look_again(finished):
+    """Their updates are added to the model in the same exchange; without them an honest run would be accused."""
+    found = replayed(finished[0])
+    assert all(outcomes == {EQUAL} for outcomes, _ in found.values())
+    assert max(answers for _, answers in found.values()) > 1
+
+
+def test_a_sum_is_replayed_as_a_sum(tmp_path):
+    more = ("federation.rounds.finetune=1", "federation.rounds.unlearn=1", "unlearning.requests.policy=all_at_round")
+    config, run = new_run(tmp_path, "together", *CALIBRATED, *more)
+    events, _ = execute(config, run)
+    assert [len(clients) for _, clients in events.unlearned] == [2]
+    assert replayed(run) == {r.id: ({EQUAL}, 2) for r in Ledger(run.ledger_path)}
 
 
 def test_clients_tell_how_far_they_were_from_the_target(finished):
@@ -85,6 +109,7 @@ def test_records_that_are_at_their_target_are_served_without_a_step(tmp_path):
     told = [told_numbers(line) for line in lines(run) if line["event"] == "served"]
     assert told and all(t["unlearn-steps"] == 0 and "unlearn-loss" not in t for t in told)
     assert not events.left_out and not [line for line in lines(run) if line["event"] == "served_again"]
+    assert all(outcomes == {EQUAL} for outcomes, _ in replayed(run).values()), "nothing had to be done"
 
 
 def test_clients_with_records_of_their_own_bring_their_references(tmp_path):
@@ -110,6 +135,6 @@ def test_clients_with_records_of_their_own_bring_their_references(tmp_path):
     )
     events, _ = execute(config, run)
     found = {r.id: r for r in Ledger(run.ledger_path)}
-    assert found["r0"].served_round == 1
+    assert found["r0"].served_round == 1 and replayed(run) == {"r0": ({EQUAL}, 1)}
     assert found["r1"].served_round is None and "its records cannot be used" in found["r1"].failure
     assert [client for stage, client, _ in events.left_out] == [1]
