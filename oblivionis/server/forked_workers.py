@@ -211,7 +211,7 @@ def serve(listener: socket.socket, names: Sequence[str]) -> None:
                     _fork(listener.accept()[0], children)
                 elif one == wake:
                     os.read(wake, 1 << 12)
-                elif one in children and not one.recv(1):
+                elif one in children and _gone(one):
                     _kill(children[one])
             _reap(children)
         for pid in children.values():
@@ -259,6 +259,14 @@ def _reap(children: dict[socket.socket, int]) -> None:
             with contextlib.suppress(OSError):
                 connection.sendall(f"{code if code >= 0 else 128 - code}\n".encode())
             connection.close()
+
+
+def _gone(connection: socket.socket) -> bool:
+    """Whether who asked is there no more; where it went without reading its answer the connection is broken."""
+    try:
+        return not connection.recv(1)
+    except ConnectionResetError:
+        return True
 
 
 def _kill(pid: int) -> None:

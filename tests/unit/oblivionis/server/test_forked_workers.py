@@ -100,6 +100,21 @@ def test_a_killed_stand_in_ends_its_worker(forks, tmp_path):
     assert until(lambda: ended(worker), 20)
 
 
+def test_one_that_goes_before_it_is_answered_ends_its_worker_alone(forks, tmp_path):
+    """What it did not read makes its end a broken connection."""
+    read, write = os.pipe()
+    with open(os.devnull, "rb") as nothing, open(read) as told:
+        with forked_workers._connection(forks[ADDRESS]) as connection:
+            forked_workers._ask(connection, command(tmp_path, WAITS)[2:-1], [nothing.fileno(), write, write])
+            worker = psutil.Process(int(told.readline()))
+        os.close(write)
+        assert until(lambda: ended(worker), 20)
+    process, another = started(forks, tmp_path)
+    with process:
+        assert another.pid != process.pid, "the fork server is there no more"
+        process.kill()
+
+
 def test_the_fork_server_ends_with_who_started_it(tmp_path):
     """Also where that is killed; and with it the workers."""
     program = f"""
@@ -160,7 +175,7 @@ def test_one_that_still_imports_ends_at_once(tmp_path, monkeypatch, begun):
 def test_a_signal_to_end_is_left_to_who_started_it(forks, tmp_path):
     process, worker = started(forks, tmp_path)
     server = worker.parent()
-    assert server is not None
+    assert server is not None and server.pid != os.getpid()
     server.terminate()
     assert until(lambda: ended(server), 0.5) is None
     worker.terminate()
