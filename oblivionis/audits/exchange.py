@@ -226,7 +226,7 @@ def _looked_again(run: RunDirectory, server_round: int) -> list[Request]:
     """
     known = {r.id: r for r in Ledger(run.ledger_path)}
     lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served_again"]
-    return [known[i] for e in lines if e.get("round") == server_round for i in e["requests"]]
+    return [known[i] for e in lines if e.get("round") == server_round for i in e["requests"] if i in known]
 
 
 def _served_before(run: RunDirectory, client: int, server_round: int) -> frozenset[str]:
