@@ -30,6 +30,7 @@ from evaluation.engine.sequences import TokenSequence
 LEAST_REFERENCES = 8
 """Fewest reference records that a line is fitted to."""
 _SHARPEST = 4.0
+_CELLS = 1 << 10
 _LEAST_NLL = 1e-4
 """No token is to be surer than that, nats: its logit would have no bound."""
 _TOKENS = 1024
@@ -185,12 +186,16 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What predicts the answer tokens of some records; statistics that were asked for are kept."""
+    """What predicts the answer tokens of some records; statistics that were asked for are kept.
+
+    entropies: `entropy` at the sharpness with which a cell of the search for one begins (`_at`).
+    """
 
     rows: AnswerRows
     labels: Tensor
     lengths: list[int]
     known: dict[float, tuple[Tensor, float]] = field(default_factory=dict)
+    entropies: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> _Tokens:
@@ -241,12 +246,31 @@ def _batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequ
 
 
 def _sharpness(tokens: _Tokens, entropy: float) -> float:
-    """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; by bisection of its logarithm."""
-    low, high = 1 / _SHARPEST, _SHARPEST
-    for _ in range(10):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if tokens.entropy(middle) > entropy else (low, middle)
-    return (low * high) ** 0.5
+    """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; the middle of the one of `_CELLS`
+    parts of that range's logarithm in which it is met.
+
+    Entropy falls as logits grow. To ask for it takes all logits anew, so what was asked before narrows the search
+    first; then it goes where a line between the ends meets the entropy, or to the middle where that got less than half
+    the way.
+    """
+    low, high, halved = 0, _CELLS, True
+    for cell, found in tokens.entropies.items():
+        low, high = (max(low, cell), high) if found > entropy else (low, min(high, cell))
+    while high - low > 1:
+        ends, width = (tokens.entropies.get(low), tokens.entropies.get(high)), high - low
+        middle = (low + high) // 2
+        if halved and ends[0] is not None and ends[1] is not None and ends[0] > ends[1]:
+            middle = low + int(width * (ends[0] - entropy) / (ends[0] - ends[1]))
+            middle = min(max(middle, low + 1), high - 1)
+        found = tokens.entropies[middle] = tokens.entropy(_at(middle))
+        low, high = (middle, high) if found > entropy else (low, middle)
+        halved = high - low <= width / 2
+    return _at((low + high) / 2)
+
+
+def _at(cell: float) -> float:
+    """Where a cell of the search for the sharpness begins; 1 in the middle."""
+    return _SHARPEST ** (2 * cell / _CELLS - 1)
 
 
 def _logit(nll: np.ndarray) -> np.ndarray:

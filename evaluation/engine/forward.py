@@ -34,6 +34,7 @@ from evaluation.engine.llama import FusedLlama
 from evaluation.engine.models import (
     base_model,
     decoder_layers,
+    each_module,
     evaluation_mode,
     layer_index,
     model_device,
@@ -357,7 +358,7 @@ def packed_batch(model: nn.Module, sequences: Sequence[TokenSequence]) -> Packed
 def _drops(model: nn.Module) -> bool:
     base = base_model(model)
     inside = bool(getattr(base.config, "attention_dropout", 0.0)) and base.training
-    return inside or any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in model.modules())
+    return inside or any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in each_module(model))
 
 
 def token_log_probs(model: nn.Module, batch: PackedBatch, *, mode: str = "auto") -> Tensor:

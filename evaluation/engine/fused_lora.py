@@ -11,6 +11,8 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from evaluation.engine.models import each_module
+
 
 def effective_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     """W + s·B·A (out, in) from W (out, in), A (r, in) and B (out, r); differentiable in A and B."""
@@ -64,7 +66,7 @@ def fused_lora(model: nn.Module) -> Iterator[int]:
     (`active_factors`) and else runs peft's own. Module names, parameters and state dict stay as they are.
     """
     changed: list[LoraLinear] = []
-    for module in model.modules():
+    for module in each_module(model):
         factors = active_factors(module)
         if factors is None or "forward" in vars(module):
             continue

@@ -21,7 +21,7 @@ from evaluation.engine.adapted import Adapted, adapted, half_copy
 from evaluation.engine.fused_lora import active_factors, effective_weight, is_cheaper
 from evaluation.engine.half import HALVES, FrozenProduct, multiplies_bfloat16
 from evaluation.engine.kernels import FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU, rotate_
-from evaluation.engine.models import base_model
+from evaluation.engine.models import base_model, each_module
 from evaluation.engine.packing import CausalLayout, Layout, PackedBatch
 
 STACKED_BYTES = 1 << 28
@@ -47,7 +47,7 @@ def supports(model: nn.Module) -> bool:
         return False
     dtypes_ok = base.dtype == base.lm_head.weight.dtype and (base.dtype == torch.float32 or _is_frozen_half(base))
     layers_ok = all(type(layer) is LlamaDecoderLayer for layer in base.model.layers)
-    return dtypes_ok and layers_ok and base.lm_head.bias is None and not any(map(_is_special, base.modules()))
+    return dtypes_ok and layers_ok and base.lm_head.bias is None and not any(map(_is_special, each_module(base)))
 
 
 def _is_special(module: nn.Module) -> bool:
@@ -94,7 +94,7 @@ class FusedLlama:
         rounded = _multiplies_half() and torch.is_grad_enabled() and not self.head.requires_grad
         self._half_head = half_copy(base.lm_head, [base.lm_head.weight]) if rounded else None
         layers = self._stem.layers
-        size = 4 * sum(p.numel() for p in layers.parameters())
+        size = 4 * sum(p.numel() for m in each_module(layers) for p in m._parameters.values() if p is not None)
         many = passes == "many" and not torch.is_grad_enabled()
         half = _multiplies_half()
         merge = many and size // (2 if half else 1) <= MERGED_BYTES

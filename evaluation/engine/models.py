@@ -59,16 +59,31 @@ def model_device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+def each_module(model: nn.Module) -> Iterator[nn.Module]:
+    """The model and all modules below it, one that is shared as often as it is there.
+
+    `Module.modules` passes each one up through a generator for every level above it: four times as slow, which counts
+    where every pass over a small model asks.
+    """
+    left: list[nn.Module | None] = [model]
+    while left:
+        if (module := left.pop()) is not None:
+            yield module
+            left.extend(module._modules.values())
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode inside, every module's own train or eval flag as before afterwards."""
-    flags = {module: module.training for module in model.modules()}
-    model.eval()
+    flags = [(module, module.training) for module in each_module(model)]
+    if any(training for _, training in flags):
+        model.eval()
     try:
         yield
     finally:
-        for module, training in flags.items():
-            module.training = training
+        for module, training in flags:
+            if module.training != training:
+                module.training = training
 
 
 def side_by_side(work: Callable[[T], object], items: Iterable[T], workers: int) -> None:

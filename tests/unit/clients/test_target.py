@@ -17,13 +17,15 @@ from clients.target import (
     LEAST_REFERENCES,
     Estimator,
     Target,
+    _sharpness,
+    _Tokens,
     never_seen_nll,
     never_seen_token_nll,
     record_nll,
 )
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
-from evaluation.engine.forward import answer_rows
+from evaluation.engine.forward import AnswerRows, answer_rows
 from evaluation.engine.sequences import TokenSequence
 
 FORGET, RETAIN = tiny_llama.sequences(5, seed=1), tiny_llama.sequences(4, seed=2)
@@ -152,6 +154,39 @@ def test_an_estimator_says_again_what_a_new_one_says() -> None:
         assert found.lowered is not None and wanted.lowered is not None
         for one, other in zip(found.lowered, wanted.lowered, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+def sharpened(rows: torch.Tensor, by: float) -> float:
+    return torch.special.entr((rows * by).softmax(-1)).sum(-1).mean().item()
+
+
+def test_a_sharpness_is_searched_for_with_few_looks_at_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cell that bisection finds, of any entropy, within its ends or beyond; a second search goes by the first."""
+    rows = torch.randn(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    asked: list[float] = []
+
+    def counted(self: Any, sharpness: float = 1.0) -> float:
+        asked.append(sharpness)
+        return sharpened(rows, sharpness)
+
+    monkeypatch.setattr(_Tokens, "entropy", counted)
+    cells = [4 ** (2 * k / 1024 - 1) for k in range(1025)]
+    entropies = np.array([sharpened(rows, by) for by in cells])
+    wanted = [*np.linspace(entropies[-1] * 0.9, entropies[0] * 1.1, 40), *entropies[300:304]]
+    counts: list[int] = []
+    for entropy in wanted:
+        tokens = _Tokens(AnswerRows(rows, None), torch.zeros(200, dtype=torch.long), [200])
+        # What lies beyond the range gets its first or its last cell.
+        cell = min(max(int((entropies > entropy).sum()) - 1, 0), 1023)
+        found, first = _sharpness(tokens, entropy), len(asked)
+        assert cells[cell] < found < cells[cell + 1]
+        assert _sharpness(tokens, entropy) == found and len(asked) == first, "what is known is not asked again"
+        near = entropy * 1.01
+        again = _sharpness(tokens, near)
+        assert again == _sharpness(_Tokens(tokens.rows, tokens.labels, [200]), near)
+        counts.append(first)
+        asked.clear()
+    assert max(counts) <= 20 and np.mean(counts) < 10
 
 
 def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.MonkeyPatch) -> None:

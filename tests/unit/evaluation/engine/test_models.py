@@ -1,0 +1,39 @@
+"""Modes and modules of any model."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from evaluation.engine.models import each_module, evaluation_mode
+
+
+def nested() -> tuple[nn.Module, nn.Module]:
+    """A model in which one module is there twice and one child is None, and that module."""
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.Sequential(nn.Dropout(), nn.ModuleList([shared, nn.ReLU()])))
+    model.register_module("absent", None)
+    return model, shared
+
+
+def test_each_module_is_visited() -> None:
+    model, shared = nested()
+    found = list(each_module(model))
+    assert set(found) == set(model.modules())
+    assert found.count(shared) == 2 and len(found) == len(list(model.modules())) + 1
+
+
+@pytest.mark.parametrize("start", ["training", "evaluation", "mixed"])
+def test_every_module_has_its_own_mode_again(start: str) -> None:
+    """Also one that was changed meanwhile, and after an error."""
+    model, shared = nested()
+    model.train(start == "training")
+    if start == "mixed":
+        shared.train()
+        model[1][0].train()
+    before = {module: module.training for module in model.modules()}
+    with pytest.raises(KeyError), evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+        model[1].train()
+        raise KeyError
+    assert {module: module.training for module in model.modules()} == before
