@@ -181,7 +181,8 @@ def _ask(connection: socket.socket, arguments: Sequence[str], files: Sequence[in
     }
     line = json.dumps(request).encode() + b"\n"
     sent = socket.send_fds(connection, [line], files)
-    connection.sendall(line[sent:])
+    if rest := line[sent:]:  # to send nothing is an error, too, where the worker has ended already
+        connection.sendall(rest)
 
 
 # -- the fork server -------------------------------------------------------------------------------------------------

@@ -93,6 +93,26 @@ def test_a_killed_worker_ends_its_stand_in(forks, tmp_path):
     assert process.wait(20) == 128 + signal.SIGKILL
 
 
+def test_a_worker_may_end_before_its_stand_in_goes_on(monkeypatch):
+    """All is sent and answered, and the connection closed, before the stand-in gets the processor again."""
+    mine, theirs = socket.socketpair()
+    send = socket.send_fds
+
+    def then_it_ends(*asked):
+        sent = send(*asked)
+        request, files = forked_workers._received(theirs)
+        assert request is not None and len(files) == 1
+        os.close(files[0])
+        theirs.sendall(b"\n137\n")
+        theirs.close()
+        return sent
+
+    monkeypatch.setattr(forked_workers.socket, "send_fds", then_it_ends)
+    with mine, mine.makefile("r") as told, open(os.devnull, "rb") as nothing:
+        forked_workers._ask(mine, ["worker.py"], [nothing.fileno()])
+        assert told.read() == "\n137\n"
+
+
 def test_a_killed_stand_in_ends_its_worker(forks, tmp_path):
     process, worker = started(forks, tmp_path)
     process.kill()
