@@ -78,16 +78,22 @@ class _State:
 
 
 def replay_exchange(
-    path: Path, request_id: str, node_dirs: Sequence[Path] = (), overrides: Sequence[str] = ()
+    path: Path,
+    request_id: str,
+    node_dirs: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+    *,
+    looked_at: int | None = None,
 ) -> list[Finding]:
     """Serve a request again, and measure again what its client told of it; what came out equal and what did not.
 
     node_dirs: folders (or copies) of the clients that the round of the request served; those of a simulated run are
-    found by themselves. Raises AuditError, saying what is missing, where the exchange cannot be replayed.
+    found by themselves. looked_at: a later round, in which its client looked at it again; then it is that exchange, and
+    there are no numbers. Raises AuditError, saying what is missing, where the exchange cannot be replayed.
     """
     run, config = _opened(path, overrides)
-    group, before_hash, after_hash = _applied(run, request_id)
-    served_round = int(group[0].served_round or 0)
+    served_round, before_hash, after_hash = _applied(run, request_id, looked_at)
+    group = Ledger(run.ledger_path).served_in(served_round)
     if before_hash == after_hash and config.unlearning.target is None:
         return [Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")]
     if config.unlearning.method in ("federaser", "pga") or methods.asks_others(config.unlearning.method):
@@ -117,7 +123,9 @@ def replay_exchange(
     serving = ByUnlearning(mean, summed=summed)
     after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
     findings.append(_compared("model after the exchange", vector_hash(after), after_hash))
-    (request,) = (r for r in group if r.id == request_id)
+    request = next((r for r in group if r.id == request_id), None)
+    if request is None:
+        return findings
     models = {"before": before, "after": after, "final": _final(run)}
     findings += _numbers(worker, run, request, folders[request.client], models)
     return findings
@@ -200,8 +208,9 @@ def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]
     return run, configuration.from_yaml(run.read_config())
 
 
-def _applied(run: RunDirectory, request_id: str) -> tuple[list[Request], str, str]:
-    """The requests that were served with `request_id`, and the model's hashes before and after, by the run's ledger."""
+def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple[int, str, str]:
+    """The round that served `request_id`, or `looked_at` where it was looked at again, and the model's hashes before
+    and after, by the run's ledger."""
     if not run.ledger_path.is_file():
         raise AuditError(f"{run.path} has no ledger of requests")
     checked = check_chain(run.ledger_path)
@@ -211,19 +220,24 @@ def _applied(run: RunDirectory, request_id: str) -> tuple[list[Request], str, st
     if request_id not in known:
         raise AuditError(f"{run.path} knows no request {request_id!r}; it has {', '.join(known) or 'none'}")
     served_round = known[request_id].served_round
+    if looked_at is not None and looked_at != served_round:
+        looks = [e for e in checked.entries if e.get("event") == "served_again" and request_id in e["requests"]]
+        lines = [e for e in looks if e.get("round") == looked_at]
+        if not lines:
+            rounds = ", ".join(str(e["round"]) for e in looks) or "none"
+            raise AuditError(
+                f"request {request_id!r} was not looked at again in round {looked_at}; rounds in which it was: {rounds}"
+            )
+        return looked_at, str(lines[-1]["before"]), str(lines[-1]["after"])
     lines = [e for e in checked.entries if e.get("event") == "applied" and e.get("id") == request_id]
     lines = [e for e in lines if e.get("round") == served_round]
     if served_round is None or not lines:
         raise AuditError(f"request {request_id!r} was not served, or by a version that kept no hashes of its models")
-    group = [r for r in known.values() if r.served_round == served_round]
-    return group, str(lines[-1]["before"]), str(lines[-1]["after"])
+    return served_round, str(lines[-1]["before"]), str(lines[-1]["after"])
 
 
 def _looked_again(run: RunDirectory, server_round: int) -> list[Request]:
-    """The requests, served earlier, whose clients the exchange of a round asked once more.
-
-    None where it left the model as it was.
-    """
+    """The requests, served earlier, whose clients the exchange of a round asked once more."""
     known = {r.id: r for r in Ledger(run.ledger_path)}
     lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served_again"]
     return [known[i] for e in lines if e.get("round") == server_round for i in e["requests"] if i in known]

@@ -25,6 +25,10 @@ Overrides = Annotated[
 def audit_exchange(
     run: Run,
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="Id of a served request.")],
+    round_: Annotated[
+        int | None,
+        typer.Option("--round", min=1, help="A later round in which its client looked at it again: that exchange."),
+    ] = None,
     node_dir: NodeDirs = None,
     set_: Overrides = None,
 ) -> None:
@@ -34,7 +38,7 @@ def audit_exchange(
     """
     from oblivionis.audits.exchange import replay_exchange
 
-    _tell(run, replay_exchange(run, request, node_dir or (), set_ or ()))
+    _tell(run, replay_exchange(run, request, node_dir or (), set_ or (), looked_at=round_))
 
 
 def audit_training(

@@ -101,8 +101,9 @@ class LedgerRequests:
         self._repeated.append(request.request_id)
 
     def applied(self, server_round: int, before: str, after: str) -> None:
-        """The exchange of `round` changed the global model: note its SHA-256 before and after with what it served."""
-        if self._repeated and before != after:
+        """The exchange of `round` ended: note the global model's SHA-256 before and after with what it served, and with
+        what it looked at again, also where that left the model as it was: someone answered so, and can be checked."""
+        if self._repeated:
             self._ledger.note(
                 "served_again", round=server_round, requests=list(self._repeated), before=before, after=after
             )

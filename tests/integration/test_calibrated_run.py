@@ -5,11 +5,13 @@ import threading
 
 import numpy as np
 import pytest
+from support.commands import call
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.audits.exchange import EQUAL, replay_exchange
+from oblivionis.audits.exchange import DIFFERS, EQUAL, replay_exchange
 from oblivionis.chain import check_chain
+from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunInterrupted
 from oblivionis.requests.ledger import Ledger
@@ -68,6 +70,54 @@ def test_a_sum_is_replayed_as_a_sum(tmp_path):
     assert replayed(run) == {r.id: ({EQUAL}, 2) for r in Ledger(run.ledger_path)}
 
 
+def looks(run):
+    """Requests that were looked at again, each with the round of it."""
+    return [(i, line["round"]) for line in lines(run) if line["event"] == "served_again" for i in line["requests"]]
+
+
+def test_what_is_looked_at_again_is_replayed_by_its_round(finished):
+    run, _, _ = finished
+    once = {server_round: request for request, server_round in looks(run)}
+    served = {r.served_round for r in Ledger(run.ledger_path)}
+    alone = set(once) - served
+    assert alone and once.keys() & served
+    for server_round in [*sorted(alone), max(once.keys() & served)]:
+        found = replay_exchange(run.path, once[server_round], looked_at=server_round)
+        assert {f.outcome for f in found} == {EQUAL} and found[-1].what == "model after the exchange"
+    done = call("audit", "exchange", run.path, once[max(alone)], "--round", max(alone))
+    assert done.code == 0 and "model after the exchange: equal" in done.out
+    done = call("audit", "exchange", run.path, once[max(alone)], "--round", 99)
+    assert done.code == 2 and "was not looked at again in round 99; rounds in which it was: " in done.err
+
+
+@pytest.mark.parametrize("honest_at_first", [False, True], ids=["at once", "when it looks again"])
+def test_who_sends_back_the_model_as_received_is_found(tmp_path, monkeypatch, honest_at_first):
+    """Honest clients send that back, too, where their records are at their target: nothing but the replay tells."""
+    forget, calls, changed = Worker.forget, [], []
+
+    def lie(self, client, vector, **rest):
+        found, report = forget(self, client, vector, **rest)
+        calls.append(client)
+        if client != calls[0] or (honest_at_first and calls.count(client) == 1):
+            return found, report
+        changed.append(not np.array_equal(found, vector))
+        return vector.copy(), report
+
+    monkeypatch.setattr(Worker, "forget", lie)
+    more = ("unlearning.requests.policy=all_at_round", "federation.rounds.unlearn=3", "unlearning.tolerance=1e-3")
+    config, run = new_run(tmp_path, "cheated", *CALIBRATED, *more)
+    events, _ = execute(config, run)
+    monkeypatch.undo()
+    assert not events.left_out and changed[0], "an honest answer would have been another one"
+    (request,) = (r for r in Ledger(run.ledger_path) if r.client == calls[0])
+    first = replay_exchange(run.path, request.id)
+    assert {f.outcome for f in first if f.what == "model after the exchange"} == {EQUAL if honest_at_first else DIFFERS}
+    again = replay_exchange(run.path, request.id, looked_at=min(n for i, n in looks(run) if i == request.id))
+    assert {f.outcome for f in again if f.what == "model after the exchange"} == {DIFFERS}
+    accused = [f.what for f in again if f.outcome == DIFFERS and f.what.startswith("answer")]
+    assert accused == [f"answer of client {calls[0]}, by its own ledger"], "and it alone"
+
+
 def test_clients_tell_how_far_they_were_from_the_target(finished):
     run, _, _ = finished
     served = [told_numbers(line) for line in lines(run) if line["event"] == "served"]
@@ -88,7 +138,11 @@ def test_served_requests_are_looked_at_again_and_the_ledger_says_so(finished):
     assert [set(clients) for _, clients in events.unlearned] == [expected[r] for r in sorted(expected)]
     assert sum(kind == protocol.UNLEARN for _, kind in grid.sent) == sum(map(len, expected.values()))
     again = [line for line in lines(run) if line["event"] == "served_again"]
-    assert again and all(line["before"] != line["after"] and line["requests"] for line in again)
+    asked = {(i, n) for i, n in looks(run)}
+    of = {r.client: r.id for r in Ledger(run.ledger_path)}
+    first = {(r.id, r.served_round) for r in Ledger(run.ledger_path)}
+    assert asked | first == {(of[client], n) for n, clients in expected.items() for client in clients}
+    assert any(line["before"] != line["after"] for line in again)
     assert not events.left_out
 
 
@@ -108,7 +162,8 @@ def test_records_that_are_at_their_target_are_served_without_a_step(tmp_path):
     events, _ = execute(config, run)
     told = [told_numbers(line) for line in lines(run) if line["event"] == "served"]
     assert told and all(t["unlearn-steps"] == 0 and "unlearn-loss" not in t for t in told)
-    assert not events.left_out and not [line for line in lines(run) if line["event"] == "served_again"]
+    again = [line for line in lines(run) if line["event"] == "served_again"]
+    assert not events.left_out and again and all(line["before"] == line["after"] for line in again)
     assert all(outcomes == {EQUAL} for outcomes, _ in replayed(run).values()), "nothing had to be done"
 
 
