@@ -240,7 +240,9 @@ def _looked_again(run: RunDirectory, server_round: int) -> list[Request]:
     """The requests, served earlier, whose clients the exchange of a round asked once more."""
     known = {r.id: r for r in Ledger(run.ledger_path)}
     lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served_again"]
-    return [known[i] for e in lines if e.get("round") == server_round for i in e["requests"] if i in known]
+    lines = [e for e in lines if e.get("round") == server_round]
+    # A round that was interrupted and held anew has two lines.
+    return [known[i] for i in lines[-1]["requests"] if i in known] if lines else []
 
 
 def _served_before(run: RunDirectory, client: int, server_round: int) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Calibrated forgetting in whole runs: what clients tell, who is asked again, resume, own records."""
 
 import json
+import shutil
 import threading
 
 import numpy as np
@@ -9,7 +10,7 @@ from support.commands import call
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
-from oblivionis.audits.exchange import DIFFERS, EQUAL, replay_exchange
+from oblivionis.audits.exchange import DIFFERS, EQUAL, _looked_again, replay_exchange
 from oblivionis.chain import check_chain
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
@@ -88,6 +89,15 @@ def test_what_is_looked_at_again_is_replayed_by_its_round(finished):
     assert done.code == 0 and "model after the exchange: equal" in done.out
     done = call("audit", "exchange", run.path, once[max(alone)], "--round", 99)
     assert done.code == 2 and "was not looked at again in round 99; rounds in which it was: " in done.err
+
+
+def test_a_round_that_was_held_anew_counts_once(finished, tmp_path):
+    """A mean would be another one if a client counted twice."""
+    copy = RunDirectory.open(shutil.copytree(finished[0].path, tmp_path / "copy"))
+    line = next(line for line in lines(copy) if line["event"] == "served_again")
+    Ledger(copy.ledger_path).note("served_again", **{k: line[k] for k in ("round", "requests", "before", "after")})
+    assert [r.id for r in _looked_again(copy, line["round"])] == line["requests"]
+    assert {f.outcome for f in replay_exchange(copy.path, line["requests"][0], looked_at=line["round"])} == {EQUAL}
 
 
 @pytest.mark.parametrize("honest_at_first", [False, True], ids=["at once", "when it looks again"])
