@@ -109,6 +109,17 @@ def test_a_third_party_needs_copies_only(honest, tmp_path):
     assert done.out.count(": equal") == 8 and "differs" not in done.out
 
 
+def test_who_had_nothing_to_do_by_the_limit_is_not_accused(trained, tmp_path):
+    """The model is as it was, as after a client that skips the exchange; the replay tells them apart."""
+    limit = "unlearning.forget_nll_limit=1e-6"
+    for how, expected in ((None, EQUAL), ("noise", DIFFERS)):
+        run, folders = unlearned(trained, tmp_path / str(how), how, {LIAR: "p0-home"}, limit)
+        (line,) = (e for e in map(json.loads, run.ledger_path.read_text().splitlines()) if e["event"] == "applied")
+        assert (line["before"] == line["after"]) == (how is None)
+        found = outcomes(replay_exchange(run.path, f"of-{LIAR}", folders))
+        assert found["model after the exchange"] == expected
+
+
 def test_training_comes_out_equal_too_with_what_is_asked_for_withheld(honest):
     run, folders = honest
     for client, stage, number in ((0, "unlearn", 1), (1, "unlearn", 1), (0, "finetune", 2)):
