@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tuning.requests import requests_of
+from benchmarks.tuning.requests import SPLIT, requests_of
 from oblivionis.config import compose as configuration
 from oblivionis.config import declared, methods
+from oblivionis.config.checks import cross_checks
 from oblivionis.config.layers import list_choices
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
-from oblivionis.config.schema import Config, Evaluation, Unlearning
+from oblivionis.config.schema import Config, Evaluation, Requests, Unlearning
 from oblivionis.errors import RunError
 from oblivionis.runs.directory import RunDirectory
 
@@ -124,11 +125,20 @@ def measured(evaluation: Evaluation, *, prune: bool) -> Evaluation:
 
 
 def untuned_config(source: Source, base: Config, method: str) -> Config:
-    """The stage unlearn with `method` as it comes: the run's own settings where it has that method, else its file's."""
-    own = source.config.unlearning
+    """The stage unlearn with `method` as it comes: the run's own settings where it has that method, else its file's.
+
+    The requests are those of `base`, but at once where the method's file wants them so. Raises ConfigError where the
+    method does not go with the rest of the run.
+    """
+    own, requests = source.config.unlearning, base.unlearning.requests
     if own.method != method:
         own = configuration.compose("default", [f"unlearning={method}"]).unlearning
-    return replace(base, stages=[*STAGES, "unlearn"], unlearning=replace(own, requests=base.unlearning.requests))
+        if requests.policy in SPLIT and own.requests.policy != Requests().policy:
+            requests = replace(requests, policy=own.requests.policy)
+    config = replace(base, stages=[*STAGES, "unlearn"], unlearning=replace(own, requests=requests))
+    if problems := cross_checks(config, set()):
+        raise ConfigError([replace(problem, where=f"--unlearning {method}") for problem in problems])
+    return config
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
@@ -143,11 +153,13 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     return configuration.from_yaml(json.dumps(tree), "trial")
 
 
-def own_keys(config: Config) -> dict[str, Any]:
-    """The section `unlearning` by dotted path, without its requests: what a method's row in a table is made of."""
+def own_keys(config: Config, run: Config) -> dict[str, Any]:
+    """The section `unlearning` by dotted path, of its requests only the policy, where it is not that of `run`."""
     tree = dataclasses.asdict(config.unlearning)
-    tree.pop("requests")
+    policy = tree.pop("requests")["policy"]
     found: dict[str, Any] = {"unlearning.method": tree.pop("method")}
+    if policy != run.unlearning.requests.policy:
+        found["unlearning.requests.policy"] = policy
     for name, value in tree.items():
         if isinstance(value, dict):
             found |= {f"unlearning.{name}.{key}": entry for key, entry in value.items()}

@@ -107,7 +107,8 @@ class Plan:
                 f"{d.path.removeprefix('unlearning.')} {d.words()} ({untuned(method.untuned, d.path)})"
                 for d in method.space
             )
-            lines.append(f"{method.label}: {searched}")
+            own = method.untuned.unlearning.requests.policy
+            lines.append(f"{method.label}: {searched}{'' if own == requests.policy else f' (requests: {own})'}")
         return lines
 
 
@@ -222,7 +223,7 @@ def _work(planned: Plan, console: Console) -> None:
         place = wanted.output / method.label
         running.Trials(search, workers, place, config, terms, begin, wanted.trials, method.label).execute()
         entry = results.Entry(None, values, told)
-        keys = settings.own_keys(config)
+        keys = settings.own_keys(config, planned.source.config)
         found.append(results.Found(method.label, method.space, entry, results.entries(search), search, keys))
         heads = {f.method: _head(planned, wanted.output / f.method) for f in found}
         results.write(wanted.output, found, facts, heads)
