@@ -151,8 +151,7 @@ def tuned_yaml(found: Found, facts: Mapping[str, Any], head: Mapping[str, Any]) 
     which = "the untuned settings: no trial was better" if best.trial is None else f"trial {best.trial}"
     spent = budget["complete"] + budget["pruned"]
     lines = [
-        f"{found.method}, tuned: {which}. {spent} trials, {budget['pruned']} of them stopped early; "
-        f"{budget['exchanges']:g} exchanges, {budget['client_epochs']:g} passes over a request's records.",
+        f"{found.method}, tuned: {which}. {spent} trials, {budget['pruned']} of them stopped early; {effort(budget)}.",
         f"Distance from the retrained model {best.told['distance']:.2f} standard errors, untuned "
         f"{found.untuned.told['distance']:.2f}; utility {best.told['utility_share']:.0%} of the retrained model's.",
         *([] if best.feasible else [f"NOT ENOUGH UTILITY: {share} were asked for, and no trial has them."]),
@@ -160,6 +159,12 @@ def tuned_yaml(found: Found, facts: Mapping[str, Any], head: Mapping[str, Any]) 
     ]
     tree = {**head, **tree_of({**found.keys, **best.values})}
     return "".join(f"# {line}\n" for line in lines) + OmegaConf.to_yaml(OmegaConf.create(_escaped(tree)))
+
+
+def effort(budget: Mapping[str, float]) -> str:
+    """What the trials asked of the clients; passes where they go through what is to be forgotten."""
+    passes = f", {budget['client_epochs']:g} passes over a request's records" if budget["client_epochs"] else ""
+    return f"{budget['exchanges']:g} exchanges{passes}"
 
 
 def _escaped(value: Any) -> Any:
@@ -173,7 +178,7 @@ def table(found: Sequence[Found], oracle: Oracle, least: float) -> Table:
     shown = [measure for measure in MEASURES if measure in oracle.values]
     caption = f"Distance in standard errors of the retrained model.\n!: less than {least:.0%} of its utility."
     title = "On the tuning's own requests: how far from the retrained model?"
-    made = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     made.add_column("", no_wrap=True)
     for name in ("distance", *(TITLES[m] for m in shown), "utility"):
         made.add_column(name, justify="right", min_width=5)

@@ -21,6 +21,7 @@ from benchmarks.tuning.objective import Oracle
 from benchmarks.tuning.settings import STAGES, Source, with_values
 from benchmarks.tuning.study import Search
 from oblivionis.config import compose as configuration
+from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.errors import RunError, RunFailed
@@ -64,13 +65,14 @@ def judged(run: RunDirectory, config: Config, terms: Terms) -> dict[str, Any]:
 
 
 def effort(run: RunDirectory, config: Config) -> dict[str, float]:
-    """What unlearning took: clients that were asked to forget, over all rounds; passes over their records; seconds."""
+    """What unlearning took: clients that were asked to forget, over all rounds; passes over their records, by methods
+    for which clients go through them; seconds."""
     rows = [r for r in run.metrics() if (r["stage"], r["evaluator"]) == ("unlearn", "federation")]
     exchanges = sum(len(row.get("clients", {}).get("unlearn", ())) for row in rows)
     return {
         "rounds": len(rows),
         "exchanges": exchanges,
-        "client_epochs": exchanges * config.unlearning.epochs,
+        "client_epochs": exchanges * config.unlearning.epochs if methods.is_loss(config.unlearning.method) else 0,
         "seconds": round(sum(row["metrics"].get("seconds", 0.0) for row in rows), 3),
     }
 

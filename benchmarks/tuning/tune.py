@@ -291,13 +291,14 @@ def _head(planned: Plan, folder: Path) -> Mapping[str, Any]:
 
 
 def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
+    from benchmarks.tuning.results import effort
+
     folder = planned.wanted.output
     for each in found:
         budget = each.budget
         console.print(
             f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} "
-            f"failed; {budget['exchanges']:g} exchanges, {budget['client_epochs']:g} passes over a request's records; "
-            f"tuned: {folder / each.method / 'tuned.yaml'}",
+            f"failed; {effort(budget)}; tuned: {folder / each.method / 'tuned.yaml'}",
             markup=False,
             highlight=False,
             soft_wrap=True,
