@@ -151,7 +151,8 @@ def tuned_yaml(found: Found, facts: Mapping[str, Any], head: Mapping[str, Any]) 
     which = "the untuned settings: no trial was better" if best.trial is None else f"trial {best.trial}"
     spent = budget["complete"] + budget["pruned"]
     lines = [
-        f"{found.method}, tuned: {which}. {spent} trials, {budget['pruned']} of them stopped early; {effort(budget)}.",
+        f"{found.method}, tuned: {which}. {spent} trials, {budget['pruned']} of them stopped early; "
+        f"{effort_in_words(budget)}.",
         f"Distance from the retrained model {best.told['distance']:.2f} standard errors, untuned "
         f"{found.untuned.told['distance']:.2f}; utility {best.told['utility_share']:.0%} of the retrained model's.",
         *([] if best.feasible else [f"NOT ENOUGH UTILITY: {share} were asked for, and no trial has them."]),
@@ -161,7 +162,7 @@ def tuned_yaml(found: Found, facts: Mapping[str, Any], head: Mapping[str, Any]) 
     return "".join(f"# {line}\n" for line in lines) + OmegaConf.to_yaml(OmegaConf.create(_escaped(tree)))
 
 
-def effort(budget: Mapping[str, float]) -> str:
+def effort_in_words(budget: Mapping[str, float]) -> str:
     """What the trials asked of the clients; passes where they go through what is to be forgotten."""
     passes = f", {budget['client_epochs']:g} passes over a request's records" if budget["client_epochs"] else ""
     return f"{budget['exchanges']:g} exchanges{passes}"

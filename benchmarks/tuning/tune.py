@@ -291,14 +291,14 @@ def _head(planned: Plan, folder: Path) -> Mapping[str, Any]:
 
 
 def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
-    from benchmarks.tuning.results import effort
+    from benchmarks.tuning.results import effort_in_words
 
     folder = planned.wanted.output
     for each in found:
         budget = each.budget
         console.print(
             f"{each.method}: {budget['complete']} trials finished, {budget['pruned']} stopped early, {budget['fail']} "
-            f"failed; {effort(budget)}; tuned: {folder / each.method / 'tuned.yaml'}",
+            f"failed; {effort_in_words(budget)}; tuned: {folder / each.method / 'tuned.yaml'}",
             markup=False,
             highlight=False,
             soft_wrap=True,
