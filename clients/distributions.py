@@ -15,10 +15,11 @@ _LOGITS = 1 << 20
 
 
 class TokenStatistics(NamedTuple):
-    """Of M answer tokens, (M,) each, nats: log-probability, entropy, and T² KL(q‖p) where there is a reference."""
+    """Of M answer tokens, (M,) each, nats: log-probability, entropy where it was asked for, and T² KL(q‖p) where there
+    is a reference."""
 
     log_p: Tensor
-    entropy: Tensor
+    entropy: Tensor | None
     kl: Tensor | None
 
 
@@ -32,8 +33,14 @@ class _Statistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, reference: Tensor | None, temperature: float, lowered: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        reference: Tensor | None,
+        temperature: float,
+        lowered: Tensor | None,
+        entropies: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp, entropy, kl = (logits.new_zeros(logits.shape[0], dtype=dtype) for _ in range(3))
         for start in range(0, logits.shape[0], _ROWS):
@@ -46,29 +53,34 @@ class _Statistics(torch.autograd.Function):
                 log_p_t = log_p if temperature == 1 else torch.log_softmax(logits[rows].to(dtype) / temperature, -1)
                 terms = (log_q - log_p_t).mul_(log_q.exp_())
                 kl[rows] = temperature**2 * torch.nan_to_num_(terms, nan=0.0, posinf=torch.inf).sum(-1)
-            entropy[rows] = torch.special.entr(log_p.exp_()).sum(-1)
+            if entropies:
+                entropy[rows] = torch.special.entr(log_p.exp_()).sum(-1)
         ctx.save_for_backward(logits, labels, reference, entropy, lowered)
         ctx.temperature = temperature
-        return logp, entropy, kl
+        ctx.set_materialize_grads(False)
+        return logp, entropy if entropies else None, None if reference is None else kl
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None, None, None]:
         logits, labels, reference, entropy, lowered = ctx.saved_tensors
         grad = torch.empty_like(logits)
         temperature = ctx.temperature
         for start in range(0, logits.shape[0], _ROWS):
             rows = slice(start, start + _ROWS)
-            g, h, k = (x[rows, None] for x in grads)
+            g, h, k = (None if x is None else x[rows, None] for x in grads)
             p = torch.softmax(logits[rows], -1, dtype=entropy.dtype)
-            part = torch.special.entr(p).mul_(h).addcmul_(p, g + h * entropy[rows, None], value=-1)
+            g = p.new_zeros(p.shape[0], 1) if g is None else g
+            part = p * -g if h is None else torch.special.entr(p).mul_(h)
+            if h is not None:
+                part.addcmul_(p, g + h * entropy[rows, None], value=-1)
             part.scatter_add_(1, labels[rows, None], g)
-            if reference is not None:
+            if k is not None:
                 p_t = p if temperature == 1 else torch.softmax(logits[rows].to(p.dtype) / temperature, -1)
                 other = _lowered(reference[rows].to(p.dtype), labels[rows], lowered, rows)
                 q_t = torch.softmax(other / temperature, -1)
                 part.addcmul_(p_t.sub_(q_t), k, value=temperature)
             grad[rows] = part
-        return grad, None, None, None, None
+        return grad, None, None, None, None, None
 
 
 def _lowered(logits: Tensor, labels: Tensor, by: Tensor | None, rows: slice) -> Tensor:
@@ -82,14 +94,14 @@ def statistics(
     reference: Tensor | None = None,
     temperature: float = 1.0,
     lowered: float | Tensor = 0.0,
+    entropies: bool = True,
 ) -> TokenStatistics:
     """The statistics of logits (M, V) with labels (M,) against reference logits (M, V), which get no gradient.
 
     `lowered`, one number or (M,), is taken off the reference's logit of each label first.
     """
     by = lowered if isinstance(lowered, Tensor) else logits.new_full((labels.numel(),), lowered) if lowered else None
-    logp, entropy, kl = _Statistics.apply(logits, labels, reference, temperature, by)  # type: ignore[misc]
-    return TokenStatistics(logp, entropy, None if reference is None else kl)
+    return TokenStatistics(*_Statistics.apply(logits, labels, reference, temperature, by, entropies))  # type: ignore[misc]
 
 
 def row_statistics(
@@ -98,13 +110,14 @@ def row_statistics(
     reference: AnswerRows | None = None,
     temperature: float = 1.0,
     lowered: float | Tensor = 0.0,
+    entropies: bool = True,
 ) -> TokenStatistics:
     """`statistics` of M answer tokens. Logits that can be made from states exist a few rows at a time, then again."""
 
     def piece(values: Tensor, part: slice) -> TokenStatistics:
         other = None if reference is None else reference.logits(reference.values[part])
         less = lowered[part] if isinstance(lowered, Tensor) else lowered
-        return statistics(rows.logits(values), labels[part], other, temperature, less)
+        return statistics(rows.logits(values), labels[part], other, temperature, less, entropies)
 
     count = labels.numel()
     size = _piece(rows)
@@ -114,8 +127,28 @@ def row_statistics(
     for start in range(0, count, size):
         part = slice(start, start + size)
         pieces.append(checkpoint(piece, rows.values[part], part, use_reentrant=False))  # type: ignore[arg-type]
-    logp, entropy, kl = zip(*pieces, strict=True)
-    return TokenStatistics(torch.cat(logp), torch.cat(entropy), None if reference is None else torch.cat(kl))
+    log_p, entropy, kl = zip(*pieces, strict=True)
+    return TokenStatistics(
+        torch.cat(log_p), torch.cat(entropy) if entropies else None, None if reference is None else torch.cat(kl)
+    )
+
+
+@torch.no_grad()
+def mean_entropy(rows: AnswerRows) -> tuple[float, float]:
+    """Mean entropy H of the distributions that predict M answer tokens, nats, and by how much it changes with ln β
+    where their logits are multiplied by β: dH/d ln β = −Var(log p), no greater than 0.
+    """
+    total, slope = 0.0, 0.0
+    for values in rows.values.split(_piece(rows)):
+        logits = rows.logits(values)
+        log_p = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        p = log_p.exp()
+        terms = p.mul_(log_p.clamp_(min=torch.finfo(log_p.dtype).min))
+        entropy = -terms.sum(-1)
+        total += entropy.sum().item()
+        slope -= (terms.mul_(log_p).sum(-1) - entropy.square()).sum().item()
+    count = rows.values.shape[0]
+    return total / count, slope / count
 
 
 def row_margins(rows: AnswerRows) -> Tensor:

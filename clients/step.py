@@ -243,6 +243,7 @@ class Step:
         # The references come first: the model must not change between its forward pass and the gradient.
         references = {name: self._reference(name) for name in _AGAINST if name in self._wanted and self._records(name)}
         rows = answer_rows(self.model, batch)
+        entropies = not self._wanted.isdisjoint(("forget_entropy", "retain_entropy"))
         values: dict[str, Tensor] = {}
         pieces: list[TokenStatistics] = []
         start = 0
@@ -259,13 +260,15 @@ class Step:
             found = None
             for name in names or [""]:
                 against = (references.get(name), self._around.temperature, self._lowered(name))
-                found = row_statistics(rows[part], batch.labels[part], *against)
+                found = row_statistics(rows[part], batch.labels[part], *against, entropies)
                 if found.kl is not None:
                     values[name] = _record_means(found.kl, self._records(name))
             assert found is not None
             pieces.append(found)
         values |= _likelihoods(torch.cat([piece.log_p for piece in pieces]), batch)
-        values["entropy"] = sequence_nll(-torch.cat([piece.entropy for piece in pieces]), batch)[1]
+        if entropies:
+            of_tokens = [piece.entropy for piece in pieces if piece.entropy is not None]
+            values["entropy"] = sequence_nll(-torch.cat(of_tokens), batch)[1]
         return values
 
     def _lowered(self, name: str) -> float | Tensor:

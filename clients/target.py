@@ -10,17 +10,19 @@ oracle is asked and nothing leaves the client.
 
 from __future__ import annotations
 
-import hashlib
+import math
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.interpolate import CubicHermiteSpline
 from scipy.optimize import isotonic_regression
 from torch import Tensor, nn
 
-from clients.distributions import row_statistics
+from clients.distributions import mean_entropy, row_statistics
 from clients.flat import FlatParameters
 from clients.step import Step
 from evaluation.engine.forward import AnswerRows, answer_rows, packed_batch
@@ -31,6 +33,7 @@ LEAST_REFERENCES = 8
 """Fewest reference records that a line is fitted to."""
 _SHARPEST = 4.0
 _CELLS = 1 << 10
+_STRETCHES = 1 << 4
 _LEAST_NLL = 1e-4
 """No token is to be surer than that, nats: its logit would have no bound."""
 _TOKENS = 1024
@@ -38,7 +41,7 @@ _TOKENS = 1024
 _SURELY = 0.9
 """Up to this share of the tolerance no rounding makes a record one that is off its target."""
 _KEPT_BYTES = 1 << 26
-"""Of what predicts answer tokens; where it takes more it is made anew whenever it is needed."""
+"""Of what predicts answer tokens in the base model, and in the present one; where it takes more it is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,10 @@ def record_nll(model: nn.Module, sequences: Sequence[TokenSequence], batch_size:
 class Estimator:
     """Estimates targets by one set of records that nobody trains on, `references`.
 
-    base (size,): the parameters of the untouched base model. What it makes of the references is the same whenever it is
-    asked, and is computed once; what the present model makes of them, once for all that ask from the same parameters,
-    as the clients do that a server sends its model in one round. Raises ValueError as `never_seen_nll`.
+    base (size,): the parameters of the untouched base model. What it makes of the references, and of records that are
+    asked about again, is the same whenever it is asked, and is computed once; what the present model makes of the
+    references, once for all that ask from the same parameters, as the clients do that a server sends its model in one
+    round. Raises ValueError as `never_seen_nll`.
     """
 
     def __init__(
@@ -132,8 +136,8 @@ class Estimator:
             raise _too_few(len(references))
         self.references = tuple(references)
         self._model, self._flat, self._base, self._batch_size = model, flat, base, batch_size
-        self._before: _Tokens | None = None
-        self._now: tuple[bytes, _Tokens] | None = None
+        self._known: OrderedDict[tuple[TokenSequence, ...], _Tokens] = OrderedDict()
+        self._now: tuple[np.ndarray, _Tokens] | None = None
 
     @torch.no_grad()
     def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
@@ -146,13 +150,7 @@ class Estimator:
         with evaluation_mode(model):
             now = self._present(present)
             mine = _Tokens.of(model, records, size)
-            flat.load(self._base)
-            try:
-                before = self._before or _Tokens.of(model, self.references, size)
-                own = _Tokens.of(model, records, size)
-            finally:
-                flat.load(present)
-        self._before = before if self._keeps(before) else None
+            before, own = self._of_base(self.references, present), self._of_base(tuple(records), present)
         means = never_seen_nll(before.means(), now.means(), own.means())
         nll, found = (torch.from_numpy(values).float() for values in (means, mine.means()))
         if ((found - nll).abs() <= _SURELY * tolerance).all():
@@ -166,36 +164,51 @@ class Estimator:
         rows = own.each() if self._keeps(own) else None
         return Target(nll, tolerance, self._base, sharpness, lowered, rows, found)
 
+    def _of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> _Tokens:
+        """Of `records`, under the base model's parameters; those that were there, `present`, are there again."""
+        if records in self._known:
+            self._known.move_to_end(records)
+            return self._known[records]
+        self._flat.load(self._base)
+        try:
+            found = _Tokens.of(self._model, records, self._batch_size)
+        finally:
+            self._flat.load(present)
+        if self._keeps(found):
+            self._known[records] = found
+            while sum(map(self._bytes, self._known.values())) > _KEPT_BYTES:
+                self._known.popitem(last=False)
+        return found
+
     def _present(self, parameters: np.ndarray) -> _Tokens:
         """Of the references, under the parameters that are there."""
-        key = hashlib.blake2b(parameters.tobytes()).digest()
-        if self._now is not None and self._now[0] == key:
+        if self._now is not None and np.array_equal(self._now[0], parameters):
             return self._now[1]
         found = _Tokens.of(self._model, self.references, self._batch_size)
-        self._now = (key, found) if self._keeps(found) else None
+        self._now = (parameters, found) if self._keeps(found) else None
         return found
 
     def _keeps(self, tokens: _Tokens) -> bool:
-        """Whether what predicts them is little enough to be kept, with the head where that is not the model's own."""
+        """Whether what predicts them is little enough to be kept."""
+        return self._bytes(tokens) <= _KEPT_BYTES
+
+    def _bytes(self, tokens: _Tokens) -> int:
+        """Of what predicts them, with the head where that is not the model's own."""
         values, head = tokens.rows.values, tokens.rows.head
         base: Any = base_model(self._model)
         known = base.get_output_embeddings().weight.data_ptr()
-        copied = 0 if head is None or head.data_ptr() == known else head.nbytes
-        return values.nbytes + copied <= _KEPT_BYTES
+        return values.nbytes + (0 if head is None or head.data_ptr() == known else head.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What predicts the answer tokens of some records; statistics that were asked for are kept.
-
-    entropies: `entropy` at the sharpness with which a cell of the search for one begins (`_at`).
-    """
+    """What predicts the answer tokens of some records; statistics that were asked for are kept."""
 
     rows: AnswerRows
     labels: Tensor
     lengths: list[int]
     known: dict[float, tuple[Tensor, float]] = field(default_factory=dict)
-    entropies: dict[int, float] = field(default_factory=dict)
+    curve: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> _Tokens:
@@ -220,13 +233,20 @@ class _Tokens:
         """(n,) of `nll`."""
         return np.array([part.mean() for part in self.nll()])
 
-    def entropy(self, sharpness: float = 1.0) -> float:
+    def entropy(self) -> float:
         """Mean over all tokens of the entropy of their distributions, nats."""
-        return self._statistics(sharpness)[1]
+        return self._statistics(1.0)[1]
+
+    def at(self, node: int) -> tuple[float, float]:
+        """`entropy` where a stretch of the search for a sharpness begins, and its slope over ln sharpness."""
+        if node not in self.curve:
+            self.curve[node] = mean_entropy(self.rows.scaled(math.exp(_place(node))))
+        return self.curve[node]
 
     def _statistics(self, sharpness: float) -> tuple[Tensor, float]:
         if sharpness not in self.known:
             found = row_statistics(self.rows.scaled(sharpness), self.labels)
+            assert found.entropy is not None
             self.known[sharpness] = found.log_p, found.entropy.mean().item()
         return self.known[sharpness]
 
@@ -247,30 +267,26 @@ def _batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequ
 
 def _sharpness(tokens: _Tokens, entropy: float) -> float:
     """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; the middle of the one of `_CELLS`
-    parts of that range's logarithm in which it is met.
+    parts of that range's logarithm in which it is met, so that rounding seldom makes another of it.
 
-    Entropy falls as logits grow. To ask for it takes all logits anew, so what was asked before narrows the search
-    first; then it goes where a line between the ends meets the entropy, or to the middle where that got less than half
-    the way.
+    Entropy falls as logits grow. To ask for it takes all logits anew, so it is asked for at the ends of one of
+    `_STRETCHES` stretches alone, with its slope there, and follows a cubic in between; what was asked stays known.
     """
-    low, high, halved = 0, _CELLS, True
-    for cell, found in tokens.entropies.items():
-        low, high = (max(low, cell), high) if found > entropy else (low, min(high, cell))
-    while high - low > 1:
-        ends, width = (tokens.entropies.get(low), tokens.entropies.get(high)), high - low
-        middle = (low + high) // 2
-        if halved and ends[0] is not None and ends[1] is not None and ends[0] > ends[1]:
-            middle = low + int(width * (ends[0] - entropy) / (ends[0] - ends[1]))
-            middle = min(max(middle, low + 1), high - 1)
-        found = tokens.entropies[middle] = tokens.entropy(_at(middle))
-        low, high = (middle, high) if found > entropy else (low, middle)
-        halved = high - low <= width / 2
-    return _at((low + high) / 2)
+    node = _STRETCHES // 2
+    ahead = 1 if tokens.at(node)[0] > entropy else -1
+    while 0 <= node + ahead <= _STRETCHES and (tokens.at(node + ahead)[0] > entropy) == (ahead > 0):
+        node += ahead
+    low = min(max(node if ahead > 0 else node - 1, 0), _STRETCHES - 1)
+    entropies, slopes = zip(tokens.at(low), tokens.at(low + 1), strict=True)
+    curve = CubicHermiteSpline([_place(low), _place(low + 1)], entropies, slopes)
+    edges = np.linspace(_place(low), _place(low + 1), _CELLS // _STRETCHES + 1)
+    cell = int((curve(edges[1:-1]) > entropy).sum())
+    return math.exp((edges[cell] + edges[cell + 1]) / 2)
 
 
-def _at(cell: float) -> float:
-    """Where a cell of the search for the sharpness begins; 1 in the middle."""
-    return _SHARPEST ** (2 * cell / _CELLS - 1)
+def _place(node: int) -> float:
+    """The logarithm of what logits are multiplied by where a stretch begins; 0 in the middle."""
+    return math.log(_SHARPEST) * (2 * node / _STRETCHES - 1)
 
 
 def _logit(nll: np.ndarray) -> np.ndarray:

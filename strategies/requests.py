@@ -36,11 +36,11 @@ class UnlearnRequest:
 
 
 def by_client(requests: Iterable[UnlearnRequest]) -> dict[int, list[UnlearnRequest]]:
-    """The requests of each client; clients and requests are in order."""
+    """The requests of each client by their ids; the client comes first that asks first."""
     found: dict[int, list[UnlearnRequest]] = {}
-    for request in sorted(requests, key=lambda r: (r.node, r.request_id)):
+    for request in requests:
         found.setdefault(request.node, []).append(request)
-    return found
+    return {client: sorted(asked, key=lambda r: r.request_id) for client, asked in found.items()}
 
 
 def config_of(requests: Sequence[UnlearnRequest]) -> dict[str, Any]:

@@ -39,8 +39,9 @@ def deliver_by_node(grid: Grid, patience: float = PATIENCE_S) -> None:
     Flower's looks at every node ten times a second, and for each of them at all messages that are under way: with
     10,000 nodes and 100 messages, a million looks, and a message waits for a twentieth of a second on average. Here a
     look at the first node lasts until messages are sent, at most `patience` seconds, so that Flower's pause comes
-    after they were delivered. What is looked at is the same: Flower still decides by its own code what is delivered.
-    Another grid stays as it is.
+    after they were delivered; and it finds those of all nodes, so that they are worked off in the order in which they
+    were sent, not in that of the nodes. What is looked at is the same: Flower still decides by its own code what is
+    delivered, and to whom by the message. Another grid stays as it is.
     """
     state = _state(grid)
     if state is None:
@@ -84,13 +85,21 @@ class _Mail:
             return identifier
 
     def collect(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
-        """As `get_message_ins`, but at the first node only when something is there or nothing comes for a while."""
+        """As `get_message_ins`, but at the first node only when something is there or nothing comes for a while, and
+        then of all nodes, the one first that was sent to first."""
         if self._first is None:  # nodes register after the server began, and before anybody looks
             self._first = next(iter(self._state.nodes), None)
-        if node_id == self._first:
-            if not self._waiting:
-                self.sent.wait(self._patience)
-            self.sent.clear()
+        if node_id != self._first:
+            return self._of(node_id, limit, run_id)
+        if not self._waiting:
+            self.sent.wait(self._patience)
+        self.sent.clear()
+        with self._state.lock:
+            nodes = list(self._waiting)
+        return [message for node in nodes for message in self._of(node, limit, run_id)]
+
+    def _of(self, node_id: int, limit: int | None, run_id: int | None) -> list[Message]:
+        """The messages of one node."""
         if node_id not in self._waiting:
             return []
         state = self._state

@@ -89,9 +89,10 @@ class LedgerRequests:
 
     def again(self, server_round: int) -> list[UnlearnRequest]:
         """The requests that were served 1, 2, 4, 8, … rounds ago, as far back as the configuration says, since most of
-        what comes back does so at once; in the last planned round all of them."""
+        what comes back does so at once; in the last planned round all of them. The latest ones, which take longest,
+        come first."""
         self._repeated = []
-        ages: Sequence[int] = range(min(self._again, server_round - 1), 0, -1)
+        ages: Sequence[int] = range(1, min(self._again, server_round - 1) + 1)
         if server_round != self._last_round:
             ages = [age for age in ages if age & (age - 1) == 0]
         return [demanded(r) for age in ages for r in self._ledger.served_in(server_round - age)]

@@ -10,7 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from oblivionis.errors import RunInterrupted
-from strategies.arrivals import pause_after
+from strategies.arrivals import Pauses
 from strategies.passing import PassingGrid
 
 _FIRST_PAUSE = 0.005
@@ -55,12 +55,12 @@ class StoppableGrid(PassingGrid):
         waiting = set(self.push_messages(messages))
         total, received = len(waiting), []
         deadline = None if timeout is None else time.monotonic() + timeout
-        pause = _FIRST_PAUSE
+        pauses, pause = Pauses(), _FIRST_PAUSE
         while waiting:
             asked = time.monotonic()
             fresh = self.pull_messages(waiting)
             if not fresh:
-                pause = pause_after(time.monotonic() - asked)
+                pause = pauses.after(time.monotonic() - asked)
             else:
                 received.extend(fresh)
                 waiting.difference_update(m.metadata.reply_to_message_id for m in fresh)

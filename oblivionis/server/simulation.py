@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -115,6 +115,7 @@ def _run_flower(
     from flwr.simulation import run_simulation
 
     from oblivionis.client.app import app as client_app
+    from oblivionis.flower.turns import unlearning_in_turns
     from oblivionis.server.app import serve
     from oblivionis.server.workers import ActorDied
     from strategies.errors import FederationError
@@ -136,13 +137,15 @@ def _run_flower(
             _end_clients()
 
     resources = {"num_cpus": config.federation.client_cpus, "num_gpus": config.federation.client_gpus}
+    cores = max(1, Machine.here().cpus // config.federation.client_cpus)
     try:
-        run_simulation(
-            server_app=server,
-            client_app=client_app,
-            num_supernodes=config.federation.clients,
-            backend_config={"client_resources": {**resources}},
-        )
+        with unlearning_in_turns(cores) if config.federation.ray_address is None else nullcontext():
+            run_simulation(
+                server_app=server,
+                client_app=client_app,
+                num_supernodes=config.federation.clients,
+                backend_config={"client_resources": {**resources}},
+            )
     except Exception:
         if failure is None and not stop.is_set():
             raise

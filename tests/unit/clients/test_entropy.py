@@ -12,14 +12,14 @@ import torch
 from support import tiny_llama
 from torch import Tensor
 
-from clients import losses, step, unlearning
+from clients import distributions, losses, step, unlearning
 from clients.distributions import statistics
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.step import Step
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
-from evaluation.engine.forward import answer_logits
+from evaluation.engine.forward import AnswerRows, answer_logits
 from evaluation.engine.packing import PackedBatch, sequence_nll
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.client import worker
@@ -97,6 +97,23 @@ def test_gradients_by_finite_differences() -> None:
     logits = (3 * torch.randn(5, 7, generator=generator, dtype=torch.float64)).requires_grad_()
     labels = torch.tensor([0, 3, 6, 6, 2])
     assert torch.autograd.gradcheck(lambda x: log_probs_and_entropies(x, labels), (logits,))
+
+
+def test_the_mean_entropy_and_its_slope_over_the_logarithm_of_the_logits_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum by its definition, the slope by finite differences; tokens that cannot come count for nothing."""
+    generator = torch.Generator().manual_seed(2)
+    states, head = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (37, 11))
+    logits = 2 * states @ head.T
+    logits[3:30, 4] = -math.inf
+    p = logits.softmax(-1)
+    entropy, slope = distributions.mean_entropy(AnswerRows(logits, None))
+    assert entropy == pytest.approx(-torch.xlogy(p, p).sum(-1).mean().item(), rel=1e-12)
+    around = [distributions.mean_entropy(AnswerRows(logits * math.exp(by), None))[0] for by in (-1e-5, 1e-5)]
+    assert slope == pytest.approx((around[1] - around[0]) / 2e-5, rel=1e-6)
+    at_once = distributions.mean_entropy(AnswerRows(states @ head.T, None))
+    monkeypatch.setattr("clients.distributions._ROWS", 16)
+    monkeypatch.setattr("clients.distributions._LOGITS", 0)
+    assert distributions.mean_entropy(AnswerRows(states, head)) == pytest.approx(at_once, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,33 @@ def test_statistics_by_finite_differences_and_against_torch(temperature: float) 
     torch.testing.assert_close(found.log_p, logits.log_softmax(-1)[torch.arange(5), labels])
 
 
+@pytest.mark.parametrize("against", [True, False], ids=["divergence", "likelihood"])
+def test_without_entropies_the_rest_is_the_same(against: bool) -> None:
+    """To the last bit, with its gradient; whatever nobody asks for has none."""
+    generator = torch.Generator().manual_seed(0)
+    given, other = (3 * torch.randn(150, 7, generator=generator) for _ in range(2))
+    labels, up = torch.randint(7, (150,), generator=generator), torch.randn(2, 150, generator=generator)
+    reference = other if against else None
+    results = []
+    for entropies in (True, False):
+        logits = given.clone().requires_grad_()
+        found = statistics(logits, labels, reference, 1.5, 0.3, entropies)
+        assert (found.entropy is None) != entropies and (found.kl is None) != against
+        (up[0] @ found.log_p + (0 if found.kl is None else up[1] @ found.kl)).backward()
+        results.append((found.log_p.detach(), found.kl if found.kl is None else found.kl.detach(), logits.grad))
+    for one, same in zip(*results, strict=True):
+        assert (one is None and same is None) or torch.equal(one, same)
+
+
+def test_a_divergence_alone_has_a_gradient() -> None:
+    logits = torch.tensor([[0.0, LN3]], dtype=torch.float64, requires_grad=True)
+    kl = statistics(logits, torch.tensor([0]), torch.zeros(1, 2, dtype=torch.float64), entropies=False).kl
+    assert kl is not None
+    kl.sum().backward()
+    assert logits.grad is not None
+    np.testing.assert_allclose(logits.grad, [[-0.25, 0.25]], rtol=0, atol=1e-12)
+
+
 def test_rows_in_pieces_equal_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     head, labels = torch.randn(11, 6, generator=generator), torch.randint(11, (25,), generator=generator)

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import linregress
 from support import tiny_llama
 
+from clients.distributions import mean_entropy
 from clients.flat import FlatParameters
 from clients.step import Step
 from clients.target import (
@@ -160,33 +161,36 @@ def sharpened(rows: torch.Tensor, by: float) -> float:
     return torch.special.entr((rows * by).softmax(-1)).sum(-1).mean().item()
 
 
-def test_a_sharpness_is_searched_for_with_few_looks_at_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cell that bisection finds, of any entropy, within its ends or beyond; a second search goes by the first."""
-    rows = torch.randn(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
-    asked: list[float] = []
+def test_a_sharpness_is_found_with_few_looks_at_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any entropy the cell in which it is met, or the one beside it where it is met at their border; the first or
+    the last one beyond the range. What was asked is not asked again, and says the same as when it is asked anew."""
+    asked: list[AnswerRows] = []
 
-    def counted(self: Any, sharpness: float = 1.0) -> float:
-        asked.append(sharpness)
-        return sharpened(rows, sharpness)
+    def counted(rows: AnswerRows) -> tuple[float, float]:
+        asked.append(rows)
+        return mean_entropy(rows)
 
-    monkeypatch.setattr(_Tokens, "entropy", counted)
-    cells = [4 ** (2 * k / 1024 - 1) for k in range(1025)]
-    entropies = np.array([sharpened(rows, by) for by in cells])
-    wanted = [*np.linspace(entropies[-1] * 0.9, entropies[0] * 1.1, 40), *entropies[300:304]]
-    counts: list[int] = []
-    for entropy in wanted:
-        tokens = _Tokens(AnswerRows(rows, None), torch.zeros(200, dtype=torch.long), [200])
-        # What lies beyond the range gets its first or its last cell.
-        cell = min(max(int((entropies > entropy).sum()) - 1, 0), 1023)
-        found, first = _sharpness(tokens, entropy), len(asked)
-        assert cells[cell] < found < cells[cell + 1]
-        assert _sharpness(tokens, entropy) == found and len(asked) == first, "what is known is not asked again"
-        near = entropy * 1.01
-        again = _sharpness(tokens, near)
-        assert again == _sharpness(_Tokens(tokens.rows, tokens.labels, [200]), near)
-        counts.append(first)
+    monkeypatch.setattr("clients.target.mean_entropy", counted)
+    cells = np.array([4 ** (2 * k / 1024 - 1) for k in range(1025)])
+    for spread in (0.3, 3.0, 12.0):
+        rows = torch.randn(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
+        labels = torch.zeros(200, dtype=torch.long)
+        kept = _Tokens(AnswerRows(rows, None), labels, [200])
+        for place in (0, 1, 300, 511, 512, 513, 640, 1000, 1023):
+            entropy = sharpened(rows, float(np.sqrt(cells[place] * cells[place + 1])))
+            assert cells[place] < _sharpness(kept, entropy) < cells[place + 1]
+        known = len(asked)
+        assert known <= 17
+        for entropy in np.linspace(sharpened(rows, 4.3), sharpened(rows, 0.23), 40):
+            found = _sharpness(kept, entropy)
+            assert sharpened(rows, found * 1.0015) < entropy or found > cells[1023]
+            assert sharpened(rows, found / 1.0015) > entropy or found < cells[1]
+        assert len(asked) == known
         asked.clear()
-    assert max(counts) <= 20 and np.mean(counts) < 10
+        new = _Tokens(AnswerRows(rows, None), labels, [200])
+        near = sharpened(rows, 1.1)
+        assert _sharpness(new, near) == _sharpness(kept, near) and len(asked) == 2, "the ends of one stretch"
+        asked.clear()
 
 
 def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,11 +217,35 @@ def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.Monkey
     second, few = asked(estimator, 1.4, FORGET[:2])
     assert few == 2 * 2
     other, more = asked(estimator, 1.2, FORGET[:2])
-    assert more == len(REFERENCES) + 2 * 2
+    assert more == len(REFERENCES) + 2, "of the base model nothing is asked a second time"
     np.testing.assert_allclose(second.nll, first.nll[:2], rtol=1e-5)
     alone, _ = asked(Estimator(model, flat, start, REFERENCES, 30), 1.4, FORGET[:2])
     np.testing.assert_array_equal(second.nll, alone.nll)
     assert not np.allclose(other.nll, alone.nll, rtol=1e-3)
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+    """Of the base model as much is kept as may be, what was asked for last; the same targets either way."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    flat.load(start * np.float32(1.4))
+    asks = [FORGET[:1], FORGET[1:2], FORGET[2:3], FORGET[:1]]
+    plenty = Estimator(model, flat, start, REFERENCES, 30)
+    wanted = [plenty.target(ask, 0.01) for ask in asks]
+    width = next(iter(plenty._known.values())).rows.values[0].nbytes
+    tokens = sum(len(r.answer) for r in REFERENCES) + max(len(r.answer) for r in FORGET) * records
+    monkeypatch.setattr("clients.target._KEPT_BYTES", width * tokens if records else 1)
+    scarce = Estimator(model, flat, start, REFERENCES, 30)
+    for ask, expected in zip(asks, wanted, strict=True):
+        found = scarce.target(ask, 0.01)
+        assert sum(one.rows.values.nbytes for one in scarce._known.values()) <= width * tokens
+        np.testing.assert_array_equal(found.nll, expected.nll)
+        assert found.sharpness == expected.sharpness
+    kept = [tuple(REFERENCES) in scarce._known, tuple(asks[-1]) in scarce._known]
+    assert kept == [bool(records)] * 2, "what is always asked for, and what was asked for last"
+    np.testing.assert_array_equal(flat.numpy(), start * np.float32(1.4))
 
 
 def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from functools import partial
 from queue import Queue
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.fleet.vce import vce_api
+from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.server.superlink.linkstate import InMemoryLinkState, LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
 from flwr.simulation.ray_transport import ray_actor
@@ -22,7 +23,7 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.superlink.federation import NoOpFederationManager
 
-from oblivionis.flower import grids, names, superexec
+from oblivionis.flower import grids, names, superexec, turns
 from strategies.flower import identify_process
 from strategies.memory_grid import MemoryGrid
 
@@ -82,6 +83,18 @@ def test_delivery_by_node_delivers_what_flower_delivers() -> None:
     assert seen[0] == seen[1] and sum(map(len, seen[0])) > 40
 
 
+def test_messages_are_delivered_in_the_order_in_which_they_were_sent() -> None:
+    """At the first node those of all, one of each; Flower goes by the message, not by where it was found."""
+    grid, dealt = simulation(5)
+    nodes = list(dealt)
+    grids.deliver_by_node(grid, patience=0.0)
+    order = [nodes[3], nodes[0], nodes[4], nodes[1], nodes[3]]
+    grid.push_messages([to(node) for node in order])
+    delivered = [[m.metadata.dst_node_id for m in grid.state.get_message_ins(node_id=n, limit=1)] for n in nodes]
+    assert delivered == [order[:4], [], [], [nodes[3]], []]
+    assert "node_id = message.metadata.dst_node_id" in inspect.getsource(vce_api.worker)
+
+
 def test_delivery_by_node_keeps_back_what_has_expired() -> None:
     grid, dealt = simulation(1)
     grids.deliver_by_node(grid, patience=0.0)
@@ -139,16 +152,49 @@ def test_messages_sent_between_two_passes_are_not_waited_for() -> None:
     first, second = dealt
     grids.deliver_by_node(grid, patience=60.0)
     grid.push_messages([to(second)])
-    assert grid.state.get_message_ins(node_id=first, limit=1) == []
     assert len(grid.state.get_message_ins(node_id=second, limit=1)) == 1
-    grid.push_messages([to(first)])
+    grid.push_messages([to(second)])
     assert len(grid.state.get_message_ins(node_id=first, limit=1)) == 1
+    assert grid.state.get_message_ins(node_id=second, limit=1) == []
 
 
 def test_what_delivery_by_node_replaces_has_its_signature() -> None:
     assert list(inspect.signature(InMemoryLinkState.store_message_ins).parameters) == ["self", "message"]
     looked = inspect.signature(InMemoryLinkState.get_message_ins).parameters
     assert list(looked) == ["self", "node_id", "limit", "run_id"] and looked["run_id"].kind.name == "KEYWORD_ONLY"
+
+
+def test_clients_that_unlearn_take_turns_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once, in the order in which they come; those that train do not wait. Afterwards all is as before."""
+    begun: Queue[int] = Queue()
+    ends = [threading.Event() for _ in range(6)]
+
+    def process(self: RayBackend, message: Message, context: Context) -> tuple[Message, Context]:
+        begun.put(message.metadata.dst_node_id)
+        assert ends[message.metadata.dst_node_id].wait(30)
+        return message, context
+
+    monkeypatch.setattr(RayBackend, "process_message", process)
+    backend, context = RayBackend.__new__(RayBackend), Context(0, 0, {}, RecordDict(), {})
+    kinds = ["train.unlearn"] * 4 + ["train"] * 2
+    with turns.unlearning_in_turns(2):
+        threads = []
+        for number, kind in enumerate(kinds):
+            message = Message(RecordDict(), dst_node_id=number, message_type=kind)
+            threads.append(threading.Thread(target=backend.process_message, args=(message, context), daemon=True))
+            threads[-1].start()
+            if number not in (2, 3):
+                assert begun.get(timeout=30) == number
+        assert begun.empty()
+        ends[1].set()
+        assert begun.get(timeout=30) == 2
+        assert begun.empty()
+        for end in ends:
+            end.set()
+        assert begun.get(timeout=30) == 3
+        for thread in threads:
+            thread.join(30)
+    assert RayBackend.process_message is process
 
 
 def test_the_loop_that_delivers_asks_the_state_for_each_node() -> None:

@@ -108,6 +108,15 @@ def test_several_clients_are_merged_by_forget_set_size():
     assert list(config[protocol.RECORD_COUNTS]) == [2, 1]
 
 
+def test_who_asks_for_the_first_time_is_sent_to_first():
+    """In the order of the requests, whatever the clients' numbers; what is asked of one goes by the requests' ids."""
+    grid = federation(4)
+    requests = Repeating([(1, request(0)), (2, request(2)), (2, request(1, 1, "b")), (2, request(1, 1, "a"))])
+    FedTU(build("fedavg"), requests=requests).start(grid, adapter(noise("start")), num_rounds=2)
+    sent = [(p, list(c["config"][protocol.REQUEST_IDS])) for kind, p, c in grid.log if kind == "train.unlearn"]
+    assert sent == [(0, ["r0"]), (1, ["a", "b"]), (2, ["r2"]), (0, ["r0"])]
+
+
 def test_summed_each_client_moves_all_of_its_way():
     start, models = noise("start"), {1: noise("one"), 3: noise("three")}
     grid = federation(4)

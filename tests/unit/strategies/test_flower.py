@@ -17,7 +17,7 @@ from strategies import flower
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
-ADAPTERS = {"strategies/flower.py", *(f"oblivionis/flower/{name}.py" for name in ("grids", "superexec"))}
+ADAPTERS = {"strategies/flower.py", *(f"oblivionis/flower/{name}.py" for name in ("grids", "superexec", "turns"))}
 PRIVATE = ("_message_id", "_src_node_id", "_check_and_log_replies", "_run_id")
 
 

@@ -138,8 +138,8 @@ def test_what_is_served_again_is_what_the_last_rounds_served(tmp_path):
     for server_round in (1, 2, 3):
         for request in requests.pending(server_round):
             requests.served(request, server_round, {})
-    assert [r.node for r in requests.again(3)] == [0, 1, 2, 3]
-    assert [r.node for r in requests.again(4)] == [2, 3, 4, 5]
+    assert [r.node for r in requests.again(3)] == [2, 3, 0, 1], "those served last come first"
+    assert [r.node for r in requests.again(4)] == [4, 5, 2, 3]
     assert [r.node for r in requests.again(1)] == []
 
 

@@ -1,0 +1,36 @@
+"""Clients of a simulation whose work is of unequal length take turns at the cores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flwr.app import Context, Message
+from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+from strategies import protocol
+
+
+@contextmanager
+def unlearning_in_turns(cores: int) -> Iterator[None]:
+    """Within, no more than `cores` simulated clients unlearn at once; who is sent to first begins first.
+
+    More client processes than cores pay where all take equally long, as in training: three clients share two cores for
+    one turn and a half instead of taking two. Those that unlearn have from nothing to do up to ten epochs, the longest
+    first: with a core to itself that one ends earlier, and the others are done beside it.
+    """
+    turns = threading.Semaphore(cores)
+    process = RayBackend.process_message
+
+    def in_turn(backend: RayBackend, message: Message, context: Context) -> tuple[Message, Context]:
+        if message.metadata.message_type != protocol.UNLEARN:
+            return process(backend, message, context)
+        with turns:
+            return process(backend, message, context)
+
+    RayBackend.process_message = in_turn  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RayBackend.process_message = process  # type: ignore[method-assign]
