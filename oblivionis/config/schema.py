@@ -1299,7 +1299,7 @@ class Federation:
         default=1,
         metadata=about(
             "At least so many client processes in a simulation, also where cores are fewer, and never more than take "
-            "part in a round. Clients that train share the cores: three then take one turn on two cores instead of two; "
+            "part in a round. Clients that train share the cores, three of them two cores in one turn instead of two; "
             "those that unlearn get a core each.",
             unit="processes",
             at_least=1,
