@@ -136,10 +136,10 @@ def row_statistics(
 @torch.no_grad()
 def mean_entropy(rows: AnswerRows) -> tuple[float, float]:
     """Mean entropy H of the distributions that predict M answer tokens, nats, and by how much it changes with ln β
-    where their logits are multiplied by β: dH/d ln β = −Var(log p), no greater than 0.
+    where their logits are multiplied by β: dH/d ln β = −Var(log p), at most 0 but for rounding.
     """
     total, slope = 0.0, 0.0
-    for values in rows.values.split(_piece(rows)):
+    for values in rows.values.split(min(_ROWS, _piece(rows))):
         logits = rows.logits(values)
         log_p = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
         p = log_p.exp()

@@ -10,6 +10,7 @@ oracle is asked and nothing leaves the client.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,8 @@ LEAST_REFERENCES = 8
 """Fewest reference records that a line is fitted to."""
 _SHARPEST = 4.0
 _CELLS = 1 << 10
-_STRETCHES = 1 << 4
+_STRETCHES = 1 << 6
+_PER_STRETCH = 2 * math.log(_SHARPEST) / _STRETCHES
 _LEAST_NLL = 1e-4
 """No token is to be surer than that, nats: its logit would have no bound."""
 _TOKENS = 1024
@@ -41,7 +43,8 @@ _TOKENS = 1024
 _SURELY = 0.9
 """Up to this share of the tolerance no rounding makes a record one that is off its target."""
 _KEPT_BYTES = 1 << 26
-"""Of what predicts answer tokens in the base model, and in the present one; where it takes more it is made anew."""
+"""Of what predicts the references' tokens, in the base model and in the present one, and of what predicts the records'
+own; where it takes more it is made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,9 @@ class Estimator:
             raise _too_few(len(references))
         self.references = tuple(references)
         self._model, self._flat, self._base, self._batch_size = model, flat, base, batch_size
-        self._known: OrderedDict[tuple[TokenSequence, ...], _Tokens] = OrderedDict()
-        self._now: tuple[np.ndarray, _Tokens] | None = None
+        self._before: _Tokens | None = None
+        self._own: OrderedDict[tuple[TokenSequence, ...], _Tokens] = OrderedDict()
+        self._now: tuple[bytes, _Tokens] | None = None
 
     @torch.no_grad()
     def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
@@ -150,7 +154,11 @@ class Estimator:
         with evaluation_mode(model):
             now = self._present(present)
             mine = _Tokens.of(model, records, size)
-            before, own = self._of_base(self.references, present), self._of_base(tuple(records), present)
+            before = self._before or self._of_base(self.references, present)
+            own = self._own_of_base(tuple(records), present)
+        self._before = before if self._keeps(before) else None
+        if not np.isfinite(now.means()).all():
+            raise ValueError("the model's likelihoods of the reference records are not finite")
         means = never_seen_nll(before.means(), now.means(), own.means())
         nll, found = (torch.from_numpy(values).float() for values in (means, mine.means()))
         if ((found - nll).abs() <= _SURELY * tolerance).all():
@@ -164,28 +172,30 @@ class Estimator:
         rows = own.each() if self._keeps(own) else None
         return Target(nll, tolerance, self._base, sharpness, lowered, rows, found)
 
+    def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> _Tokens:
+        """As `_of_base`; of what is asked for again as much is kept as may be, the latest."""
+        own = self._own
+        found = own.pop(records) if records in own else self._of_base(records, present)
+        own[records] = found
+        while own and sum(map(self._bytes, own.values())) > _KEPT_BYTES:
+            own.popitem(last=False)
+        return found
+
     def _of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> _Tokens:
         """Of `records`, under the base model's parameters; those that were there, `present`, are there again."""
-        if records in self._known:
-            self._known.move_to_end(records)
-            return self._known[records]
         self._flat.load(self._base)
         try:
-            found = _Tokens.of(self._model, records, self._batch_size)
+            return _Tokens.of(self._model, records, self._batch_size)
         finally:
             self._flat.load(present)
-        if self._keeps(found):
-            self._known[records] = found
-            while sum(map(self._bytes, self._known.values())) > _KEPT_BYTES:
-                self._known.popitem(last=False)
-        return found
 
     def _present(self, parameters: np.ndarray) -> _Tokens:
         """Of the references, under the parameters that are there."""
-        if self._now is not None and np.array_equal(self._now[0], parameters):
+        key = hashlib.blake2b(parameters.tobytes()).digest()
+        if self._now is not None and self._now[0] == key:
             return self._now[1]
         found = _Tokens.of(self._model, self.references, self._batch_size)
-        self._now = (parameters, found) if self._keeps(found) else None
+        self._now = (key, found) if self._keeps(found) else None
         return found
 
     def _keeps(self, tokens: _Tokens) -> bool:
@@ -269,24 +279,27 @@ def _sharpness(tokens: _Tokens, entropy: float) -> float:
     """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; the middle of the one of `_CELLS`
     parts of that range's logarithm in which it is met, so that rounding seldom makes another of it.
 
-    Entropy falls as logits grow. To ask for it takes all logits anew, so it is asked for at the ends of one of
-    `_STRETCHES` stretches alone, with its slope there, and follows a cubic in between; what was asked stays known.
+    Entropy falls as logits grow. To ask for it takes all logits anew, so it is asked for, with its slope, at the ends of
+    `_STRETCHES` stretches alone: tangents lead to the one in which it is met, or the middle of what is left where one
+    got less than half the way, and within it the entropy follows a cubic. What was asked stays known.
     """
-    node = _STRETCHES // 2
-    ahead = 1 if tokens.at(node)[0] > entropy else -1
-    while 0 <= node + ahead <= _STRETCHES and (tokens.at(node + ahead)[0] > entropy) == (ahead > 0):
-        node += ahead
-    low = min(max(node if ahead > 0 else node - 1, 0), _STRETCHES - 1)
-    entropies, slopes = zip(tokens.at(low), tokens.at(low + 1), strict=True)
-    curve = CubicHermiteSpline([_place(low), _place(low + 1)], entropies, slopes)
-    edges = np.linspace(_place(low), _place(low + 1), _CELLS // _STRETCHES + 1)
+    low, high, node = 0, _STRETCHES, _STRETCHES // 2
+    while high - low > 1:
+        width, (found, slope) = high - low, tokens.at(node)
+        low, high = (node, high) if found > entropy else (low, node)
+        met = node + (entropy - found) / (slope * _PER_STRETCH) if slope < 0 else math.inf
+        trusted = math.isfinite(met) and high - low <= width / 2
+        node = min(max(math.floor(met), low + 1), high - 1) if trusted else (low + high) // 2
+    entropies, slopes = zip(tokens.at(low), tokens.at(high), strict=True)
+    curve = CubicHermiteSpline([_place(low), _place(high)], entropies, slopes)
+    edges = np.linspace(_place(low), _place(high), _CELLS // _STRETCHES + 1)
     cell = int((curve(edges[1:-1]) > entropy).sum())
     return math.exp((edges[cell] + edges[cell + 1]) / 2)
 
 
 def _place(node: int) -> float:
     """The logarithm of what logits are multiplied by where a stretch begins; 0 in the middle."""
-    return math.log(_SHARPEST) * (2 * node / _STRETCHES - 1)
+    return _PER_STRETCH * (node - _STRETCHES // 2)
 
 
 def _logit(nll: np.ndarray) -> np.ndarray:

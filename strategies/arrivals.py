@@ -126,6 +126,7 @@ class RealArrivals(Arrivals):
         return time.monotonic() - self._began
 
     def send(self, messages: Sequence[Message], group: str, due: Sequence[float] | None = None) -> list[Sent]:
+        self._pauses = Pauses()
         sent = [Sent(self._who(message), group, message, self.now) for message in messages]
         ids = list(self._grid.push_messages(list(messages))) if messages else []
         ids += [None] * (len(sent) - len(ids))  # Flower returns none at all for too large messages
@@ -137,7 +138,6 @@ class RealArrivals(Arrivals):
         return sent
 
     def wait(self, until: float, group: str, most: int | None = None) -> list[Arrived]:
-        self._pauses = Pauses()
         while True:
             self._poll()
             found = [arrived for arrived in self._came if arrived[0].group == group]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,34 @@ from flwr.app import Context, Message
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
 from strategies import protocol
+
+
+class Turns:
+    """`count` turns at once; who waits longest comes next. A `threading.Semaphore` lets newcomers overtake."""
+
+    def __init__(self, count: int) -> None:
+        self._free, self._lock = count, threading.Lock()
+        self._waiting: deque[threading.Event] = deque()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within, it is the caller's turn."""
+        comes = threading.Event()
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                comes.set()
+            else:
+                self._waiting.append(comes)
+        comes.wait()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._waiting:
+                    self._waiting.popleft().set()
+                else:
+                    self._free += 1
 
 
 @contextmanager
@@ -20,13 +49,13 @@ def unlearning_in_turns(cores: int) -> Iterator[None]:
     one turn and a half instead of taking two. Those that unlearn have from nothing to do up to ten epochs, the longest
     first: with a core to itself that one ends earlier, and the others are done beside it.
     """
-    turns = threading.Semaphore(cores)
+    turns = Turns(cores)
     process = RayBackend.process_message
 
     def in_turn(backend: RayBackend, message: Message, context: Context) -> tuple[Message, Context]:
         if message.metadata.message_type != protocol.UNLEARN:
             return process(backend, message, context)
-        with turns:
+        with turns.turn():
             return process(backend, message, context)
 
     RayBackend.process_message = in_turn  # type: ignore[method-assign]

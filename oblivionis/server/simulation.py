@@ -136,14 +136,16 @@ def _run_flower(
             failure = error
             _end_clients()
 
-    resources = {"num_cpus": config.federation.client_cpus, "num_gpus": config.federation.client_gpus}
-    cores = max(1, Machine.here().cpus // config.federation.client_cpus)
+    federation = config.federation
+    resources = {"num_cpus": federation.client_cpus, "num_gpus": federation.client_gpus}
+    cores = max(1, Machine.here().cpus // federation.client_cpus)
+    by_cores = federation.ray_address is None and federation.client_gpus == 0
     try:
-        with unlearning_in_turns(cores) if config.federation.ray_address is None else nullcontext():
+        with unlearning_in_turns(cores) if by_cores else nullcontext():
             run_simulation(
                 server_app=server,
                 client_app=client_app,
-                num_supernodes=config.federation.clients,
+                num_supernodes=federation.clients,
                 backend_config={"client_resources": {**resources}},
             )
     except Exception:

@@ -172,25 +172,33 @@ def test_a_sharpness_is_found_with_few_looks_at_the_logits(monkeypatch: pytest.M
 
     monkeypatch.setattr("clients.target.mean_entropy", counted)
     cells = np.array([4 ** (2 * k / 1024 - 1) for k in range(1025)])
-    for spread in (0.3, 3.0, 12.0):
+    for spread, raised in ((0.3, 0.0), (3.0, 0.0), (12.0, 0.0), (1.0, 8.0)):
         rows = torch.randn(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
+        rows[:, 0] += raised
         labels = torch.zeros(200, dtype=torch.long)
         kept = _Tokens(AnswerRows(rows, None), labels, [200])
         for place in (0, 1, 300, 511, 512, 513, 640, 1000, 1023):
             entropy = sharpened(rows, float(np.sqrt(cells[place] * cells[place + 1])))
-            assert cells[place] < _sharpness(kept, entropy) < cells[place + 1]
-        known = len(asked)
-        assert known <= 17
+            new, before = _Tokens(AnswerRows(rows, None), labels, [200]), len(asked)
+            assert cells[place] < _sharpness(new, entropy) < cells[place + 1]
+            assert len(asked) - before <= 12
+            assert _sharpness(kept, entropy) == _sharpness(new, entropy)
         for entropy in np.linspace(sharpened(rows, 4.3), sharpened(rows, 0.23), 40):
             found = _sharpness(kept, entropy)
             assert sharpened(rows, found * 1.0015) < entropy or found > cells[1023]
             assert sharpened(rows, found / 1.0015) > entropy or found < cells[1]
-        assert len(asked) == known
-        asked.clear()
-        new = _Tokens(AnswerRows(rows, None), labels, [200])
-        near = sharpened(rows, 1.1)
-        assert _sharpness(new, near) == _sharpness(kept, near) and len(asked) == 2, "the ends of one stretch"
-        asked.clear()
+            known = len(asked)
+            assert _sharpness(kept, entropy) == found and len(asked) == known
+
+
+@torch.no_grad()
+def test_a_model_that_says_nothing_of_the_references_is_told() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    flat.load(np.full_like(start, np.nan))
+    with pytest.raises(ValueError, match="of the reference records are not finite"):
+        Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 0.1)
 
 
 def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +232,9 @@ def test_clients_of_one_round_ask_the_references_once(monkeypatch: pytest.Monkey
     assert not np.allclose(other.nll, alone.nll, rtol=1e-3)
 
 
-@pytest.mark.parametrize("records", [0, 1])
-def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
-    """Of the base model as much is kept as may be, what was asked for last; the same targets either way."""
+@pytest.mark.parametrize("records", [True, False])
+def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, records: bool) -> None:
+    """Of the records as much is kept as may be, the latest, and never in the references' place; the same targets."""
     model = tiny_llama.lora()
     flat = FlatParameters(model)
     start = flat.numpy()
@@ -234,18 +242,30 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
     asks = [FORGET[:1], FORGET[1:2], FORGET[2:3], FORGET[:1]]
     plenty = Estimator(model, flat, start, REFERENCES, 30)
     wanted = [plenty.target(ask, 0.01) for ask in asks]
-    width = next(iter(plenty._known.values())).rows.values[0].nbytes
-    tokens = sum(len(r.answer) for r in REFERENCES) + max(len(r.answer) for r in FORGET) * records
-    monkeypatch.setattr("clients.target._KEPT_BYTES", width * tokens if records else 1)
+    sizes = [one.rows.values.nbytes for one in plenty._own.values()]
+    assert len(sizes) == 3
+    monkeypatch.setattr("clients.target._KEPT_BYTES", sum(sizes) - 1 if records else 1)
     scarce = Estimator(model, flat, start, REFERENCES, 30)
     for ask, expected in zip(asks, wanted, strict=True):
         found = scarce.target(ask, 0.01)
-        assert sum(one.rows.values.nbytes for one in scarce._known.values()) <= width * tokens
+        assert (tuple(ask) in scarce._own) == records
+        assert len(scarce._own) < 3
         np.testing.assert_array_equal(found.nll, expected.nll)
         assert found.sharpness == expected.sharpness
-    kept = [tuple(REFERENCES) in scarce._known, tuple(asks[-1]) in scarce._known]
-    assert kept == [bool(records)] * 2, "what is always asked for, and what was asked for last"
     np.testing.assert_array_equal(flat.numpy(), start * np.float32(1.4))
+
+
+def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    estimator = Estimator(model, flat, flat.numpy(), REFERENCES, 30)
+    estimator.target(FORGET[:1], 0.01)
+    known = estimator._before
+    assert known is not None
+    monkeypatch.setattr("clients.target._KEPT_BYTES", known.rows.values.nbytes)
+    for ask in (FORGET[1:], FORGET[:1], FORGET[1:]):
+        estimator.target(ask, 0.01)
+        assert estimator._before is known
 
 
 def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,7 @@ def test_what_delivery_by_node_replaces_has_its_signature() -> None:
 
 def test_clients_that_unlearn_take_turns_at_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at once, in the order in which they come; those that train do not wait. Afterwards all is as before."""
+    identify_process()
     begun: Queue[int] = Queue()
     ends = [threading.Event() for _ in range(6)]
 
@@ -195,6 +196,34 @@ def test_clients_that_unlearn_take_turns_at_the_cores(monkeypatch: pytest.Monkey
         for thread in threads:
             thread.join(30)
     assert RayBackend.process_message is process
+
+
+def test_who_waits_for_a_turn_is_not_overtaken() -> None:
+    """Three workers, two turns, as Flower's threads: who has done its work comes back for the next at once."""
+    waiting: Queue[int] = Queue()
+    for number in range(60):
+        waiting.put(number)
+    taking, common, begun = threading.Lock(), turns.Turns(2), []
+
+    def work() -> None:
+        while True:
+            with taking:  # what is taken first is first in line
+                if waiting.empty():
+                    return
+                number = waiting.get()
+                turn = common.turn()
+            with turn:
+                begun.append(number)
+                time.sleep(0.001)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(begun) == list(range(60))
+    away = max(abs(number - place) for place, number in enumerate(begun))
+    assert away <= 10, "between taking a number and standing in line another may come, but nobody waits to the end"
 
 
 def test_the_loop_that_delivers_asks_the_state_for_each_node() -> None:
