@@ -279,9 +279,9 @@ def _sharpness(tokens: _Tokens, entropy: float) -> float:
     """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; the middle of the one of `_CELLS`
     parts of that range's logarithm in which it is met, so that rounding seldom makes another of it.
 
-    Entropy falls as logits grow. To ask for it takes all logits anew, so it is asked for, with its slope, at the ends of
-    `_STRETCHES` stretches alone: tangents lead to the one in which it is met, or the middle of what is left where one
-    got less than half the way, and within it the entropy follows a cubic. What was asked stays known.
+    Entropy falls as logits grow. To ask for it takes all logits anew, so it is asked for, with its slope, at the ends
+    of `_STRETCHES` stretches alone: tangents lead to the one in which it is met, or the middle of what is left where
+    one got less than half the way, and within it the entropy follows a cubic. What was asked stays known.
     """
     low, high, node = 0, _STRETCHES, _STRETCHES // 2
     while high - low > 1:
