@@ -98,7 +98,8 @@ def statistics(
 ) -> TokenStatistics:
     """The statistics of logits (M, V) with labels (M,) against reference logits (M, V), which get no gradient.
 
-    `lowered`, one number or (M,), is taken off the reference's logit of each label first.
+    `lowered`, one number or (M,), is taken off the reference's logit of each label first. entropies: whether entropies
+    are asked for; without, the rest is the same to the last bit.
     """
     by = lowered if isinstance(lowered, Tensor) else logits.new_full((labels.numel(),), lowered) if lowered else None
     return TokenStatistics(*_Statistics.apply(logits, labels, reference, temperature, by, entropies))  # type: ignore[misc]
