@@ -27,7 +27,7 @@ FOUND = """\
 
 A tiny random model of each class is held against transformers and peft, used one record at a time: log-probabilities of
 answers, states of a decoder layer, greedy and sampled answers, gradients of LoRA's factors. A figure is the largest
-difference of all of these, in nats or relative to the largest number; behind it, for bfloat16, how far transformers' own
+difference of these, in nats or relative to the largest number; behind it, for bfloat16, how far transformers' own
 log-probabilities are from those of the same weights in float32. Records are shorter and longer than every window.
 `tests/integration/test_architectures.py` repeats it; `PYTHONPATH=tests python -m support.models_page` makes this page.
 """
