@@ -177,7 +177,7 @@ def test_llama_3_chat() -> None:
 def test_chat_prompts_do_not_change_from_day_to_day() -> None:
     tokenizer = byte_level(chat=LLAMA_3)
     assert "\n\nToday Date: 26 Jul 2024\n\n" in prompt_text(tokenizer, PromptTemplate(kind="chat"), "q")
-    tokenizer.chat_template = "{{ strftime_now('%Y') }} {{ messages[0]['content'] }}:"
+    tokenizer.chat_template = "{{ strftime_now('%Y') }}{% for m in messages %} {{ m['content'] }}:{% endfor %}"
     assert prompt_text(tokenizer, PromptTemplate(kind="chat"), "q") == "26 Jul 2024 q:"
     assert prompt_text(tokenizer, PromptTemplate(kind="chat", date_string="May"), "q") == "May q:"
 
