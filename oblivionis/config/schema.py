@@ -102,8 +102,8 @@ class Template:
     arguments: dict[str, Any] = field(
         default_factory=dict,
         metadata=about(
-            "Variables that the chat template is given by name, such as `{enable_thinking: false}`: texts, numbers, true, "
-            "false, null, or lists of these. Which ones it knows tells `oblivionis model info`."
+            "Variables that the chat template is given by name, such as `{enable_thinking: false}`: texts, numbers, "
+            "true, false, null, or lists of these. `oblivionis model info` tells which ones it knows."
         ),
     )
 
