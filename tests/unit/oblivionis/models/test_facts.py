@@ -129,6 +129,14 @@ def test_an_endless_template_is_refused(tmp_path: Path) -> None:
     assert call("model", "info", tmp_path, "--json").code == 0, "by prefixes nobody asks the template"
 
 
+def test_a_simulation_is_refused_before_it_begins(tmp_path: Path) -> None:
+    model, runs = folder(tmp_path / "model"), tmp_path / "runs"
+    chosen = [f"model.source={model}", "model.name=x", "model.template.kind=chat", "model.template.arguments.hnt=x"]
+    told = call("simulate", "smoke", *chosen, f"output={runs}")
+    assert told.code == 2 and "model.template.arguments.hnt: no variable of the chat template" in told.err
+    assert not runs.exists()
+
+
 def test_models_by_name_and_experiments() -> None:
     for name, kind in (("embedded", "embedded"), ("tiny", "embedded"), ("smoke", "embedded")):
         assert json.loads(call("model", "info", name, "--json").out)["source"] == kind
