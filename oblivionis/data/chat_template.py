@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,10 @@ _limits = threading.local()
 
 class TemplateError(DataError):
     """A prompt template that cannot be used, or not with this tokenizer."""
+
+
+class _Unusable(Exception):
+    """What a template did beyond its limits."""
 
 
 def render(
@@ -54,7 +59,7 @@ def render(
     TemplateError
         If there is no template, if it raises, takes more than `SECONDS` or writes more than `LARGEST` characters.
     """
-    try:
+    with _errors_of(tokenizer):
         template = _compiled(template_text(tokenizer))
         _limits.end = time.thread_time() + SECONDS
         pieces = template.generate(
@@ -66,13 +71,7 @@ def render(
         )
         text = "".join(_bounded(pieces))
         _look_at_clock()
-    except TemplateError as error:
-        raise TemplateError(f"the chat template of {name_of(tokenizer)} {error}") from error
-    except Exception as error:
-        raise TemplateError(
-            f"the chat template of {name_of(tokenizer)} cannot be rendered: {_first_line(error)}"
-        ) from error
-    return text
+        return text
 
 
 def template_text(tokenizer: Any) -> str:
@@ -87,11 +86,8 @@ def template_text(tokenizer: Any) -> str:
 
 def variables_of(tokenizer: Any) -> frozenset[str]:
     """The names that the tokenizer's chat template reads and that an argument may give."""
-    from jinja2 import meta
-
-    text = template_text(tokenizer)
-    found = meta.find_undeclared_variables(_compiled(text).environment.parse(text))
-    return frozenset(name for name in found if name not in RESERVED and not name.endswith("_token"))
+    with _errors_of(tokenizer):
+        return _variables(template_text(tokenizer))
 
 
 def name_of(tokenizer: Any) -> str:
@@ -99,13 +95,35 @@ def name_of(tokenizer: Any) -> str:
     return f"the tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"
 
 
+@contextmanager
+def _errors_of(tokenizer: Any) -> Iterator[None]:
+    """Whatever a template raises as a TemplateError of one line that names the tokenizer."""
+    try:
+        yield
+    except _Unusable as error:
+        raise TemplateError(f"the chat template of {name_of(tokenizer)} {error}") from error
+    except TemplateError:
+        raise
+    except Exception as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise TemplateError(f"the chat template of {name_of(tokenizer)} cannot be rendered: {line}") from error
+
+
 @lru_cache(maxsize=32)
 def _compiled(text: str) -> Any:
     begun = time.thread_time()
     template = _environment().from_string(text)
     if time.thread_time() - begun > SECONDS:
-        raise TemplateError(f"takes longer than {SECONDS:g} s")
+        raise _Unusable(f"takes longer than {SECONDS:g} s")
     return template
+
+
+@lru_cache(maxsize=32)
+def _variables(text: str) -> frozenset[str]:
+    from jinja2 import meta
+
+    found = meta.find_undeclared_variables(_compiled(text).environment.parse(text))
+    return frozenset(name for name in found if name not in RESERVED and not name.endswith("_token"))
 
 
 def _environment() -> Any:
@@ -133,7 +151,7 @@ def _add_looks(tree: Any) -> None:
     from jinja2 import nodes
 
     if any(isinstance(node.value, int) and node.value > LARGEST for node in tree.find_all(nodes.Const)):
-        raise TemplateError(f"names a number beyond {LARGEST:,}")
+        raise _Unusable(f"names a number beyond {LARGEST:,}")
     for node in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
         look = nodes.Call(nodes.EnvironmentAttribute("look_at_clock"), [], [], None, None)
         node.body.insert(0, nodes.ExprStmt(look, lineno=node.lineno))
@@ -141,7 +159,7 @@ def _add_looks(tree: Any) -> None:
 
 def _look_at_clock() -> None:
     if time.thread_time() > _limits.end:
-        raise TemplateError(f"takes longer than {SECONDS:g} s")
+        raise _Unusable(f"takes longer than {SECONDS:g} s")
 
 
 def _bounded(pieces: Iterator[str]) -> Iterator[str]:
@@ -149,7 +167,7 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         size += len(piece)
         if size > LARGEST:
-            raise TemplateError(f"writes more than {LARGEST:,} characters")
+            raise _Unusable(f"writes more than {LARGEST:,} characters")
         yield piece
 
 
@@ -157,9 +175,5 @@ def _bounded_product(context: Any, operator: str, left: Any, right: Any) -> Any:
     """`left * right` or `left ** right`, unless the result is huge."""
     one, other = (len(each) if hasattr(each, "__len__") else abs(each) for each in (left, right))
     if (one ** min(other, 64) if operator == "**" else one * other) > LARGEST:
-        raise TemplateError(f"multiplies up to more than {LARGEST:,}")
+        raise _Unusable(f"multiplies up to more than {LARGEST:,}")
     return left**right if operator == "**" else left * right
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -203,8 +203,10 @@ def answer_text(tokenizer: Any, template: PromptTemplate, question: str, answer:
 
 def whole_text(tokenizer: Any, template: PromptTemplate, question: str, answer: str) -> str:
     """A question with its answer as the model was trained on them, as text, without BOS and end token."""
-    text = prompt_text(tokenizer, template, question) + answer_text(tokenizer, template, question, answer)
-    return text.removeprefix(tokenizer.bos_token or "")
+    layout = layout_of(tokenizer, template)
+    (text,) = _written([(question, answer)], ["the answer"], tokenizer, template, layout)
+    whole = _prompt(tokenizer, template, layout, question) + layout.separator + text
+    return whole.removeprefix(tokenizer.bos_token or "")
 
 
 def stop_ids(tokenizer: Any, model: Any = None, template: PromptTemplate | None = None) -> frozenset[int]:
@@ -285,7 +287,7 @@ def _end(tokenizer: Any, closing: str) -> int:
 
 def _asked(tokenizer: Any, template: PromptTemplate) -> str:
     """The probe question as the chat template asks it. TemplateError where it does not use all that it is given."""
-    known = variables_of(tokenizer)
+    known = variables_of(tokenizer) if template.arguments else frozenset()
     for name in template.arguments:
         if name not in known:
             names = f"it knows {', '.join(sorted(known))}" if known else "it takes none"

@@ -93,6 +93,17 @@ def test_a_template_that_is_slow_to_compile_is_refused_each_time(monkeypatch: py
         assert "takes longer than" in refusal("{{ messages }} and a text of its own")
 
 
+@pytest.mark.parametrize("arguments", [{}, {"x": 1}])
+@pytest.mark.parametrize("text", ["{% for %}", "{% include 'a' %}", "{{ nothing.of.it }}", "{{ 1 / 0 }}"])
+def test_a_template_that_fails_is_one_line(text: str, arguments: dict[str, int]) -> None:
+    tokenizer = byte_level(chat=text + "{{ x }}")
+    with pytest.raises(
+        TemplateError, match=r"^the chat template of the tokenizer TokenizersBackend cannot be"
+    ) as caught:
+        encode_prompts(["q"], tokenizer, PromptTemplate("chat", arguments=arguments))
+    assert "\n" not in str(caught.value)
+
+
 PARTS = {
     "blanks": "{% for m in messages %}\n  {% if true %}\n {{ m.content }}\n  {% endif %}\n{%- endfor -%}\n x",
     "numbers": "{{ 3 * 4 }} {{ 2 ** 5 }} {{ 'ab' * 3 }} {{ 2 ** -1 }} {{ 1.5 * 2 }} {{ [1] * 2 }}",
