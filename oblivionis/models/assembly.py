@@ -36,7 +36,7 @@ class Assembled:
 def assemble(config: Model, seed: int) -> Assembled:
     """`load_base` with what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero."""
     model, tokenizer = load_base(config)
-    stops = frozenset(stop_ids(tokenizer, model))
+    stops = stop_ids(tokenizer, model, prompt_template(config))
     return _assembled(with_trainable(model, config, seed), tokenizer, config, stops)
 
 
@@ -46,7 +46,7 @@ def assemble_untrained(config: Model) -> Assembled:
     least = min((p for p in model.parameters() if p.is_floating_point()), key=lambda p: p.numel())
     for parameter in model.parameters():
         parameter.requires_grad_(parameter is least)
-    return _assembled(model, tokenizer, config, frozenset(stop_ids(tokenizer, model)))
+    return _assembled(model, tokenizer, config, stop_ids(tokenizer, model, prompt_template(config)))
 
 
 def _assembled(model: Any, tokenizer: Any, config: Model, stops: frozenset[int]) -> Assembled:
