@@ -385,9 +385,9 @@ def _states(model: Any, sequences: Sequence[TokenSequence], batch: PackedBatch, 
         whole = layer_states(model, PackedBatch.build(sequences, last=True), 1, mode=mode)
     except ValueError:  # refused, with a reason: no list of layers, or several states per token
         return 0.0
-    tops = [x[0, len(s.prompt) - 1 :] for x, s in zip(seen, sequences, strict=True)]
-    if any(x.shape[0] != 1 for x in seen):
+    if len(seen) != len(sequences):  # a layer that runs several times has no one state
         return 0.0
+    tops = [x[0, len(s.prompt) - 1 :] for x, s in zip(seen, sequences, strict=True)]
     scale = float(torch.cat(tops).abs().max())
     return max(_largest(kept, torch.cat(tops)), _largest(whole, torch.cat([x[0] for x in seen]))) / scale
 
