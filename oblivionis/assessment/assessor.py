@@ -297,7 +297,9 @@ class Assessor:
         parts = {name: getattr(evaluators.module(name), function, None) for name in self._names}
         return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
 
-    def _each_or_failed(self, function: str, context: Context, *arguments: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    def _each_or_failed(
+        self, function: str, context: Context, *arguments: Any
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         """The same, and by name why it failed; what the user is to mend is raised, and with `strict` all."""
         found: dict[str, Any] = {}
         failed: dict[str, str] = {}

@@ -137,7 +137,7 @@ class Verification:
         if not lacking:
             return ""
         evaluator, reason = lacking[0].evaluator, lacking[0].reason
-        return f"the evaluator {evaluator} failed on the finetuned model ({reason}): what utility there was is not known"
+        return f"the evaluator {evaluator} failed on the finetuned model ({reason}): how useful it was is not known"
 
 
 def doubt(failed: Mapping[str, str], metrics: Mapping[str, float], before: Mapping[str, float], least: float) -> str:

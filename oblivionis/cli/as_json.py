@@ -71,6 +71,6 @@ def plain(value: Any) -> Any:
         return {str(name): plain(entry) for name, entry in value.items()}
     if isinstance(value, Collection):
         return [plain(entry) for entry in value]
-    if hasattr(value, "tolist"):  # NumPy's
-        return plain(value.tolist())
+    if (to_list := getattr(value, "tolist", None)) is not None:  # NumPy's
+        return plain(to_list())
     raise TypeError(f"{type(value).__name__} is nothing that JSON has")

@@ -108,6 +108,24 @@ def not_measured(found: Sequence[str], more: str = "") -> NotMeasured:
     return NotMeasured(f"{head}, all else is kept: {'; '.join(found[:NAMED])}{rest}{tail}")
 
 
+@contextmanager
+def measuring(what: str, more: str) -> Iterator[None]:
+    """A command that measures one thing: what raises inside is told in one line, with what helps.
+
+    Raises
+    ------
+    NotMeasured
+        For any exception but those that say already what to do.
+    """
+    try:
+        yield
+    except OblivionisError:
+        raise
+    except Exception as error:
+        logger.debug("%s failed", what, exc_info=True)
+        raise not_measured([f"{what}: {reason_of(error)}"], more) from error
+
+
 def row_of(stage: str, server_round: int, moment: str, evaluator: str, error: str) -> dict[str, Any]:
     """A row of metrics.jsonl that tells of a failure."""
     head = {"stage": stage, "round": server_round, "moment": moment, "evaluator": evaluator}

@@ -84,7 +84,9 @@ def _failed(run: RunDirectory, audit: Mapping[str, Any] | None) -> dict[str, lis
         attacks: list[str] = []
     else:
         found = [f.in_words() for f in failures(run) if f.final and f.stage == STAGE]
-        attacks = [n.removesuffix(f".{STAGE}") for n in _latest_attacks(run).get("failed", {}) if n.endswith(f".{STAGE}")]
+        attacks = [
+            n.removesuffix(f".{STAGE}") for n in _latest_attacks(run).get("failed", {}) if n.endswith(f".{STAGE}")
+        ]
     return {name: texts for name, texts in (("failed", found), ("failed_attacks", attacks)) if texts}
 
 
