@@ -208,7 +208,7 @@ def bench_table(
     from benchmarks.printing import FORMATS, results_document, tables_of
 
     _check_format(form, FORMATS)
-    console, tables = Console(), tables_of(target, layout or [])
+    console, tables = Console(), [] if as_json and not layout else tables_of(target, layout or [])
     if as_json:
         with answering(as_json) as answer:
             return answer(results_document(target))
