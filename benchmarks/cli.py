@@ -124,23 +124,29 @@ def bench_run(
         settings = {"resume": resume, "dry_run": dry_run, "jobs": jobs, "store": store, "away": away}
         suites.bench(suite, overrides or [], output, console=console, **settings)
 
-    _answer(output or suites.folder_of(suite), run, as_json=as_json)
+    folder = output or suites.folder_of(suite)
+    _answer(folder / RESULTS_FILE, run, lambda: _results(folder), as_json=as_json)
 
 
-def _answer(folder: Path, work: Callable[[Console], None], *, as_json: bool) -> None:
-    """Do the work, which fills `folder` with results, and print them as JSON, also where a part of it failed."""
+def _answer(file: Path, work: Callable[[Console], None], read: Callable[[], Any], *, as_json: bool) -> None:
+    """Do the work, which leaves its results in `file`; print what `read` makes of them as JSON, also where some of it
+    failed."""
     with answering(as_json) as answer:
         failed = None
         try:
             work(Console())
         except RunFailed as error:
             failed = error
-        if as_json and (folder / RESULTS_FILE).is_file():
-            from benchmarks.printing import results_document
-
-            answer(results_document(folder))
+        if as_json and file.is_file():
+            answer(read())
         if failed is not None:
             raise failed
+
+
+def _results(folder: Path) -> Any:
+    from benchmarks.printing import results_document
+
+    return results_document(folder)
 
 
 def _away(
@@ -190,7 +196,8 @@ def bench_collect(
     """Write and print results and tables of those runs of a suite that are done, and run nothing."""
     from benchmarks import kinds as suites
 
-    _answer(folder, lambda console: suites.collect(folder, store, console), as_json=as_json)
+    file = folder / RESULTS_FILE
+    _answer(file, lambda console: suites.collect(folder, store, console), lambda: _results(folder), as_json=as_json)
 
 
 @bench_cli.command("table")
@@ -359,13 +366,10 @@ def tune(
     )
     if as_json and dry_run:
         raise OblivionisError("--dry-run measures nothing: leave --json out")
-    with answering(as_json) as answer:
-        failed = None
-        try:
-            run_tuning(wanted, Console(), resume=resume, dry_run=dry_run)
-        except RunFailed as error:
-            failed = error
-        if as_json and (folder / "result.json").is_file():
-            answer({"folder": folder, **read_json(folder / "result.json", dict[str, Any])})
-        if failed is not None:
-            raise failed
+    file = folder / "result.json"
+    _answer(
+        file,
+        lambda console: run_tuning(wanted, console, resume=resume, dry_run=dry_run),
+        lambda: {"folder": folder, **read_json(file, dict[str, Any])},
+        as_json=as_json,
+    )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oblivionis.audits.people import Settings
     from oblivionis.audits.people_outcomes import PersonAudit
     from oblivionis.audits.to_requests import Plan
+    from oblivionis.runs.directory import RunDirectory
 
 People = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this person; repeatable.")]
 Target = Annotated[
@@ -102,7 +103,6 @@ def audit_person(
     from oblivionis.audits import people as person_audit
     from oblivionis.audits.people_outcomes import before_audit
     from oblivionis.reports import people as person_report
-    from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.failures import not_measured
 
     if phrasings not in person_audit.PHRASINGS:
@@ -125,19 +125,23 @@ def audit_person(
     folder = out or subject.folder
     with answering(as_json) as answer:
         result = _audited(subject, person_audit.first_people(facts, limit), settings, folder, read_from, before)
-        lines = [f"results: {folder} (audit.json, scores/, figures/people.svg)"]
-        if subject.run is not None and out is None:
-            html_report.write_html(
-                subject.run, configuration.from_yaml(subject.run.read_config(), subject.run.config_place)
-            )
-            lines.append(f"a page per person: {subject.run.path / 'report.html'}")
+        page = _page(subject.run) if subject.run is not None and out is None else ""
         if as_json:
             answer({"folder": folder, **result.to_json()})
         else:
             person_report.print_audit(result, Console())
-            Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+            text = f"results: {folder} (audit.json, scores/, figures/people.svg)\n{page}".rstrip()
+            Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if result.failed:
         raise not_measured([f"{name}: {reason}" for name, reason in result.failed.items()])
+
+
+def _page(run: RunDirectory) -> str:
+    """Write the run's report anew, and say where it is."""
+    from oblivionis.reports.html import run_page as html_report
+
+    html_report.write_html(run, configuration.from_yaml(run.read_config(), run.config_place))
+    return f"a page per person: {run.path / 'report.html'}"
 
 
 def _audited(
@@ -206,31 +210,34 @@ def request_from_audit(
     plan = audit_requests.plan_requests(
         audit, person or (), scope=scope, min_strength=min_strength, min_phrasings=min_phrasings
     )
-    console = Console()
-    if not as_json:
-        person_report.print_plan(plan, console)
-    if not plan.demands:
-        why = (
-            "no training record states what is memorised"
-            if plan.nothing
-            else f"no fact is memorised in {min_phrasings} or more phrasings with a z* of at least {min_strength:g}"
-        )
-        if not as_json:
-            console.print(f"Nothing to ask for: {why}.", markup=False, highlight=False)
-        return _answer_plan(plan, None, 0, 0) if as_json else None
     file = out or (source if source.is_dir() else source.parent) / "requests.jsonl"
-    try:
-        lines, last = audit_requests.write_schedule(plan, file, scope=scope, server_round=at_round, per_round=per_round)
-    except OSError as error:
-        raise OblivionisError(f"--out {file}: {error.strerror}") from error
+    lines = last = 0
+    if plan.demands:
+        try:
+            lines, last = audit_requests.write_schedule(
+                plan, file, scope=scope, server_round=at_round, per_round=per_round
+            )
+        except OSError as error:
+            raise OblivionisError(f"--out {file}: {error.strerror}") from error
     if as_json:
-        return _answer_plan(plan, file, lines, last)
-    serve, again = person_report.commands(plan, audit, file)
-    rounds = plan.config.federation.rounds.unlearn
-    if last > rounds:
+        return _answer_plan(plan, file if plan.demands else None, lines, last)
+    person_report.print_plan(plan, Console())
+    if plan.demands:
+        text = _written(person_report.commands(plan, audit, file), file, lines, last, plan)
+    elif plan.nothing:
+        text = "Nothing to ask for: no training record states what is memorised."
+    else:
+        least = f"in {min_phrasings} or more phrasings with a z* of at least {min_strength:g}"
+        text = f"Nothing to ask for: no fact is memorised {least}."
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _written(commands: tuple[str, str], file: Path, lines: int, last: int, plan: Plan) -> str:
+    """What was written, and the commands that serve it and look again."""
+    serve, again = commands
+    if last > plan.config.federation.rounds.unlearn:
         serve += f" federation.rounds.unlearn={last}"
-    text = f"{lines} request{'s' * (lines != 1)} written to {file}\nserve: {serve}\nthen:  {again}"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return f"{lines} request{'s' * (lines != 1)} written to {file}\nserve: {serve}\nthen:  {again}"
 
 
 def _answer_plan(plan: Plan, file: Path | None, requests: int, last_round: int) -> None:
