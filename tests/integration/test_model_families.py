@@ -23,9 +23,9 @@ from oblivionis.server.app import serve
 pytestmark = pytest.mark.integration
 
 FAMILIES = (
-    "mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "granitemoehybrid", "nemotron_h", "zamba2", "falcon_h1",
-    "minimax", "lfm2", "qwen3_next", "qwen3_5_text", "recurrent_gemma", "mixtral", "qwen3_moe", "gpt2", "gpt_neox", "phi",
-    "phi3", "olmo2", "gemma", "gemma2", "gemma3_text", "mistral", "llama",
+    "mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "granitemoehybrid", "nemotron_h", "zamba2",
+    "falcon_h1", "minimax", "lfm2", "qwen3_next", "qwen3_5_text", "recurrent_gemma", "mixtral", "qwen3_moe", "gpt2",
+    "gpt_neox", "phi", "phi3", "olmo2", "gemma", "gemma2", "gemma3_text", "mistral", "llama",
 )  # fmt: skip
 METHODS = ("calibrated", "npo", "rmu")
 EVERY = os.environ.get("OBLIVIONIS_EVERY_FAMILY") == "1"
