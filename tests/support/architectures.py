@@ -110,7 +110,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 128},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 16},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 32},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "use_mamba_kernels": False},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "ministral3": {
@@ -153,7 +153,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "attention_head_dim": 32,
         "num_key_value_heads": 4,
         "mamba_dt_rank": 8,
-        "use_mamba_kernels": False,
     },
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16, "layer_types": ["hybrid"] * 4},
     "gemma3": {"text_config": _TEXT | {"sliding_window": 16}, "vision_config": _VISION},
