@@ -58,7 +58,7 @@ def model_info(arguments: Arguments = None) -> None:
 
     Nothing is loaded: also a model that does not fit into this machine can be looked at.
     """
-    from oblivionis.models.fingerprint import fingerprint_source
+    from oblivionis.models.fingerprint import fingerprint_model
     from oblivionis.models.source import load_tokenizer, resolve
 
     experiment, overrides = split_arguments(arguments)
@@ -72,7 +72,7 @@ def model_info(arguments: Arguments = None) -> None:
 
     machine, console = Machine.here(), Console()
     need = memory.estimate(config, machine, lengths_of(config))
-    fingerprint = fingerprint_source(config.model.source, config.model.revision)
+    fingerprint = fingerprint_model(config.model)
     report.print_model(config, need, len(load_tokenizer(folder)), fingerprint, console)
     console.print(memory_table(need))
     console.print(f"a simulation here: {summary(need, machine)}", highlight=False, soft_wrap=True)

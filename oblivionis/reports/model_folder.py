@@ -7,10 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from evaluation.engine.merging import merged
 from oblivionis.assessment.assessor import assemble_for
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
+from oblivionis.models.packaged import PACKAGED
+from oblivionis.models.source import EMBEDDED
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, base_name, model_card
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import vector_hash
@@ -68,12 +71,15 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
 
 def _save(model: Any, config: Config, kind: str, folder: Path) -> None:
     if kind == MERGED:
-        model.merge_and_unload().save_pretrained(folder)
+        plain: Any = merged(model)
+        plain.save_pretrained(folder)
     elif kind == WHOLE:
         model.save_pretrained(folder)
     else:
         # A path of this machine means nothing elsewhere; what the base is, the card says.
-        model.peft_config["default"].base_model_name_or_path = base_name(config) or config.model.name
+        source = config.model.source
+        named = source if source == EMBEDDED or source in PACKAGED else base_name(config) or config.model.name
+        model.peft_config["default"].base_model_name_or_path = named
         model.peft_config["default"].revision = config.model.revision
         model.save_pretrained(folder, save_embedding_layers=False)
 
