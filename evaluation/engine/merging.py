@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ def merged(model: nn.Module) -> nn.Module:
         return model
     _untie(model)
     _as_before(model)
-    plain: Any = merge()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied heads
+        plain: Any = merge()
     vars(plain).pop("peft_config", None)
     embedding, head = plain.get_input_embeddings(), plain.get_output_embeddings()
     if head is not None and head.weight is not embedding.weight:

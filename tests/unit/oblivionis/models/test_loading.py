@@ -111,14 +111,29 @@ def test_padding_prefers_a_token_made_for_it(copy: Path) -> None:
     assert len(loaded) == size and model.get_input_embeddings().num_embeddings == 300
 
 
-def test_a_tokenizer_larger_than_the_embeddings_is_refused(copy: Path) -> None:
+def test_a_tokenizer_larger_than_the_embeddings_is_refused_where_a_record_needs_it(copy: Path) -> None:
     from transformers import AutoTokenizer
+
+    from oblivionis.data.errors import DataError
+    from oblivionis.data.records import Record
+    from oblivionis.data.tokenize import PromptTemplate, encode_all, encode_prompts
 
     tokenizer = AutoTokenizer.from_pretrained(copy)
     tokenizer.add_tokens([f"<extra{i}>" for i in range(301 - len(tokenizer))])
+    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
     tokenizer.save_pretrained(copy)
-    with pytest.raises(ModelError, match="has 301 tokens, the model embeds only 300"):
-        loading.load_base(str(copy))
+    model, loaded = loading.load_base(str(copy))
+    assert len(loaded) == 302 and loaded.pad_token_id < 300
+    fine, template = Record("fine", "who?", "the sea", "author"), PromptTemplate()
+    last = tokenizer.convert_ids_to_tokens(300)
+    bad = Record("bad", "who?", f"the {last}", "author")
+    assert len(encode_all([fine], loaded, template)[0]) == 1
+    with pytest.raises(DataError, match=r"bad: token 300 \('<extra") as error:
+        encode_all([fine, bad], loaded, template)
+    assert error.value.problems and len(error.value.problems) == 1
+    (prompt,) = encode_prompts([f"{last}?"], loaded, template)
+    with pytest.raises(ModelError, match=r"token 300 \('<extra.*embeds only the first 300"):
+        model(torch.tensor([prompt]))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +227,7 @@ def test_lora_on_half_precision_is_float32(folder: Path) -> None:
 
 
 def test_lora_names_missing_layers(folder: Path) -> None:
-    with pytest.raises(ModelError, match="no linear layer for: fc1, proj; it has down_proj, gate_proj"):
+    with pytest.raises(ModelError, match="no linear layer for: fc1, proj; it has down_proj, embed_tokens"):
         attached(folder, target_modules=["q_proj", "fc1", "proj"])
 
 
@@ -514,8 +529,8 @@ def test_code_in_a_model_folder_is_never_run(copy: Path, tmp_path: Path, monkeyp
         loading.load_base(str(copy))
         dry_run.skeleton(copy, dtype=torch.float32)
     else:
-        with pytest.raises(ModelError, match="trust_remote_code"):
+        with pytest.raises(ModelError, match="custom code|trust_remote_code"):
             loading.load_base(str(copy))
-        with pytest.raises(ModelError, match="trust_remote_code"):
+        with pytest.raises(ModelError, match="custom code|trust_remote_code"):
             dry_run.skeleton(copy, dtype=torch.float32)
     assert not mark.exists()
