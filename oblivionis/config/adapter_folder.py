@@ -80,13 +80,16 @@ def lora_settings(described: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        By name below `model.lora`. `target_modules` is null: the adapter's own, which may be a regular expression.
+        By name below `model.lora`, nothing for an adapter that is no LoRA. `target_modules` is null: the adapter's own,
+        which may be a regular expression.
 
     Raises
     ------
     AdapterError
         For a value of another type than peft writes.
     """
+    if described.get("peft_type") != "LORA":
+        return {}
     found: dict[str, Any] = {"target_modules": None}
     for name, (key, default, kind) in _SCALARS.items():
         value = described.get(key, default)

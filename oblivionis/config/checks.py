@@ -126,8 +126,7 @@ def _adapter(config: Config) -> Iterator[Problem]:
     if model.adapter is None:
         return
     try:
-        described = read_adapter(Path(model.adapter).expanduser())
-        settings = lora_settings(described) if described.get("peft_type") == "LORA" else {}
+        settings = lora_settings(read_adapter(Path(model.adapter).expanduser()))
     except FileError as error:
         yield Problem(key, str(error))
         return

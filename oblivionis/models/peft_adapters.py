@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from oblivionis.config.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
 from oblivionis.models.errors import ModelError, one_line, some
 from oblivionis.models.lora import ADAPTER, wrapped
@@ -120,7 +122,7 @@ def _load(peft_model: Any, folder: Path) -> None:
             warnings.simplefilter("ignore")
             given = set(load_peft_weights(str(folder), device="cpu"))
             result = peft_model.load_adapter(str(folder), ADAPTER, torch_device=device)
-    except (RuntimeError, ValueError, KeyError, OSError, TypeError) as error:
+    except (RuntimeError, ValueError, KeyError, OSError, TypeError, SafetensorError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ModelError(f"{folder} does not fit the model: {lines[min(1, len(lines) - 1)]}") from error
     if not given or result.missing_keys:

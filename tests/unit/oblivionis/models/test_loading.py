@@ -529,8 +529,8 @@ def test_code_in_a_model_folder_is_never_run(copy: Path, tmp_path: Path, monkeyp
         loading.load_base(str(copy))
         dry_run.skeleton(copy, dtype=torch.float32)
     else:
-        with pytest.raises(ModelError, match="custom code|trust_remote_code"):
+        with pytest.raises(ModelError, match=r"custom code|trust_remote_code"):
             loading.load_base(str(copy))
-        with pytest.raises(ModelError, match="custom code|trust_remote_code"):
+        with pytest.raises(ModelError, match=r"custom code|trust_remote_code"):
             dry_run.skeleton(copy, dtype=torch.float32)
     assert not mark.exists()

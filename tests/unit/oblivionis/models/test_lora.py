@@ -25,7 +25,11 @@ from oblivionis.models.layers import layers_of
 from oblivionis.models.random_model import expected_distance
 from oblivionis.models.roles import Role, file_key, module_of, role
 
-RECORDS = [TokenSequence((1, 5, 9), (17, 2)), TokenSequence((1, 30), (8, 44, 12, 2)), TokenSequence((1, 7, 7, 50), (3,))]
+RECORDS = [
+    TokenSequence((1, 5, 9), (17, 2)),
+    TokenSequence((1, 30), (8, 44, 12, 2)),
+    TokenSequence((1, 7, 7, 50), (3,)),
+]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lm_head": ("mistral", {"target_modules": ["q_proj", "lm_head"]}),
@@ -143,7 +147,7 @@ def test_every_kind_is_trained_sent_exported_merged_and_reloaded(case: Any, dtyp
 
 def test_gradients_are_pefts(case: Any, dtype: str) -> None:
     """Of the packed or padded pass, against plain peft with one record at a time."""
-    folder, config = case
+    _, config = case
     assembled = assemble(config, seed=7)
     rng = np.random.default_rng(0)
     moved = assembled.flat.numpy()
@@ -226,9 +230,7 @@ def test_products_need_pairs(folders: Any, changes: dict[str, Any]) -> None:
 
 
 def test_saved_modules_are_averaged_as_they_are(folders: Any) -> None:
-    config = settings(
-        folders("mistral"), target_modules=["q_proj"], modules_to_save=["lm_head"], aggregation="product"
-    )
+    config = settings(folders("mistral"), target_modules=["q_proj"], modules_to_save=["lm_head"], aggregation="product")
     assembled = assemble(config, seed=0)
     mean = averaging(config, assembled.flat.manifest)
     assert mean is not None
