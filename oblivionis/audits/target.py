@@ -10,6 +10,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.adapter_folder import is_adapter, read_adapter
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
+from oblivionis.models.errors import ModelError
 from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.models.source import base_of, check_adapter_folder, located
 from oblivionis.runs.checkpoints import find_checkpoint
@@ -73,6 +74,11 @@ def _model(target: str, path: Path, overrides: Sequence[str]) -> list[str]:
     if base in known:
         return [f"model={base}", adapter]
     revision = read_adapter(folder).get("revision")
+    if "model.source" not in given:
+        try:
+            located(base, revision)
+        except ModelError as error:
+            raise AuditError(f"the base model {base!r} of {folder} is not here; name its folder: model.source=FOLDER") from error
     return [
         f"model.source={base}",
         f"model.name={path.name}",

@@ -142,7 +142,7 @@ def _adapter(config: Config) -> Iterator[Problem]:
             yield Problem(f"model.lora.{name}", f"{given} is not the adapter's ({model.adapter})", expected)
 
 
-@_reads("model.mode", "model.lora", "stages", "unlearning.method")
+@_reads("model.mode", "model.lora", "model.quantization", "stages", "unlearning.method")
 def _lora_kind(config: Config) -> Iterator[Problem]:
     """Kinds of adapters where nobody can average, resize or draw them as asked."""
     lora = config.model.lora
@@ -155,6 +155,9 @@ def _lora_kind(config: Config) -> Iterator[Problem]:
     if lora.target_parameters and products:
         message = "stacked experts have one B·A each, and product averages one per layer"
         yield Problem("model.lora.target_parameters", message, "null", "or set model.lora.aggregation=factors")
+    if lora.use_dora and config.model.quantization == "int8":
+        message = "the lengths of rows that are kept in 8 bits (model.quantization=int8) cannot be read"
+        yield Problem("model.lora.use_dora", message, "false", "or set model.quantization=nf4")
     if lora.modules_to_save and lora.ranks is not None:
         message = "modules that are trained whole have no rank that a client could lower (model.lora.ranks)"
         yield Problem("model.lora.modules_to_save", message, "null", "or set model.lora.ranks=null")

@@ -152,6 +152,7 @@ def wrapped(model: Any, config: Any, key: str = "model.lora") -> Any:
     """
     from peft import get_peft_model
 
+    _check_saved(model, config)
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=gpus), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that are about to change, and of tied heads, which `merging` unties
@@ -160,12 +161,8 @@ def wrapped(model: Any, config: Any, key: str = "model.lora") -> Any:
         except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
             raise ModelError(f"{key}: {one_line(error)}") from error
     for name, parameter in peft_model.named_parameters():
-        if role(name) is None and ADAPTER not in name.split("."):
-            continue
-        if not parameter.is_floating_point():
-            saved = name.partition(".modules_to_save.")[0].rpartition("base_model.model.")[2]
-            raise ModelError(f"model.lora.modules_to_save: {saved} is kept as integers (model.quantization)")
-        parameter.data = parameter.data.float()
+        if role(name) is not None or ADAPTER in name.split("."):
+            parameter.data = parameter.data.float()
     _bridge(peft_model)
     return peft_model
 
@@ -334,6 +331,15 @@ def _check_names(model: nn.Module, config: Any) -> None:
     parameters = [name for name, _ in model.named_parameters()]
     if missing := _unfit(config.target_parameters or (), parameters):
         raise ModelError(f"model.lora.target_parameters: the model has no parameter {', '.join(missing)}")
+
+
+def _check_saved(model: nn.Module, config: Any) -> None:
+    """ModelError for a module to save whose weights are no numbers that can be trained."""
+    saved = tuple(getattr(config, "modules_to_save", None) or ())
+    for name, module in model.named_modules():
+        whole = all(p.is_floating_point() for p in module.parameters())
+        if not whole and any(f".{name}".endswith(f".{each}") for each in saved):
+            raise ModelError(f"model.lora.modules_to_save: {name} is kept as integers (model.quantization)")
 
 
 def _unfit(given: Sequence[str], names: Sequence[str]) -> list[str]:
