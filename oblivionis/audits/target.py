@@ -78,7 +78,9 @@ def _model(target: str, path: Path, overrides: Sequence[str]) -> list[str]:
         try:
             located(base, revision)
         except ModelError as error:
-            raise AuditError(f"the base model {base!r} of {folder} is not here; name its folder: model.source=FOLDER") from error
+            raise AuditError(
+                f"the base model {base!r} of {folder} is not here; name its folder: model.source=FOLDER"
+            ) from error
     return [
         f"model.source={base}",
         f"model.name={path.name}",

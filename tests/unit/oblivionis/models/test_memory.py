@@ -65,6 +65,26 @@ def test_sizes_are_those_of_the_loaded_model(mode: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "kind",
+    [
+        ["model.lora.use_dora=true"],
+        ["model.lora.target_modules=[q_proj,lm_head,embed_tokens]"],
+        ["model.lora.modules_to_save=[lm_head]", "model.dtype=bfloat16"],
+        ["model.lora.modules_to_save=[lm_head]", "model.lora.target_modules=[q_proj]", "model.quantization=nf4"],
+        ["model.lora.target_modules=[lm_head]", "model.quantization=int8"],
+    ],
+)
+def test_sizes_of_every_kind_of_adapter_are_those_of_the_loaded_model(kind: list[str]) -> None:
+    found = need(*kind)
+    assembled = assemble(configuration.compose("smoke", kind).model, 0)
+    assert found.trainable == assembled.flat.size
+    frozen = [p for p in assembled.model.parameters() if not p.requires_grad]
+    # What bitsandbytes keeps beside the numbers, scales and tables, is no parameter.
+    least = sum(p.numel() * p.element_size() for p in frozen)
+    assert least <= dict(found.client.parts)["base weights"] <= 1.05 * least + 20000
+
+
+@pytest.mark.parametrize(
     ("quantization", "double"), [("int8", False), ("nf4", True), ("nf4", False)], ids=["int8", "double", "single"]
 )
 def test_quantised_sizes_are_bitsandbytes_own(quantization: str, double: bool) -> None:
