@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from peft import PeftModel
 from support import tiny_models
 from transformers import AutoModelForCausalLM
 
+from clients.per_record import clipped_sum
 from clients.training import TrainSettings, train
 from evaluation.engine.forward import answer_logits, packed_batch
 from evaluation.engine.merging import merged
@@ -164,6 +166,29 @@ def test_gradients_are_pefts(case: Any, dtype: str) -> None:
     assert expected.abs().max() > 0
     scale = expected.abs().max().item()
     torch.testing.assert_close(found, expected, rtol=0, atol=scale * (0.1 if dtype == "bfloat16" else 1e-4))
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens", "saved", "dora", "experts", "experts alone", "rslora"])
+def test_gradients_of_single_records_are_clipped_whatever_is_trained(name: str, folders: Any) -> None:
+    kind, changes = CASES[name]
+    assembled = assemble(settings(folders(kind), **changes), seed=1)
+    flat = assembled.flat
+    rng = np.random.default_rng(1)
+    flat.load(flat.numpy() + rng.normal(scale=0.05, size=flat.size).astype(np.float32))
+
+    def losses(numbers: Sequence[int]) -> torch.Tensor:
+        chosen = [RECORDS[i] for i in numbers]
+        batch = packed_batch(assembled.model, chosen)
+        logp = answer_logits(assembled.model, batch).log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
+        return torch.stack([-part.sum() for part in logp.split([len(r.answer) for r in chosen])])
+
+    found = []
+    for exactly in (False, True):
+        flat.zero_grad()
+        norms = clipped_sum(assembled.model, flat, RECORDS, losses, 0.5, exactly=exactly)
+        found.append((norms, flat.grad.clone()))
+    assert found[0][1].norm() > 0.1
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
 
 
 def test_the_start_depends_on_the_seed_alone(folders: Any) -> None:
