@@ -63,7 +63,8 @@ def _model(target: str, path: Path, overrides: Sequence[str]) -> list[str]:
     if target in known and not path.is_dir():
         return [f"model={target}"]
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
-    folder = path if path.is_dir() else located(target, given.get("model.revision"))
+    on_hub = target.count("/") == 1 and not target.startswith((".", "/", "~")) and not path.exists()
+    folder = located(target, given.get("model.revision")) if on_hub else path
     if not is_adapter(folder):
         return [f"model.source={target}", f"model.name={path.name}"]
     check_adapter_folder(folder)

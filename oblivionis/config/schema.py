@@ -69,7 +69,7 @@ class Lora:
             "Names of the linear layers and embeddings that get an adapter, such as `[q_proj, lm_head]`; `all-linear`: "
             "all linear layers but the head. null: by architecture, of a Llama `[q_proj, k_proj, v_proj, o_proj, "
             "gate_proj, up_proj, down_proj]`, of others what peft's own table says, of one that is not in it all "
-            "linear layers but the head; with `model.adapter` the adapter's.",
+            "linear layers of the decoder; with `model.adapter` the adapter's.",
             words=(ALL_LINEAR,),
         ),
     )

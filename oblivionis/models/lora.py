@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from evaluation.engine.models import decoder_layers
 from oblivionis.config.schema import ALL_LINEAR, LLAMA_MODULES
 from oblivionis.models.errors import ModelError, one_line
 from oblivionis.models.roles import Role, role
@@ -19,6 +21,9 @@ from oblivionis.models.roles import Role, role
 MODES = ("lora", "full")
 ADAPTER = "default"
 """peft's name of the one adapter of a model."""
+
+_REFUSED = dict.fromkeys(("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"), ("out_proj", "conv1d"))
+"""By architecture: linear layers whose weights its kernels read past the module, so that peft adapts none of them."""
 
 log = logging.getLogger("oblivionis")
 
@@ -284,28 +289,42 @@ def default_targets(model: Any) -> list[str]:
     -------
     list of str
         Of a Llama all seven linear layers of a block, as in the paper; of other architectures those in peft's own
-        table; of one that peft does not know all linear layers but the head, which is logged.
+        table; of one that peft does not know all linear layers of the decoder's blocks, which is logged.
     """
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TABLE
 
     kind = getattr(model.config, "model_type", "")
     if kind == "llama":
         return list(LLAMA_MODULES)
-    known, present = TABLE.get(kind), {name.rpartition(".")[2] for name, _ in _layers(model)}
-    if isinstance(known, list) and present.issuperset(known):
+    known, layers = TABLE.get(kind), [name for name, _ in _layers(model)]
+    if isinstance(known, str) and (found := [name for name in layers if re.fullmatch(known, name)]):
+        return found
+    if isinstance(known, list) and not _unfit(known, layers):
         return list(known)
-    found = all_linear(model)
+    try:
+        blocks = f"{decoder_layers(model)[0]}."
+    except ValueError:
+        blocks = ""
+    found = [
+        n for n in all_linear(model) if n.startswith(blocks) and n.rpartition(".")[2] not in _REFUSED.get(kind, ())
+    ]
     kinds = ", ".join(sorted({name.rpartition(".")[2] for name in found}))
     log.warning("peft names no LoRA targets for %s: all linear layers of its decoder get adapters (%s)", kind, kinds)
     return found
 
 
 def all_linear(model: Any) -> list[str]:
-    """The full names of all linear layers but the language-model head, as peft's `all-linear` means them."""
+    """The full names of all linear layers but the language-model head, as peft's `all-linear` means them.
+
+    A layer whose class does something else with the product, as some routers do, is none.
+    """
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    return [n for n, m in _layers(model) if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    plain = [
+        (n, m) for n, m in _layers(model) if type(m) in (nn.Linear, Conv1D) or "bitsandbytes" in type(m).__module__
+    ]
+    return [name for name, module in plain if module is not head]
 
 
 def _targets(model: Any, given: Sequence[str] | None) -> list[str]:

@@ -12,6 +12,7 @@ from oblivionis.assessment.assessor import assemble_for
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
+from oblivionis.models.fingerprint import fingerprint_source
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, base_name, model_card
@@ -44,7 +45,7 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
     with `model.mode=full` has no adapter and gives the whole model. The tokenizer and `README.md` lie beside it. Raises
     OblivionisError.
     """
-    run, checkpoint, config, fingerprint = find_checkpoint(target, stage, [])
+    run, checkpoint, config, _ = find_checkpoint(target, stage, [])
     check_export(config, folder, merged=merged)
     assembled = assemble_for(run, config)
     adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
@@ -54,7 +55,7 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
         "round": checkpoint.round,
         "parameters": int(checkpoint.vector.size),
         "adapter": vector_hash(checkpoint.vector),
-        "fingerprint": fingerprint,
+        "fingerprint": fingerprint_source(config.model.source, config.model.revision),
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
