@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from evaluation.engine.forward import supports_packing, token_log_probs
+from evaluation.engine.forward import token_log_probs
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook
@@ -216,7 +216,6 @@ def main(arguments: list[str] | None = None) -> int:
     expected = aggregate(log)
     plain = time.perf_counter() - start
 
-    supports_packing(model)
     profile = Profile(max_new_tokens=options.max_new_tokens)
     evaluator = TofuEvaluator(sets, decode, profile=profile)
     session = EvaluationSession(model, stop_ids=[stop], pad_id=pad_id)

@@ -1,28 +1,56 @@
-"""Decoders: rows of running sequences that grow token by token, on which `evaluation.engine.decoding` runs its loop.
+"""Decoders: rows of running sequences that grow token by token, on which `evaluation.engine.decoder_loop` runs.
 
 `PackedDecoder` puts one new token of every running sequence into one row and keeps keys and values left-aligned in a
-preallocated table, so nothing is padded, concatenated or moved as sequences grow. `PaddedDecoder` (for models without
-packing) left-pads a batch and uses the model's own cache. `evaluation.engine.shared_decoder` has the one for many
-continuations of each prompt.
+preallocated table, so nothing is padded, concatenated or moved as sequences grow. `evaluation.engine.shared_decoder`
+has the one for many continuations of each prompt.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evaluation.engine.forward import row_forward
-from evaluation.engine.models import base_model, model_device
-from evaluation.engine.packing import CausalLayout, attend_causal, row_layout
+from evaluation.engine.packing import CausalLayout, Layout, attend_causal, row_layout
 
 PREFILL_TOKENS = 4096
 CPU_BLOCK = 128
+
+Choose = Callable[[Tensor, list[int]], Tensor]
+"""Logits (B, V) of the next token and the number of the continuation of each row -> chosen token ids (B,)."""
+RowForward = Callable[[Tensor, Tensor, Layout, Tensor], Tensor]
+"""Token ids (N,), position ids (N,), layout, places to keep (K,) of a row -> logits (K, V)."""
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """What is to be continued: of each prompt `copies` continuations of at most its limit of `limits` tokens.
+
+    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1, which `choose` is given. They end at a
+    token of `stops`. rows: how many run together at most; prompt_tokens: how many tokens of prompts may be in memory
+    where prompts are kept apart from their continuations.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    limits: Sequence[int]
+    copies: int
+    stops: frozenset[int]
+    choose: Choose
+    pad_id: int
+    rows: int
+    prompt_tokens: int
+
+    def prompt(self, number: int) -> Sequence[int]:
+        """The prompt of a continuation."""
+        return self.prompts[number // self.copies]
+
+    def limit(self, number: int) -> int:
+        """How many tokens a continuation may have."""
+        return self.limits[number // self.copies]
 
 
 class Decoder(Protocol):
@@ -60,13 +88,12 @@ class PackedDecoder:
     """Left-aligned table of keys and values per attention layer, filled by the packing attention function."""
 
     def __init__(
-        self, model: nn.Module, prompts: Sequence[Sequence[int]], rows: int, columns: int, mode: str = "packed"
+        self, forward: RowForward, device: torch.device, prompts: Sequence[Sequence[int]], rows: int, columns: int
     ) -> None:
+        self.forward, self.device = forward, device
         self.prompts, self.rows, self.columns = prompts, rows, columns
-        self.forward = row_forward(model, mode)
         self.size = self.finite = 0
         self.lengths: list[int] = []
-        self.device = model_device(model)
         self.tables: dict[nn.Module, list[Tensor]] = {}
 
     @property
@@ -206,60 +233,6 @@ def _attend_few(
     scores = torch.bmm(flat_query, flat_key.transpose(1, 2)).mul_(query.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.view(*query.shape[:3], -1).add_(attn_mask).softmax(-1)
     return torch.bmm(F.dropout(weights, dropout_p).flatten(0, 1), flat_value).view(*query.shape[:3], -1)
-
-
-class PaddedDecoder:
-    """Left-padded batch and the model's own cache; without a cache the whole batch is computed at every step."""
-
-    def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int]], pad_id: int) -> None:
-        self.model, self.prompts, self.pad_id = model, prompts, pad_id
-        self.size = 0
-        self.cache: Any = None
-        parameters = inspect.signature(base_model(model).forward).parameters
-        self.positions, self.crop = "position_ids" in parameters, "logits_to_keep" in parameters
-        self.ids = self.mask = torch.empty(0, 0, dtype=torch.long, device=model_device(model))
-
-    @property
-    def open(self) -> bool:
-        return self.size == 0
-
-    def admits(self, number: int) -> bool:
-        """A row holds its prompt."""
-        return True
-
-    def forget(self, number: int) -> None:
-        """Nothing is kept of a prompt but its rows."""
-
-    def add(self, numbers: Sequence[int]) -> Tensor:
-        prompts = [self.prompts[i] for i in numbers]
-        longest, device = max(len(p) for p in prompts), model_device(self.model)
-        self.size, self.cache = len(prompts), None
-        self.ids = torch.tensor([[self.pad_id] * (longest - len(p)) + list(p) for p in prompts], device=device)
-        self.mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-        return self._forward()
-
-    def step(self, tokens: Tensor) -> Tensor:
-        self.ids = torch.cat([self.ids, tokens[:, None]], dim=1)
-        self.mask = torch.cat([self.mask, self.mask.new_ones(self.size, 1)], dim=1)
-        return self._forward()
-
-    def _forward(self) -> Tensor:
-        new = slice(None) if self.cache is None else slice(-1, None)
-        extra: dict[str, Any] = {} if self.cache is None else {"past_key_values": self.cache}
-        if self.crop:
-            extra["logits_to_keep"] = 1
-        if self.positions:
-            extra["position_ids"] = (self.mask.cumsum(1) - 1).clamp_min(0)[:, new]
-        output = self.model(input_ids=self.ids[:, new], attention_mask=self.mask, use_cache=True, **extra)
-        self.cache = getattr(output, "past_key_values", None)
-        return output.logits[:, -1]
-
-    def keep(self, rows: list[int]) -> list[int]:
-        index = torch.tensor(rows, dtype=torch.long, device=self.ids.device)
-        self.ids, self.mask, self.size = self.ids[index], self.mask[index], len(rows)
-        if self.cache is not None and rows:
-            self.cache.batch_select_indices(index)
-        return list(rows)
 
 
 def prefill_parts(numbers: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[list[int]]:

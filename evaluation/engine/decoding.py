@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evaluation.engine import llama
-from evaluation.engine.decoders import Decoder, PackedDecoder, PaddedDecoder
+from evaluation.engine.backends import backend
+from evaluation.engine.decoder_loop import SHARING
+from evaluation.engine.decoders import Choose, Continuations
 from evaluation.engine.forward import resolve_mode
 from evaluation.engine.models import evaluation_mode, keep_freed_memory, text_config
-from evaluation.engine.shared_decoder import SharedDecoder
-from evaluation.engine.watch import counter
-
-Choose = Callable[[Tensor, list[int]], Tensor]
-"""Logits (B, V) of the next token and the number of the continuation of each row -> chosen token ids (B,)."""
 
 MAX_ROWS = 1024
-SHARING = 4
 
 
 def cached_token_bytes(model: nn.Module) -> int:
-    """Bytes of a token's keys and values in all layers; 0 for a model without attention."""
+    """Bytes of a token's keys and values in all layers; 0 for a model without attention.
+
+    Where layers differ, as if all were like the usual one.
+    """
     config = text_config(model)
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    if heads is None:
+
+    def number(*names: str) -> int:
+        for name in names:
+            with contextlib.suppress(AttributeError, ValueError, TypeError, RuntimeError):
+                if value := int(getattr(config, name)):
+                    return value
         return 0
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    heads = number("num_key_value_heads", "num_attention_heads")
+    queries = number("num_attention_heads")
+    head_dim = number("head_dim") or (number("hidden_size") // queries if queries else 0)
     parameter = next(model.parameters())
     wide = not parameter.is_floating_point() or llama.supports(model)
     size = 4 if wide else parameter.element_size()
-    return 2 * config.num_hidden_layers * heads * head_dim * size
+    return 2 * number("num_hidden_layers") * heads * head_dim * size
 
 
 def default_token_budget(model: nn.Module, *, on_gpu: bool | None = None) -> int:
@@ -89,104 +96,18 @@ def decode(
     if not prompts:
         return []
     budget = default_token_budget(model) if token_budget is None else token_budget
-    keep_freed_memory()
-    with evaluation_mode(model), torch.inference_mode():
-        decoder, rows = _decoder(model, prompts, limits, copies, budget, max_batch, mode, pad_id)
-        table = _Table(decoder, rows, prompts, limits, copies, frozenset(stop_ids))
-        logits: Tensor | None = None
-        finished = counter("answers", len(table.produced))
-        while table.waiting or table.running:
-            added = table.admit()
-            if added is not None:
-                logits = added if logits is None else torch.cat([logits, added])
-            assert logits is not None
-            before = len(table.running)
-            tokens = table.take(choose(logits, table.running))
-            if len(table.running) < before:
-                finished(before - len(table.running))
-            logits = decoder.step(tokens) if table.running else None
-    return table.produced
-
-
-def _decoder(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    limits: Sequence[int],
-    copies: int,
-    budget: int,
-    max_batch: int | None,
-    mode: str,
-    pad_id: int,
-) -> tuple[Decoder, int]:
-    """The quickest decoder that these prompts and this model allow, and the number of its rows."""
     longest, most = max(map(len, prompts)), max(limits)
     columns = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
-    way = resolve_mode(model, mode, columns)
-    sharing = way != "padded" and copies >= SHARING
-    count = len(prompts) * copies
-    rows, _ = table_size(budget, longest, most, columns, copies if sharing else 1, count, max_batch)
-    if sharing:
-        return SharedDecoder(model, prompts, rows, most, way, budget - rows * most), rows
-    if way != "padded":
-        return PackedDecoder(model, prompts, rows, columns, way), rows
-    return PaddedDecoder(model, prompts, pad_id), rows
-
-
-class _Table:
-    """Which continuations run in the rows of a decoder, which wait for a row, and what was produced so far.
-
-    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1; those of long prompts begin first.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        rows: int,
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        copies: int,
-        stops: frozenset[int],
-    ) -> None:
-        self._decoder, self._rows, self._limits, self._copies, self._stops = decoder, rows, limits, copies, stops
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        self.waiting = [i * copies + j for i in by_length for j in range(copies)]
-        self.running: list[int] = []
-        self.produced: list[list[int]] = [[] for _ in self.waiting]
-        self._left = [copies] * len(prompts)
-
-    def admit(self) -> Tensor | None:
-        """Let waiting continuations begin once a quarter of the rows is free; the logits of their first tokens."""
-        free = self._rows - len(self.running)
-        if not (self.waiting and self._decoder.open and (free >= max(1, self._rows // 4) or not self.running)):
-            return None
-        fresh: list[int] = []
-        while self.waiting and len(fresh) < free and self._decoder.admits(self.waiting[-1] // self._copies):
-            fresh.append(self.waiting.pop())
-        if not fresh:
-            return None
-        numbers = [unit // self._copies for unit in fresh]
-        logits = self._decoder.add(numbers)
-        self.running += fresh
-        for number in numbers:
-            self._left[number] -= 1
-            if not self._left[number]:
-                self._decoder.forget(number)
-        return logits
-
-    def take(self, tokens: Tensor) -> Tensor:
-        """Append the tokens (B,) chosen for the rows; those of the rows that go on, in the rows' new order."""
-        alive = []
-        for row, (unit, token) in enumerate(zip(self.running, tokens.tolist(), strict=True)):
-            if token in self._stops:
-                continue
-            self.produced[unit].append(token)
-            if len(self.produced[unit]) < self._limits[unit // self._copies]:
-                alive.append(row)
-        if len(alive) == len(self.running):
-            return tokens
-        order = self._decoder.keep(alive)
-        self.running = [self.running[row] for row in order]
-        return tokens[torch.tensor(order, dtype=torch.long, device=tokens.device)]
+    keep_freed_memory()
+    with evaluation_mode(model), torch.inference_mode():
+        way = resolve_mode(model, mode, columns)
+        sharing = way in ("fused", "packed") and copies >= SHARING
+        count = len(prompts) * copies
+        rows, _ = table_size(budget, longest, most, columns, copies if sharing else 1, count, max_batch)
+        work = Continuations(
+            prompts, limits, copies, frozenset(stop_ids), choose, pad_id, rows, prompt_tokens=budget - rows * most
+        )
+        return backend(model, way, passes="many").decode(work)
 
 
 def greedy(

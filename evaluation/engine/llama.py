@@ -12,10 +12,11 @@ from typing import Any, TypeGuard
 
 import torch
 from peft import PeftModel, PeftType
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from evaluation.engine.adapted import Adapted, adapted, half_copy
 from evaluation.engine.fused_lora import active_factors, effective_weight, is_cheaper
@@ -28,6 +29,8 @@ STACKED_BYTES = 1 << 28
 """Of matrices that are put side by side anew for every pass."""
 MERGED_BYTES = 1 << 31
 """Of adapters' products added to copies of the weights, for many passes."""
+
+_LINEAR = (nn.Linear, LoraLinear)
 
 Product = Tensor | Adapted | tuple[nn.Module | Adapted, ...]
 """Several linear layers on one input: their stacked matrix, or where that does not exist or pay their frozen matrices
@@ -45,9 +48,24 @@ def supports(model: nn.Module) -> bool:
     config: Any = base.config
     if config.hidden_act != "silu" or (base.training and config.attention_dropout):
         return False
+    known = type(base.lm_head) is nn.Linear and type(base.model.norm) is LlamaRMSNorm
+    if not (known and base.lm_head.bias is None and all(map(_is_known_layer, base.model.layers))):
+        return False
     dtypes_ok = base.dtype == base.lm_head.weight.dtype and (base.dtype == torch.float32 or _is_frozen_half(base))
-    layers_ok = all(type(layer) is LlamaDecoderLayer for layer in base.model.layers)
-    return dtypes_ok and layers_ok and base.lm_head.bias is None and not any(map(_is_special, each_module(base)))
+    return dtypes_ok and not any(map(_is_special, each_module(base)))
+
+
+def _is_known_layer(layer: Any) -> bool:
+    """Whether every part of a decoder layer that is not called is one that this module knows."""
+    attention, mlp = layer.self_attn, layer.mlp
+    linear = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    return (
+        type(layer) is LlamaDecoderLayer
+        and type(attention) is LlamaAttention
+        and type(mlp) is LlamaMLP
+        and all(type(norm) is LlamaRMSNorm for norm in (layer.input_layernorm, layer.post_attention_layernorm))
+        and all(type(m) in _LINEAR for m in (*linear, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    )
 
 
 def _is_special(module: nn.Module) -> bool:

@@ -222,6 +222,11 @@ class PackedBatch:
         )
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and answer."""
+        return max(len(prompt) + len(answer) for prompt, answer in self.sequences)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens the model computes, N."""
         return self.input_ids.numel()

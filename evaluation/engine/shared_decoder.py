@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evaluation.engine.decoders import PackedDecoder, Step, prefill_parts
+from evaluation.engine.decoders import PackedDecoder, RowForward, Step, prefill_parts
 from evaluation.engine.packing import CausalLayout, row_layout
 
 
@@ -23,15 +23,15 @@ class SharedDecoder(PackedDecoder):
 
     def __init__(
         self,
-        model: nn.Module,
+        forward: RowForward,
+        device: torch.device,
         prompts: Sequence[Sequence[int]],
         rows: int,
         columns: int,
-        mode: str = "packed",
         prompt_tokens: int | None = None,
     ) -> None:
         """prompt_tokens: how many tokens of prompts may be in memory, None for any number; one prompt always may."""
-        super().__init__(model, prompts, rows, columns, mode)
+        super().__init__(forward, device, prompts, rows, columns)
         self.prompt_tokens = prompt_tokens
         self.admitted: set[int] = set()
         self.numbers: list[int] = []

@@ -91,7 +91,7 @@ def evaluate_model(
         Profile(max_new_tokens=max_new_tokens),
     )
     pad_id: Any = tokenizer.pad_token_id
-    session = EvaluationSession(network, stop_ids=stop_ids(tokenizer, network), pad_id=pad_id or 0)
+    session = EvaluationSession(network, stop_ids=stop_ids(tokenizer, network, style), pad_id=pad_id or 0)
     try:
         with fused_lora(network):
             result = Hook([evaluator], strict=True).run(session).results[evaluator.name]

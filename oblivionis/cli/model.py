@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from oblivionis.cli.arguments import Arguments, split_arguments
+from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
 
@@ -53,29 +55,52 @@ def model_fetch(
 
 
 @model_cli.command("info")
-def model_info(arguments: Arguments = None) -> None:
-    """Parameters, trainable share, bytes per exchange, fingerprint and memory of the configured model.
+def model_info(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] [KEY=VALUE]...",
+            help="A name in `conf/model`, a model folder, a name on the hub, or an experiment; then any option, e.g. "
+            "`model.template.arguments.enable_thinking=false`.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What the model is, as one JSON object.")] = False,
+) -> None:
+    """What a model is, how a record is put to it, what of it is trained and sent, and the memory that this takes.
 
-    Nothing is loaded: also a model that does not fit into this machine can be looked at.
+    No weight is loaded: also a model that does not fit into this machine can be looked at.
     """
+    from oblivionis.audits.target import find_target, is_model
     from oblivionis.models.fingerprint import fingerprint_model
-    from oblivionis.models.source import load_tokenizer, resolve
 
-    experiment, overrides = split_arguments(arguments)
-    config = configuration.compose(experiment, overrides)
-    folder = resolve(config.model.source, config.model.revision)
+    name, overrides = split_arguments(arguments)
+    if is_model(name) or not (name in configuration.list_experiments() or name.endswith((".yaml", ".yml"))):
+        target = find_target(name, None, overrides)
+        config, fingerprint = target.config, target.fingerprint
+    else:
+        config = configuration.compose(name, overrides)
+        fingerprint = fingerprint_model(config.model)
+
+    from oblivionis.models.facts import facts_of
+
+    facts = facts_of(config.model, fingerprint)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(facts), ensure_ascii=False, indent=1))
+        return
 
     from oblivionis.models import memory
     from oblivionis.models.machine import Machine
     from oblivionis.reports import summary as report
+    from oblivionis.reports.example import print_example
     from oblivionis.server.preflight import lengths_of, memory_table, summary
 
     machine, console = Machine.here(), Console()
     need = memory.estimate(config, machine, lengths_of(config))
-    fingerprint = fingerprint_model(config.model)
-    report.print_model(config, need, len(load_tokenizer(folder)), fingerprint, console)
+    report.print_model(config, facts, need, console)
+    print_example(facts.example, console)
     console.print(memory_table(need))
-    console.print(f"a simulation here: {summary(need, machine)}", highlight=False, soft_wrap=True)
+    console.print(f"a simulation here: {summary(need, machine)}", highlight=False)
 
 
 @model_cli.command("build")

@@ -9,6 +9,7 @@ from oblivionis.config import declared, late_checks, methods
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
+from oblivionis.config.template_arguments import fault_of
 from oblivionis.errors import FileError
 from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder, subject_key
 from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
@@ -323,6 +324,17 @@ def _clean_boundary(config: Config) -> Iterator[Problem]:
             "no space at the end",
             "put it into model.template.answer_separator",
         )
+
+
+@_reads("model.template")
+def _template_arguments(config: Config) -> Iterator[Problem]:
+    template, key = config.model.template, "model.template.arguments"
+    if template.arguments and template.kind != "chat":
+        message = f"only a chat template takes arguments, and model.template.kind is {template.kind}"
+        yield Problem(key, message, "{}", "or set model.template.kind=chat")
+    for name, value in template.arguments.items():
+        if fault := fault_of(name, value):
+            yield Problem(f"{key}.{name}", *fault)
 
 
 @_reads("unlearning")

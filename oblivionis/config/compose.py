@@ -413,7 +413,7 @@ def tree_of(flat: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(node.get(section), dict):
                 node[section] = {}
             node = node[section]
-        node[name] = value
+        node[name] = dict(value) if isinstance(value, dict) else value
     return tree
 
 

@@ -128,6 +128,13 @@ class Template:
         default=None,
         metadata=about("Date that the chat template prints, so that prompts do not change from day to day."),
     )
+    arguments: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=about(
+            "Variables that the chat template is given by name, such as `{enable_thinking: false}`: texts, numbers, "
+            "true, false, null, or lists of these. `oblivionis model info` tells which ones it knows."
+        ),
+    )
 
 
 @dataclass

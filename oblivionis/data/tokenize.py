@@ -8,10 +8,12 @@ the answer instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from oblivionis.config.template_arguments import fault_of
+from oblivionis.data.chat_template import TemplateError, name_of, render, variables_of
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.records import Record
 
@@ -19,14 +21,10 @@ KINDS = ("qa", "chat")
 OVERFLOWS = ("error", "truncate")
 
 _DATE = "26 Jul 2024"
-_TODAY = "oblivionis_today"
-_CLOCK = "{% macro strftime_now(format) %}{{ " + _TODAY + " }}{% endmacro %}\n"
-_PROBE_QUESTION, _PROBE_ANSWER = "Who?", "Nobody"
+_PROBE_QUESTION, _PROBE_ANSWER = "Qx7Kd what Vj2", "Aw5Rm that Zt8"
+"""Of letters and digits that no template writes by itself."""
 _ANCHORS = ("\n", "0")
-
-
-class TemplateError(DataError):
-    """A prompt template that cannot be used, or not with this tokenizer."""
+_SPACES = " \t\u00a0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,12 @@ class PromptTemplate:
     `qa`: BOS (if the tokenizer puts one itself) + question_prefix + question + question_suffix + answer_prefix, then
     answer_separator + answer + EOS. The defaults are the Llama-2 prompt of the paper (its Figure 6).
 
-    `chat`: the tokenizer's own chat template with an optional system message, up to where the assistant speaks (the
-    paper's Llama-3 prompt, its Figure 7), then the answer as that template writes it + its end of turn. The strings
-    of `qa` are not used. Templates that print today's date print `date_string` instead, or "26 Jul 2024" without one
-    (Llama-3's own fallback), so that a prompt does not change from day to day.
+    `chat`: the tokenizer's own chat template with an optional system message, up to where the answer stands in a
+    finished dialogue (the paper's Llama-3 prompt, its Figure 7), then the answer as that template writes it + its end
+    of turn. What the template writes between question and answer, such as an empty think block or the header of a
+    channel, is prompt. The strings of `qa` are not used. Templates that print today's date print `date_string`
+    instead, or "26 Jul 2024" without one (Llama-3's own fallback), so that a prompt does not change from day to day.
+    `arguments` are further variables of the template by name, such as `enable_thinking`.
     """
 
     kind: str = "qa"
@@ -49,10 +49,14 @@ class PromptTemplate:
     answer_separator: str = " "
     system_prompt: str | None = None
     date_string: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise TemplateError(f"unknown template kind {self.kind!r}; expected one of {', '.join(KINDS)}")
+        for name, value in self.arguments.items():
+            if fault := fault_of(name, value):
+                raise TemplateError(f"model.template.arguments.{name}: {fault[0]}; expected {fault[1]}")
         if self.kind == "qa":
             _check_end(self.answer_prefix or self.question_suffix)
 
@@ -142,7 +146,7 @@ def text_start(tokenizer: Any) -> tuple[int]:
     """
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if start is None:
-        raise TemplateError(f"{_name(tokenizer)} has neither a BOS nor an EOS token, one of which begins a text")
+        raise TemplateError(f"{name_of(tokenizer)} has neither a BOS nor an EOS token, one of which begins a text")
     return (start,)
 
 
@@ -182,15 +186,16 @@ def encode_pairs(
     if on_overflow not in OVERFLOWS:
         raise DataError(f"unknown on_overflow {on_overflow!r}; expected one of {', '.join(OVERFLOWS)}")
     names = names or [f"pair {i}" for i in range(len(pairs))]
-    separator, end = _answer_frame(tokenizer, template)
+    layout = layout_of(tokenizer, template)
     questions = list(dict.fromkeys(q for q, _ in pairs))
-    answers = list(dict.fromkeys(a for _, a in pairs))
-    prompts = dict(zip(questions, encode_prompts(questions, tokenizer, template), strict=True))
-    continuations = dict(zip(answers, _continuations([separator + a for a in answers], tokenizer), strict=True))
+    prompts = dict(zip(questions, _encoded_prompts(questions, tokenizer, template, layout), strict=True))
+    written = _written(pairs, names, tokenizer, template, layout)
+    texts = list(dict.fromkeys(written))
+    continuations = dict(zip(texts, _continuations([layout.separator + t for t in texts], tokenizer), strict=True))
     encoded: list[Encoded] = []
     problems: list[str] = []
-    for name, (question, answer) in zip(names, pairs, strict=True):
-        prompt, continuation = prompts[question], (*continuations[answer], end)
+    for name, (question, _), text in zip(names, pairs, written, strict=True):
+        prompt, continuation = prompts[question], (*continuations[text], layout.end)
         length = len(prompt) + len(continuation)
         truncated = max_length is not None and length > max_length
         if truncated:
@@ -209,85 +214,187 @@ def encode_pairs(
 
 def encode_prompts(questions: Sequence[str], tokenizer: Any, template: PromptTemplate) -> list[tuple[int, ...]]:
     """Token ids of the prompts, from which the model is to generate an answer."""
-    texts = [prompt_text(tokenizer, template, question) for question in questions]
-    if template.kind == "qa":
-        start = _leading_ids(tokenizer)
-        return [(*start, *ids) for ids in _ids(tokenizer, texts)]
-    return [tuple(ids) for ids in _ids(tokenizer, texts)]
+    return _encoded_prompts(questions, tokenizer, template, layout_of(tokenizer, template))
 
 
 def prompt_text(tokenizer: Any, template: PromptTemplate, question: str) -> str:
     """The prompt as text: for `chat` with all special tokens, for `qa` without BOS. TemplateError if it ends badly."""
-    if template.kind == "chat":
-        return _render(tokenizer, template, question, None)
-    text = template.question_prefix + question + template.question_suffix + template.answer_prefix
-    _check_end(text)
-    return text
+    return _prompt(tokenizer, template, layout_of(tokenizer, template), question)
+
+
+def answer_text(tokenizer: Any, template: PromptTemplate, question: str, answer: str) -> str:
+    """The answer as it stands behind its prompt, with what separates the two, without the end token."""
+    layout = layout_of(tokenizer, template)
+    (text,) = _written([(question, answer)], ["the answer"], tokenizer, template, layout)
+    return layout.separator + text
 
 
 def whole_text(tokenizer: Any, template: PromptTemplate, question: str, answer: str) -> str:
     """A question with its answer as the model was trained on them, as text, without BOS and end token."""
-    separator, _ = _answer_frame(tokenizer, template)
-    text = prompt_text(tokenizer, template, question) + separator + answer
-    return text.removeprefix(tokenizer.bos_token or "")
+    layout = layout_of(tokenizer, template)
+    (text,) = _written([(question, answer)], ["the answer"], tokenizer, template, layout)
+    whole = _prompt(tokenizer, template, layout, question) + layout.separator + text
+    return whole.removeprefix(tokenizer.bos_token or "")
 
 
-def stop_ids(tokenizer: Any, model: Any = None) -> frozenset[int]:
-    """Token ids at which generation ends: the tokenizer's and the model's EOS and the chat template's end of turn."""
+def stop_ids(tokenizer: Any, model: Any = None, template: PromptTemplate | None = None) -> frozenset[int]:
+    """Token ids at which generation ends: the tokenizer's and the model's EOS and the chat template's end of turn.
+
+    A chat template that cannot be used is an error only where `template` is of the kind `chat`.
+    """
     found: set[int] = set()
     sources = [tokenizer, getattr(model, "generation_config", None), getattr(model, "config", None)]
     for source in sources:
         value = getattr(source, "eos_token_id", None)
         found.update([value] if isinstance(value, int) else value or [])
     if getattr(tokenizer, "chat_template", None):
-        found.add(_answer_frame(tokenizer, PromptTemplate(kind="chat"))[1])
+        chat = template if template is not None and template.kind == "chat" else PromptTemplate(kind="chat")
+        try:
+            found.add(layout_of(tokenizer, chat).end)
+        except TemplateError:
+            if chat is template:
+                raise
     if not found:
-        raise TemplateError(f"{_name(tokenizer)} has no EOS token, so generation would never end")
+        raise TemplateError(f"{name_of(tokenizer)} has no EOS token, so generation would never end")
     return frozenset(found)
 
 
-def _answer_frame(tokenizer: Any, template: PromptTemplate) -> tuple[str, int]:
-    """The text between prompt and answer, and the id that ends an answer.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a template writes around question and answer.
 
-    For `chat` both come from the template itself: a conversation with a probe answer is rendered, and what follows the
-    prompt is cut at the probe. White space before it is the separator (a space for Llama-2-chat, nothing for Llama-3);
-    the first special token after it is the end of turn (`<|eot_id|>`, `<|im_end|>`, `</s>`), which is what the model
-    was trained to generate. A template that writes no special token there gets the tokenizer's EOS.
+    asking: behind a question that waits for an answer; header: between a question and its answer, up to `separator`,
+    which is tokenised with the answer; closing: behind an answer; end: the token that ends an answer.
+    """
+
+    asking: str
+    header: str
+    separator: str
+    closing: str
+    end: int
+
+
+def layout_of(tokenizer: Any, template: PromptTemplate) -> Layout:
+    """How the template lays out a dialogue: the only place that decides what is prompt and what is answer.
+
+    For `chat` the template itself tells, by a dialogue of a probe question and a probe answer. All that a finished
+    dialogue has between the two belongs to the prompt, whatever the prompt for generation ends in. Only white space
+    that would be tokenised with the answer goes with it: a space or tab before the answer, and where the prompt for
+    generation lacks nothing else, all that it lacks (a space for Llama-2-chat, nothing for Llama-3). Raises
+    TemplateError where the template does not fit the tokenizer, or does not tell.
     """
     if template.kind == "qa":
         if tokenizer.eos_token_id is None:
-            raise TemplateError(f"{_name(tokenizer)} has no EOS token, which must end every answer")
-        return template.answer_separator, tokenizer.eos_token_id
-    prompt = _render(tokenizer, template, _PROBE_QUESTION, None)
-    whole = _render(tokenizer, template, _PROBE_QUESTION, _PROBE_ANSWER)
-    before, probe, after = whole.removeprefix(prompt).rpartition(_PROBE_ANSWER)
-    separator = before if probe and before.isspace() and whole.startswith(prompt) else ""
+            raise TemplateError(f"{name_of(tokenizer)} has no EOS token, which must end every answer")
+        asking = template.question_suffix + template.answer_prefix
+        return Layout(asking, asking, template.answer_separator, "", tokenizer.eos_token_id)
+    asked = _asked(tokenizer, template)
+    whole = _dialogue(tokenizer, template, _PROBE_QUESTION, _PROBE_ANSWER)
+    _, found, asking = asked.rpartition(_PROBE_QUESTION)
+    opened, answered, closing = whole.rpartition(_PROBE_ANSWER)
+    _, written, header = opened.rpartition(_PROBE_QUESTION)
+    if not (found and answered and written) or _PROBE_ANSWER in header:
+        raise TemplateError(
+            f"the chat template of {name_of(tokenizer)} does not write a question and then its answer, each once and "
+            "as it is; use the template kind 'qa'"
+        )
+    lacks = header.removeprefix(asking)
+    separator = lacks if lacks.isspace() else header[len(header.rstrip(_SPACES)) :]
+    return Layout(asking, header.removesuffix(separator), separator, closing, _end(tokenizer, closing))
+
+
+def _end(tokenizer: Any, closing: str) -> int:
+    """The first special token behind an answer (`<|eot_id|>`, `<|im_end|>`, `</s>`), else the tokenizer's EOS."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    ends = [i for i in _ids(tokenizer, [after])[0] if i in special] if probe and after else []
+    ends = [i for i in _ids(tokenizer, [closing])[0] if i in special] if closing else []
     end = ends[0] if ends else tokenizer.eos_token_id
     if end is None:
-        raise TemplateError(f"neither the chat template nor the tokenizer of {_name(tokenizer)} names an end token")
-    return separator, end
+        raise TemplateError(f"neither the chat template nor the tokenizer of {name_of(tokenizer)} names an end token")
+    return end
 
 
-def _render(tokenizer: Any, template: PromptTemplate, question: str, answer: str | None) -> str:
-    if not getattr(tokenizer, "chat_template", None):
-        raise TemplateError(f"{_name(tokenizer)} has no chat template; use the template kind 'qa'")
+def _asked(tokenizer: Any, template: PromptTemplate) -> str:
+    """The probe question as the chat template asks it. TemplateError where it does not use all that it is given."""
+    known = variables_of(tokenizer) if template.arguments else frozenset()
+    for name in template.arguments:
+        if name not in known:
+            names = f"it knows {', '.join(sorted(known))}" if known else "it takes none"
+            raise TemplateError(
+                f"model.template.arguments.{name}: no variable of the chat template of {name_of(tokenizer)}; {names}"
+            )
+    if template.system_prompt is None:
+        return _dialogue(tokenizer, template, _PROBE_QUESTION)
+    without = _dialogue(tokenizer, replace(template, system_prompt=None), _PROBE_QUESTION)
+    try:
+        asked = _dialogue(tokenizer, template, _PROBE_QUESTION)
+    except TemplateError as error:
+        raise TemplateError(f"model.template.system_prompt: {error}; without a system message it can") from error
+    if asked == without and template.system_prompt.strip():
+        raise TemplateError(
+            f"model.template.system_prompt: the chat template of {name_of(tokenizer)} leaves the system message out"
+        )
+    return asked
+
+
+def _dialogue(tokenizer: Any, template: PromptTemplate, question: str, answer: str | None = None) -> str:
+    """What the chat template makes of a question that waits for its answer, or of both."""
     messages = [{"role": "system", "content": template.system_prompt}] if template.system_prompt is not None else []
     messages.append({"role": "user", "content": question})
     if answer is not None:
         messages.append({"role": "assistant", "content": answer})
-    variables = {} if template.date_string is None else {"date_string": template.date_string}
-    text = tokenizer.get_chat_template()
-    if "strftime_now" in text:
-        text = _CLOCK + text
-        variables[_TODAY] = template.date_string or _DATE
-    try:
-        return tokenizer.apply_chat_template(
-            messages, chat_template=text, tokenize=False, add_generation_prompt=answer is None, **variables
+    date = template.date_string
+    variables = {**template.arguments, "strftime_now": lambda _: date or _DATE}
+    variables |= {} if date is None else {"date_string": date}
+    return render(tokenizer, messages, variables, add_generation_prompt=answer is None)
+
+
+def _prompt(tokenizer: Any, template: PromptTemplate, layout: Layout, question: str) -> str:
+    if template.kind == "qa":
+        text = template.question_prefix + question + layout.header
+        _check_end(text)
+        return text
+    text = _dialogue(tokenizer, template, question)
+    if not text.endswith(layout.asking):
+        raise TemplateError(
+            f"the chat template of {name_of(tokenizer)} lays out {question[:40]!r} otherwise than other questions; "
+            "change its words or use the template kind 'qa'"
         )
-    except Exception as error:
-        raise TemplateError(f"the chat template of {_name(tokenizer)} cannot be rendered: {error}") from error
+    return text.removesuffix(layout.asking) + layout.header
+
+
+def _encoded_prompts(
+    questions: Sequence[str], tokenizer: Any, template: PromptTemplate, layout: Layout
+) -> list[tuple[int, ...]]:
+    start = _leading_ids(tokenizer) if template.kind == "qa" else ()
+    texts = [_prompt(tokenizer, template, layout, question) for question in questions]
+    return [(*start, *ids) for ids in _ids(tokenizer, texts)]
+
+
+def _written(
+    pairs: Sequence[tuple[str, str]],
+    names: Sequence[str],
+    tokenizer: Any,
+    template: PromptTemplate,
+    layout: Layout,
+) -> list[str]:
+    """The answers as the template writes them behind their questions: without their outer white space, where it does.
+
+    Raises DataError with all pairs that it changes otherwise: a template that looks for `</think>` in an answer, say.
+    """
+    if template.kind == "qa":
+        return [answer for _, answer in pairs]
+    texts: list[str] = []
+    problems: list[str] = []
+    for name, (question, answer) in zip(names, pairs, strict=True):
+        whole = _dialogue(tokenizer, template, question, answer)
+        forms = (answer, answer.strip(), answer.lstrip(), answer.rstrip(), answer.strip("\n"), answer.lstrip("\n"))
+        before = layout.header + layout.separator
+        text = next((form for form in forms if whole.endswith(before + form + layout.closing)), None)
+        texts.append(text or "")
+        if text is None:
+            problems.append(f"{name}: {answer[:60]!r}")
+    raise_if_any(f"answers that the chat template of {name_of(tokenizer)} does not write as they are", problems)
+    return texts
 
 
 def _continuations(texts: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]]:
@@ -326,7 +433,3 @@ def _check_end(text: str) -> None:
             f"the prompt ends in white space ({text[-20:]!r}): its last token would differ from the one that training "
             "text has there; let answer_separator begin with the space instead"
         )
-
-
-def _name(tokenizer: Any) -> str:
-    return f"the tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"

@@ -43,7 +43,7 @@ class Assembled:
 def assemble(config: Model, seed: int) -> Assembled:
     """`load_base` with what `config.mode` trains: new adapters, drawn from `seed`, or those of `config.adapter`."""
     model, tokenizer = load_base(config)
-    stops = frozenset(stop_ids(tokenizer, model))
+    stops = stop_ids(tokenizer, model, prompt_template(config))
     return _assembled(with_trainable(model, config, seed), tokenizer, config, stops)
 
 
@@ -53,7 +53,7 @@ def assemble_untrained(config: Model) -> Assembled:
     if config.adapter is not None:
         model = attach_adapter(model, Path(config.adapter).expanduser())
     model.requires_grad_(False)
-    return _assembled(model, tokenizer, config, frozenset(stop_ids(tokenizer, model)))
+    return _assembled(model, tokenizer, config, stop_ids(tokenizer, model, prompt_template(config)))
 
 
 def _assembled(model: Any, tokenizer: Any, config: Model, stops: frozenset[int]) -> Assembled:

@@ -23,9 +23,11 @@ from torch.utils._pytree import tree_leaves
 
 from clients.distributions import row_statistics
 from clients.optimisation import checkpointing
-from evaluation.engine import forward, kernels, llama
+from evaluation.engine import architectures, forward, kernels
+from evaluation.engine.backends.fused import fused_workers
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.llama import FusedLlama
+from evaluation.engine.models import base_model
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.models.errors import ModelError, one_line
@@ -48,6 +50,7 @@ class Peak:
 
 
 _BLOCK, _NESTED_BLOCK, _FLOAT = 64, 256, 4
+_OWN_FORWARD = ("padded", "plain")
 _NF4_TABLE, _NESTED_TABLE = 16 * _FLOAT, 256 * _FLOAT + _FLOAT
 
 
@@ -59,7 +62,7 @@ def skeleton(folder: Path, *, dtype: torch.dtype, eager: bool = False) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="eager" if eager else "sdpa", trust_remote_code=False
+                config, dtype=dtype, attn_implementation="eager" if eager else None, trust_remote_code=False
             )
     except Exception as error:
         raise ModelError(f"cannot read the model's shape from {folder}: {one_line(error)}") from error
@@ -80,7 +83,7 @@ def quantize(model: nn.Module, quantization: str, double: bool) -> None:
 
     That is all linear layers but the head and the adapters' factors. `model` is a skeleton, changed in place.
     """
-    base: Any = forward.base_model(model)
+    base: Any = base_model(model)
     head = base.get_output_embeddings()
     kept = set(head.modules()) if head is not None else set()
     for name, module in list(model.named_modules()):
@@ -104,8 +107,6 @@ class DryRun:
     def __init__(self, model: nn.Module, *, on_gpu: bool, dtype: torch.dtype) -> None:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._model, self._on_gpu = model, on_gpu
-        base: Any = forward.base_model(model)
-        self._eager = base.config._attn_implementation == "eager" or not base._supports_attention_backend
         self._half = dtype if on_gpu and dtype != torch.float32 else None
         with self._fake:
             _materialise(model)
@@ -132,7 +133,7 @@ class DryRun:
             if gradient_checkpointing:
                 stack.enter_context(checkpointing(self._model))
             stack.enter_context(fused_lora(self._model))
-            return self._live(lambda mode, _: read(self._model, batch, mode).sum().backward()).peak
+            return self._live(lambda mode, _: read(self._model, batch, mode).sum().backward(), length).peak
 
     def scoring(self, sequences: int, length: int, answer: int, *, threads: int = 1) -> Peak:
         """The peak beyond the parameters when answers of `answer` tokens are scored, by up to so many threads."""
@@ -144,7 +145,7 @@ class DryRun:
         def work(mode: str, live: _Live) -> None:
             nonlocal workers
             if mode == "fused":
-                workers = min(threads, forward.fused_workers(self._model))
+                workers = min(threads, fused_workers(self._model))
                 fused = FusedLlama(self._model)
                 live.mark()
                 states = fused.states(batch.input_ids, batch.position_ids, batch.layout, batch.keep)
@@ -154,27 +155,23 @@ class DryRun:
                 _logits(self._model, batch, mode).float()
 
         with torch.no_grad(), fused_lora(self._model):
-            live = self._live(work)
+            live = self._live(work, length)
         peak, marked = live.peak, live.marked
         return Peak(
             marked.passing + workers * (peak.passing - marked.passing),
             marked.heap + workers * (peak.heap - marked.heap),
         )
 
-    def _live(self, work: Callable[[str, _Live], object]) -> _Live:
-        """What `work` took in the mode in which the model would run it."""
+    def _live(self, work: Callable[[str, _Live], object], length: int) -> _Live:
+        """What `work` took in the way in which the model would run sequences of `length` tokens."""
         with self._fake:
-            fused = not self._on_gpu and not self._eager and llama.supports(self._model)
-        for mode in ("fused",) if fused else ("padded",) if self._eager else ("packed", "padded"):
-            live = _Live(self._model, heap=not self._on_gpu)
-            with self._fake, _without_masks(), kernels.few_pieces(), live:
-                try:
-                    work(mode, live)
-                    return live
-                except (forward.PackingError, TypeError, RuntimeError, ValueError):
-                    if mode != "packed":
-                        raise
-        raise AssertionError("some mode returns or raises")
+            way = architectures.way(self._model).of(length)
+        if self._on_gpu and way == "fused":
+            way = "packed"
+        live = _Live(self._model, heap=not self._on_gpu)
+        with self._fake, _without_masks(), kernels.few_pieces(), live:
+            work(way, live)
+        return live
 
 
 class _Live(TorchDispatchMode):
@@ -274,7 +271,7 @@ def _batch(sequences: int, length: int, answer: int) -> PackedBatch:
 
 
 def _log_probs(model: nn.Module, batch: PackedBatch, mode: str) -> Tensor:
-    if mode == "padded":
+    if mode in _OWN_FORWARD:
         return _cross_entropy(_logits(model, batch, mode), batch)
     return forward.token_log_probs(model, batch, mode=mode)
 
@@ -287,7 +284,7 @@ def _distributions(model: nn.Module, batch: PackedBatch, mode: str) -> Tensor:
 
 
 def _rows(model: nn.Module, batch: PackedBatch, mode: str) -> forward.AnswerRows:
-    if mode == "padded":
+    if mode in _OWN_FORWARD:
         return forward.AnswerRows(_logits(model, batch, mode), None)
     return forward.answer_rows(model, batch, mode=mode)
 
@@ -297,8 +294,8 @@ def _cross_entropy(logits: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def _logits(model: nn.Module, batch: PackedBatch, mode: str) -> Tensor:
-    """As `forward.kept_logits`, which looks at numbers on the way of the padded form."""
-    if mode != "padded":
+    """As `forward.kept_logits`, which looks at numbers where the model's own forward pass gets batches."""
+    if mode not in _OWN_FORWARD:
         return forward.kept_logits(model, batch, mode=mode)
     size = batch.layout.size
     answer = batch.labels.numel() // size

@@ -22,7 +22,9 @@ MODES = ("lora", "full")
 ADAPTER = "default"
 """peft's name of the one adapter of a model."""
 
-_REFUSED = dict.fromkeys(("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"), ("out_proj", "conv1d"))
+_REFUSED: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"), ("out_proj", "conv1d")
+)
 """By architecture: linear layers whose weights its kernels read past the module, so that peft adapts none of them."""
 
 log = logging.getLogger("oblivionis")

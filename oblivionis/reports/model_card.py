@@ -5,6 +5,7 @@ It names requests, outcomes and numbers, no record and no person. Its head is th
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,6 +124,8 @@ def _made(config: Config, stage: str, facts: Mapping[str, Any]) -> str:
     ]
     if config.model.mode == "lora":
         rows.append(("LoRA", ", ".join([f"r = {lora.rank}, alpha = {lora.alpha:g}", *_adapted(lora)])))
+    if given := config.model.template.arguments:
+        rows.append(("arguments of the chat template", f"`{json.dumps(given)}`"))
     if stage == "unlearn":
         rows.append(("unlearning", f"{summary.method(config)}, epochs per request: {config.unlearning.epochs}"))
     rows.append(("SHA-256 of what was trained", f"`{facts['adapter']}`"))

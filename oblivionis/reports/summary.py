@@ -34,6 +34,7 @@ from oblivionis.runs.glance import LOCAL, method_words, rounds_done
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 if TYPE_CHECKING:
+    from oblivionis.models.facts import ModelFacts
     from oblivionis.models.memory import Estimate
 
 LEGEND = (
@@ -416,24 +417,33 @@ def _progress(run: RunDirectory, config: Config, stage: str) -> str:
     return f"{stage} {done}/{getattr(config.federation.rounds, stage)}"
 
 
-def print_model(config: Config, need: Estimate, tokens: int, fingerprint: str, console: Console) -> None:
-    """Sizes and identity of the configured model, whose tokenizer has so many tokens."""
+def print_model(config: Config, facts: ModelFacts, need: Estimate, console: Console) -> None:
+    """What the configured model is, and what of it is trained and sent."""
     trainable, vector = need.trainable, 4 * need.trainable
     total = need.parameters + (trainable + need.frozen if config.model.mode == "lora" else 0)
     table = RichTable(show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
-    table.add_row("source", Text(config.model.source))
-    table.add_row("base parameters", f"{need.parameters:,}")
-    table.add_row("base weights", _number_format(config))
+    table.add_row("source", Text(facts.source))
+    table.add_row("architecture", Text(f"{facts.architecture} ({facts.model_type})"))
+    table.add_row("base parameters", f"{facts.parameters:,}")
+    stored = f", stored in {facts.stored_dtype}" if facts.stored_dtype not in (None, facts.dtype) else ""
+    table.add_row("base weights", _number_format(config) + stored)
+    table.add_row(
+        "embedding", f"{facts.vocabulary_rows:,} rows, {'also the head' if facts.tied_head else 'not the head'}"
+    )
+    table.add_row("vocabulary", f"{facts.tokens:,} tokens")
+    table.add_row("context", "no limit" if facts.context is None else f"{facts.context:,} tokens")
+    table.add_row("linear layers", Text(", ".join(facts.linear_layers)))
+    if facts.example.kind == "chat":
+        table.add_row("template's arguments", Text(", ".join(facts.template_variables) or "none"))
     how = f"lora, aggregation {config.model.lora.aggregation}" if config.model.mode == "lora" else config.model.mode
     table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {how})")
     if need.frozen:
         why = "A: drawn from the seed on either side, never sent"
         table.add_row("frozen adapter parameters", f"{need.frozen:,} ({why})")
     table.add_row("sent per client and exchange", f"{bytes_text(vector)} there, {bytes_text(vector)} back (float32)")
-    table.add_row("vocabulary", f"{tokens:,} tokens")
-    table.add_row("fingerprint", fingerprint)
+    table.add_row("fingerprint", facts.fingerprint)
     console.print(Text(f"model {config.model.name}", style="bold"), table, sep="\n")
 
 

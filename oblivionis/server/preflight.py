@@ -9,9 +9,11 @@ from clients import losses
 from clients.step import check_quantities
 from oblivionis.config import declared
 from oblivionis.config.schema import Config
+from oblivionis.data.tokenize import layout_of
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import dry_run, loading
-from oblivionis.models.corpus import corpus_of
+from oblivionis.models.assembly import prompt_template
+from oblivionis.models.corpus import corpus_of, tokenizer_of
 from oblivionis.models.lengths import Lengths, lengths
 from oblivionis.models.machine import Machine, ResourceError, check
 from oblivionis.models.memory import Estimate, estimate
@@ -25,7 +27,7 @@ def preflight(config: Config, console: Console) -> None:
     Raises RunError for an `evaluation.ruler.layer` that the model lacks, for clients' own data without their folder and
     for a loss of the user's own that cannot be used;
     ResourceError when the machine lacks a GPU that is asked for, and in a strict configuration when the memory may not
-    do; ModelError when a package or the model is missing.
+    do; ModelError when a package or the model is missing; TemplateError for a template that does not fit the model.
     """
     machine = Machine.here()
     if config.data.name == "node" and config.data.nodes is None:
@@ -36,6 +38,7 @@ def preflight(config: Config, console: Console) -> None:
     check_tracking(config.tracking)
     _check_layer(config)
     _check_loss(config)
+    layout_of(tokenizer_of(config), prompt_template(config.model))
     for hint in check(config, machine):
         console.print(f"hint: {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     try:

@@ -61,8 +61,9 @@ SEED = 1234
 class LmEval:
     """The metrics of the harness's `tasks` (what its TaskManager loads), `shown` those that are metrics of ours.
 
-    Few-shot examples and whatever else a task draws come from `SEED`, the same for every model. A metric that is no
-    finite number is left out. The details hold per task `results` and `items`, the number of items that were asked.
+    `arguments` are those of the chat template. Few-shot examples and whatever else a task draws come from `SEED`, the
+    same for every model. A metric that is no finite number is left out. The details hold per task `results` and
+    `items`, the number of items that were asked.
     """
 
     tasks: Any
@@ -71,6 +72,7 @@ class LmEval:
     limit: int | None = None
     batch_size: int = 8
     apply_chat_template: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(default="lm_eval", init=False)
 
     def evaluate(self, session: EvaluationSession) -> Result:
@@ -89,7 +91,13 @@ class LmEval:
             tokenizer = copy.deepcopy(self.tokenizer)
             model = base_model(session.model)
             found: Any = evaluate(
-                harness(pretrained=model, tokenizer=tokenizer, batch_size=self.batch_size, backend="causal"),
+                harness(
+                    pretrained=model,
+                    tokenizer=tokenizer,
+                    batch_size=self.batch_size,
+                    backend="causal",
+                    chat_template_args=dict(self.arguments),
+                ),
                 self.tasks,
                 limit=self.limit,
                 bootstrap_iters=0,
@@ -193,4 +201,4 @@ def build(context: Context) -> list[Evaluator]:
         return []
     tasks, shown = context.prepared
     own = {key: settings[key] for key in ("limit", "batch_size", "apply_chat_template")}
-    return [LmEval(tasks, shown, context.tokenizer, **own)]
+    return [LmEval(tasks, shown, context.tokenizer, arguments=context.assembled.template.arguments, **own)]

@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from evaluation import hook
 from evaluation.engine.decoding import greedy
-from evaluation.engine.forward import supports_packing
 from evaluation.engine.likelihood import score
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Hook, Result
@@ -27,9 +26,7 @@ def model() -> LlamaForCausalLM:
     config = LlamaConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, vocab_size=30
     )
-    model = LlamaForCausalLM(config)
-    assert supports_packing(model)
-    return model
+    return LlamaForCausalLM(config)
 
 
 @pytest.fixture

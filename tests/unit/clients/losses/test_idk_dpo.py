@@ -86,8 +86,7 @@ def test_trajectory_equals_the_slow_loop(mode: str, monkeypatch: pytest.MonkeyPa
 
     expected_history, expected = trajectory(loss)
     if mode:
-        monkeypatch.setattr("evaluation.engine.forward.llama.supports", lambda model: False)
-        monkeypatch.setattr("evaluation.engine.forward.supports_packing", lambda model: False)
+        monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
     history, found = fast("idk_dpo", {"beta": 0.3, "alpha": 0.6})
     np.testing.assert_allclose(history, expected_history, rtol=0, atol=2e-4)
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)

@@ -78,8 +78,7 @@ def test_trajectory_equals_the_slow_loop(padded: bool, monkeypatch: pytest.Monke
         lambda model, received, forget, retain: 2.0 * hinge(model, forget) + 0.5 * nll(model, retain)
     )
     if padded:
-        monkeypatch.setattr("evaluation.engine.forward.llama.supports", lambda model: False)
-        monkeypatch.setattr("evaluation.engine.forward.supports_packing", lambda model: False)
+        monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
     history, found = fast("ihl", {"gamma": 2.0, "alpha": 0.5})
     np.testing.assert_allclose(history, expected_history, rtol=1e-4, atol=2e-4)
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)

@@ -130,8 +130,7 @@ def test_trajectory_equals_the_slow_loop(
 
     expected_history, expected = trajectory(loss)
     if mode:
-        monkeypatch.setattr("evaluation.engine.forward.llama.supports", lambda model: False)
-        monkeypatch.setattr("evaluation.engine.forward.supports_packing", lambda model: False)
+        monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
     values = {"dual": 2.0, "dual_step_size": 1.5, "dual_warmup_epochs": warmup, "tolerance": 0.2, "epsilon": epsilon}
     history, found = fast("pdu", values)
     assert (len(set(duals)) > 1) == (warmup < 2), "the test would not see a dual variable that stands still"

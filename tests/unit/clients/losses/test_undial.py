@@ -113,8 +113,7 @@ def test_trajectory_equals_the_slow_loop(
 
     expected_history, expected = trajectory(loss)
     if mode:
-        monkeypatch.setattr("evaluation.engine.forward.llama.supports", lambda model: False)
-        monkeypatch.setattr("evaluation.engine.forward.supports_packing", lambda model: False)
+        monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
     model = tiny_llama.lora(num_hidden_layers=3)
     flat, history = FlatParameters(model), []
     report = unlearn(

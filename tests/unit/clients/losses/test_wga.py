@@ -84,8 +84,7 @@ def test_trajectory_equals_the_slow_loop(beta: float, padded: bool, monkeypatch:
 
     expected_history, expected = trajectory(loss)
     if padded:
-        monkeypatch.setattr("evaluation.engine.forward.llama.supports", lambda model: False)
-        monkeypatch.setattr("evaluation.engine.forward.supports_packing", lambda model: False)
+        monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
     model = tiny_llama.lora(num_hidden_layers=3)
     flat, history = FlatParameters(model), []
     report = unlearn(

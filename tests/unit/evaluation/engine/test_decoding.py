@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from evaluation.engine import decoding, shared_decoder
-from evaluation.engine.forward import supports_packing
+from evaluation.engine.architectures import way
 
 VOCABULARY = 40
 STOPS = (5, 7)
@@ -88,14 +88,13 @@ def test_equals_generate_prompt_by_prompt(llama: LlamaForCausalLM, rows: int | N
 @pytest.mark.parametrize("kind", ["gemma2", "mistral"])
 def test_other_models_fall_back_and_agree(kind: str) -> None:
     model, prompts = make(kind), some_prompts(6)
-    assert supports_packing(model) is (kind == "mistral")
+    assert way(model).name == {"gemma2": "padded", "mistral": "packed"}[kind]
     actual = decoding.greedy(model, prompts, max_new_tokens=12, stop_ids=STOPS, max_batch=3)
     assert actual == reference(model, prompts, 12)
 
 
 def test_token_budget_bounds_the_rows(llama: LlamaForCausalLM) -> None:
     prompts, widths = some_prompts(), []
-    assert supports_packing(llama)
     handle = llama.lm_head.register_forward_hook(lambda _m, args, _o: widths.append(args[0].shape[-2]))
     # Longest prompt 12 + 4 new tokens = 16 columns: 3 rows of the budget.
     decoding.greedy(llama, prompts, max_new_tokens=4, stop_ids=(), token_budget=50)

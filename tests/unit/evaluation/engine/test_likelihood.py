@@ -15,7 +15,8 @@ import torch
 from support import tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evaluation.engine import forward, likelihood
+from evaluation.engine import likelihood
+from evaluation.engine.backends import fused
 from evaluation.engine.forward import Scorer
 from evaluation.engine.llama import FusedLlama
 from evaluation.engine.models import side_by_side
@@ -97,7 +98,6 @@ def test_states_of_any_layer_come_from_the_pass_that_scores(layer: int, mode: st
     model = tiny_llama.base(num_hidden_layers=3)
     watched = copy.deepcopy(model)
     sequences = tiny_llama.sequences(12)
-    forward.supports_packing(model)
     plain = likelihood.score(model, sequences, mode=mode)
     passes.clear()
     scores = likelihood.score(model, sequences, mode=mode, hidden="all", layer=layer)
@@ -197,7 +197,7 @@ def test_batches_scored_side_by_side_give_the_same(
     together = likelihood.score(model, sequences, token_budget=50, hidden=hidden)
     assert len(threads) > 1 and torch.get_num_threads() == 4
     threads.clear()
-    monkeypatch.setattr(forward, "WORKERS_BYTES", 0)
+    monkeypatch.setattr(fused, "WORKERS_BYTES", 0)
     alone = likelihood.score(model, sequences, token_budget=50, hidden=hidden)
     assert threads == {threading.get_ident()}
     for i in range(len(sequences)):

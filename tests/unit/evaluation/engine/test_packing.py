@@ -23,6 +23,8 @@ from transformers import (
 )
 
 from evaluation.engine import forward, packing
+from evaluation.engine.architectures import ATTENTION, way
+from evaluation.engine.backends.packed import PackingError
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 
@@ -76,8 +78,6 @@ def one_by_one(model: nn.Module, sequences: list[TokenSequence]) -> Tensor:
 def test_the_packed_row_holds_no_padding_and_each_shared_prefix_once() -> None:
     model, seen = llama(), []
     model.model.embed_tokens.register_forward_hook(lambda _m, args, _o: seen.append(tuple(args[0].shape)))
-    assert forward.supports_packing(model)
-    seen.clear()
     prompt = (5, 6, 7)
     sequences = [TokenSequence(prompt, (8, 9, 2)), TokenSequence(prompt, (8, 10, 11, 2)), TokenSequence((5, 9), (2,))]
     forward.token_log_probs(model, PackedBatch.build(sequences), mode="packed")
@@ -208,16 +208,16 @@ def test_answer_logits_and_sums() -> None:
     torch.testing.assert_close(mean, torch.stack([-logp[:2].mean(), -logp[2:].mean()]))
 
 
-@pytest.mark.parametrize(("kind", "packs"), [("qwen2", True), ("gpt2", True), ("gemma2", False)])
-def test_models_that_cannot_pack_fall_back_by_themselves(kind: str, packs: bool) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("qwen2", "packed"), ("gpt2", "packed"), ("gemma2", "padded")])
+def test_models_that_cannot_pack_fall_back_by_themselves(kind: str, name: str) -> None:
     model, sequences = other(kind), some_sequences(2)
     before = model.config._attn_implementation
     expected = one_by_one(model, sequences)
-    assert forward.supports_packing(model) is packs
-    if not packs:
-        assert model.config._attn_implementation == before
+    assert way(model).name == name
     batch = PackedBatch.build(sequences, share=True)
     torch.testing.assert_close(forward.token_log_probs(model, batch), expected, atol=1e-5, rtol=0)
+    if name != "packed":
+        assert model.config._attn_implementation == before
 
 
 def test_sliding_window_is_padded_where_a_sequence_outgrows_it() -> None:
@@ -239,9 +239,9 @@ def test_the_model_behaves_as_before_without_a_layout() -> None:
     mask[0, 4:] = 0
     before = model(input_ids=ids, attention_mask=mask).logits
     generated = model.generate(ids[1:], max_new_tokens=5, do_sample=False, pad_token_id=0)
-    assert forward.supports_packing(model)
-    assert model.config._attn_implementation == forward.ATTENTION
-    assert forward.ATTENTION not in str(model.config.to_dict())
+    forward.token_log_probs(model, PackedBatch.build(some_sequences()), mode="packed")
+    assert model.config._attn_implementation == ATTENTION
+    assert ATTENTION not in str(model.config.to_dict())
     torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits[mask.bool()], before[mask.bool()])
     assert torch.equal(model.generate(ids[1:], max_new_tokens=5, do_sample=False, pad_token_id=0), generated)
 
@@ -298,11 +298,8 @@ def test_a_model_that_swallows_the_layout_is_found_out() -> None:
     model = llama()
     inner = model.model.layers[1].forward
     model.model.layers[1].forward = lambda *a, packing=None, **k: inner(*a, **k)
-    assert not forward.supports_packing(model)
-    assert model.config._attn_implementation == "sdpa"
-    sequences = some_sequences()
-    logp = forward.token_log_probs(model, PackedBatch.build(sequences))
-    torch.testing.assert_close(logp, one_by_one(llama(), sequences), atol=1e-5, rtol=0)
+    with pytest.raises(PackingError, match="LlamaAttention was not handed the layout"):
+        forward.token_log_probs(model, PackedBatch.build(some_sequences()), mode="packed")
 
 
 @pytest.mark.parametrize(

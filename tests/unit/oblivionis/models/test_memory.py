@@ -222,7 +222,8 @@ def test_what_makes_an_update_larger_or_smaller(machine: Machine, monkeypatch: p
     assert activations("model.lora.dropout=0.1") > one
     assert activations("unlearning.entropy.forget=0.1") >= one
     assert activations("unlearning.batch_size=16") == sixteen
-    assert activations("model.attn_implementation=eager") > one
+    eager = activations("model.attn_implementation=eager")
+    assert eager == one if machine is CPU else eager > one, "on a CPU a Llama has its own attention"
     two = activations("training.batch_size=2")
     assert activations("training.batch_size=1") == two, "unlearning pairs each record with one to keep"
     assert activations("training.batch_size=1", "stages=[finetune]") < two

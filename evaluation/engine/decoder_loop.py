@@ -1,0 +1,90 @@
+"""The loop over the rows of a decoder: finished continuations leave, waiting ones take over."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from evaluation.engine.decoders import Continuations, Decoder, PackedDecoder, RowForward
+from evaluation.engine.models import model_device
+from evaluation.engine.shared_decoder import SharedDecoder
+from evaluation.engine.watch import counter
+
+SHARING = 4
+"""From so many continuations of a prompt on, its keys and values lie in memory once."""
+
+
+def decode_rows(model: nn.Module, work: Continuations, forward: RowForward) -> list[list[int]]:
+    """The tokens of every continuation, without the stop token; `forward` runs rows of tokens without padding."""
+    table = _Table(_decoder(model, work, forward), work)
+    logits: Tensor | None = None
+    finished = counter("answers", len(table.produced))
+    while table.waiting or table.running:
+        added = table.admit()
+        if added is not None:
+            logits = added if logits is None else torch.cat([logits, added])
+        assert logits is not None
+        before = len(table.running)
+        tokens = table.take(work.choose(logits, table.running))
+        if len(table.running) < before:
+            finished(before - len(table.running))
+        logits = table.decoder.step(tokens) if table.running else None
+    return table.produced
+
+
+def _decoder(model: nn.Module, work: Continuations, forward: RowForward) -> Decoder:
+    """The quickest decoder for these prompts."""
+    device = model_device(model)
+    if work.copies >= SHARING:
+        return SharedDecoder(forward, device, work.prompts, work.rows, max(work.limits), work.prompt_tokens)
+    columns = max(len(prompt) + limit for prompt, limit in zip(work.prompts, work.limits, strict=True))
+    return PackedDecoder(forward, device, work.prompts, work.rows, columns)
+
+
+class _Table:
+    """Which continuations run in the rows of a decoder, which wait for a row, and what was produced so far.
+
+    The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1; those of long prompts begin first.
+    """
+
+    def __init__(self, decoder: Decoder, work: Continuations) -> None:
+        self.decoder, self._work = decoder, work
+        by_length = sorted(range(len(work.prompts)), key=lambda i: len(work.prompts[i]))
+        self.waiting = [i * work.copies + j for i in by_length for j in range(work.copies)]
+        self.running: list[int] = []
+        self.produced: list[list[int]] = [[] for _ in self.waiting]
+        self._left = [work.copies] * len(work.prompts)
+
+    def admit(self) -> Tensor | None:
+        """Let waiting continuations begin once a quarter of the rows is free; the logits of their first tokens."""
+        free = self._work.rows - len(self.running)
+        if not (self.waiting and self.decoder.open and (free >= max(1, self._work.rows // 4) or not self.running)):
+            return None
+        fresh: list[int] = []
+        while self.waiting and len(fresh) < free and self.decoder.admits(self.waiting[-1] // self._work.copies):
+            fresh.append(self.waiting.pop())
+        if not fresh:
+            return None
+        numbers = [unit // self._work.copies for unit in fresh]
+        logits = self.decoder.add(numbers)
+        self.running += fresh
+        for number in numbers:
+            self._left[number] -= 1
+            if not self._left[number]:
+                self.decoder.forget(number)
+        return logits
+
+    def take(self, tokens: Tensor) -> Tensor:
+        """Append the tokens (B,) chosen for the rows; those of the rows that go on, in the rows' new order."""
+        alive = []
+        for row, (unit, token) in enumerate(zip(self.running, tokens.tolist(), strict=True)):
+            if token in self._work.stops:
+                continue
+            self.produced[unit].append(token)
+            if len(self.produced[unit]) < self._work.limit(unit):
+                alive.append(row)
+        if len(alive) == len(self.running):
+            return tokens
+        order = self.decoder.keep(alive)
+        self.running = [self.running[row] for row in order]
+        return tokens[torch.tensor(order, dtype=torch.long, device=tokens.device)]

@@ -1,0 +1,127 @@
+"""How a model is run follows from what it is, and every way gives transformers' own numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support import architectures
+from support.architectures import examine, greedy_alone, log_probs_alone, records, tiny_model
+
+from evaluation.engine import likelihood
+from evaluation.engine.architectures import way
+from evaluation.engine.backends import plain
+from evaluation.engine.decoding import greedy
+from evaluation.engine.forward import resolve_mode, token_log_probs
+from evaluation.engine.packing import PackedBatch
+from evaluation.engine.sequences import TokenSequence
+
+pytestmark = pytest.mark.unit
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 20,
+    "short_factor": [1.0 + i / 10 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+}
+PHI = {"rope_parameters": LONG, "sliding_window": None, "original_max_position_embeddings": 20}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 12}
+LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "short", "long"),
+    [
+        ("llama", {}, "fused", "fused"),
+        ("llama", {"rope_parameters": YARN}, "fused", "fused"),
+        ("llama", {"rope_parameters": LLAMA3}, "fused", "fused"),
+        ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 20}, "fused", "plain"),
+        ("llama", {"rope_parameters": LONG}, "fused", "plain"),
+        ("qwen3", {"rope_parameters": DYNAMIC, "max_position_embeddings": 20}, "packed", "plain"),
+        ("phi3", PHI, "packed", "plain"),
+        ("mistral", {}, "packed", "padded"),
+        ("mistral", {"sliding_window": None}, "packed", "packed"),
+        ("gemma2", {}, "padded", "padded"),
+        ("mamba", {}, "plain", "plain"),
+        ("qwen3_5_text", {}, "plain", "plain"),
+    ],
+)
+def test_the_way_follows_from_the_configuration(kind: str, options: dict[str, Any], short: str, long: str) -> None:
+    model = tiny_model(kind, **options)
+    assert (resolve_mode(model, "auto", 8), resolve_mode(model, "auto", 44)) == (short, long)
+    found = way(model)
+    assert (found.limit is None) == (short == long) and found.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 20}),
+        ("llama", {"rope_parameters": LONG}),
+        ("phi3", PHI),
+    ],
+)
+def test_rotary_positions_that_grow_with_the_longest_sequence(kind: str, options: dict[str, Any]) -> None:
+    """Sequences on both sides of the switch, in one batch and after each other, in any order."""
+    model, sequences = tiny_model(kind, **options), records()
+    sequences += [TokenSequence(tuple(range(3, 3 + n)), (5, 6)) for n in range(15, 22)]
+    with torch.no_grad():
+        expected = log_probs_alone(model, sequences)
+        for order in (sequences, sequences[::-1], sequences[4:] + sequences[:4]):
+            found = dict(zip(order, likelihood.score(model, order).log_probs, strict=True))
+            joined = torch.cat([torch.from_numpy(found[s]) for s in sequences])
+            torch.testing.assert_close(joined, expected, atol=2e-5, rtol=0)
+    prompts = [s.prompt for s in sequences]
+    assert greedy(model, prompts, max_new_tokens=12, stop_ids=()) == greedy_alone(model, prompts, 12)
+
+
+@pytest.mark.parametrize("kind", ["jamba", "rwkv", "recurrent_gemma", "gpt_oss"])
+def test_numbers_are_those_of_one_record_at_a_time(kind: str) -> None:
+    found = examine(kind, torch.float32)
+    assert found.largest < 1e-4 and found.drawn
+
+
+def test_plain_passes_never_hold_sequences_of_two_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sequences, shapes = tiny_model("mamba2"), records(), []
+    forward = plain.PlainBackend._forward
+
+    def watched(self: plain.PlainBackend, ids: torch.Tensor, *options: Any) -> torch.Tensor:
+        shapes.append(tuple(ids.shape))
+        return forward(self, ids, *options)
+
+    monkeypatch.setattr(plain.PlainBackend, "_forward", watched)
+    token_log_probs(model, PackedBatch.build(sequences, share=True))
+    lengths = sorted(len(s.prompt) + len(s.answer) for s in sequences)
+    assert shapes == [(lengths.count(n), n) for n in dict.fromkeys(lengths)]
+
+
+def test_a_model_that_reads_both_sides_is_refused() -> None:
+    model = tiny_model("bert")
+    with pytest.raises(ValueError, match="bert is no causal language model"):
+        token_log_probs(model, PackedBatch.build(records()))
+
+
+def test_adapters_that_put_tokens_before_a_text_are_refused() -> None:
+    from peft import PromptTuningConfig
+
+    model = get_peft_model(tiny_model("llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    with pytest.raises(ValueError, match="PROMPT_TUNING put tokens of their own before a text"):
+        token_log_probs(model, PackedBatch.build(records()))
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "norm"])
+def test_a_llama_with_adapters_that_the_fused_pass_does_not_know_is_not_fused(target: str) -> None:
+    options: dict[str, Any] = {"modules_to_save": ["norm"]} if target == "norm" else {}
+    targets = ["q_proj"] if target == "norm" else ["q_proj", target]
+    adapted = get_peft_model(tiny_model("llama"), LoraConfig(r=4, target_modules=targets, **options)).eval()
+    architectures.shake(adapted)
+    assert way(adapted).name == ("fused" if target == "embed_tokens" else "packed")
+    sequences = records()
+    torch.testing.assert_close(
+        token_log_probs(adapted, PackedBatch.build(sequences)), log_probs_alone(adapted, sequences), atol=2e-5, rtol=0
+    )
