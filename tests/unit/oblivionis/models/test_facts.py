@@ -17,7 +17,7 @@ from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from oblivionis.config.compose import compose
 from oblivionis.data.tokenize import PromptTemplate
-from oblivionis.models import loading, tiny
+from oblivionis.models import loading, lora, tiny
 from oblivionis.models.facts import ANSWER, QUESTION, Example, example_of, facts_of
 from oblivionis.models.fingerprint import fingerprint
 from oblivionis.reports.example import print_example
