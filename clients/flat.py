@@ -18,16 +18,14 @@ class FlatParameters:
     into which autograd adds in place. So an optimiser given `[flat.vector]` works in one fused kernel, and to load or
     to save an adapter is one copy. A tied weight occurs once. Matrices come first, then vectors (biases, norms),
     each in the order of `model.named_parameters()`; `manifest` tells. Parameters in half precision become float32:
-    `compute_dtype` remembers what the model computes in.
+    `compute_dtype` remembers what the model computes in. Of a model that is only evaluated the vector is empty.
 
-    Raises ValueError if nothing is trainable, or if the trainable parameters lie on several devices.
+    Raises ValueError if the trainable parameters lie on several devices.
     """
 
     def __init__(self, model: nn.Module) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not named:
-            raise ValueError("the model has no trainable parameter")
-        devices = {p.device for _, p in named}
+        devices = {p.device for _, p in named} or {next(model.parameters()).device}
         if len(devices) > 1:
             raise ValueError(f"trainable parameters lie on several devices: {sorted(map(str, devices))}")
         named.sort(key=lambda item: item[1].ndim < 2)

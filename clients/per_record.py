@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 
 from clients.flat import FlatParameters
@@ -33,7 +34,8 @@ def clipped_sum(
     `records`: in the order in which `losses` runs them, for their lengths. Where everything trainable are weights of
     linear layers, as LoRA's factors are, it takes one forward pass of all records and one backward pass that stops at
     the layers' outputs: the gradient of a weight is Σ_t δ_t x_tᵀ over a record's tokens (Goodfellow 2015; Bu et al.
-    2023). Otherwise, or `exactly`, it takes a forward and a backward pass for each record.
+    2023). Otherwise, as for a head that reads answer tokens only, or `exactly`, it takes a forward and a backward pass
+    for each record.
     """
     if not records:
         return flat.grad.new_zeros(0)
@@ -47,11 +49,10 @@ def clipped_sum(
             raise ValueError("a trainable layer takes part more than once in a forward pass")
         gradients = torch.autograd.grad(values.sum(), [call.output for call in used], allow_unused=True)
     lengths = [len(record.prompt) + len(record.answer) - 1 for record in records]
-    parts = [
-        _Part.of(call, gradient, lengths)
-        for call, gradient in zip(used, gradients, strict=True)
-        if gradient is not None
-    ]
+    calls = [(call, gradient) for call, gradient in zip(used, gradients, strict=True) if gradient is not None]
+    if not all(_by_tokens(call.input, lengths) for call, _ in calls):
+        return _one_by_one(flat, len(records), losses, norm)
+    parts = [_Part.of(call, gradient, lengths) for call, gradient in calls]
     squares = flat.grad.new_zeros(len(records))
     for part in parts:
         squares += part.squared_norms()
@@ -81,8 +82,13 @@ def _one_by_one(flat: FlatParameters, count: int, losses: Losses, norm: float) -
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear] | None:
-    """The linear layers whose weights are all that is trainable, each of which is in one layer; None where more is."""
-    layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.requires_grad]
+    """The linear layers whose weights are all that is trainable, each of which is in one layer; None where more is.
+
+    peft's factors for a parameter are linear layers that nobody calls, and do not count.
+    """
+    wrappers = [m for m in model.modules() if isinstance(m, ParamWrapper)]
+    aside = {id(factor) for w in wrappers for factor in (*w.lora_A.values(), *w.lora_B.values())}
+    layers = [m for m in model.modules() if type(m) is nn.Linear and m.weight.requires_grad and id(m) not in aside]
     weights = [id(layer.weight) for layer in layers]
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
     return layers if len(set(weights)) == len(weights) and set(weights) == trainable else None
@@ -125,12 +131,9 @@ class _Part:
 
     @classmethod
     def of(cls, call: _Call, gradient: Tensor, lengths: Sequence[int]) -> _Part:
-        """Raises ValueError where the rows are not those of the records."""
         inputs, gradient = call.input.float(), gradient.float()
-        if inputs.shape[0] == 1 and inputs.shape[1] == sum(lengths):
+        if _is_row(inputs, lengths):
             inputs, gradient = (_by_record(x[0], lengths) for x in (inputs, gradient))
-        elif inputs.shape[0] != len(lengths):
-            raise ValueError(f"{tuple(inputs.shape)} are not the tokens of {len(lengths)} records")
         return cls(call.layer, inputs, gradient)
 
     def squared_norms(self) -> Tensor:
@@ -146,6 +149,16 @@ class _Part:
         weighted = torch.where(factors[:, None, None] > 0, self.gradients * factors[:, None, None], 0.0)
         assert self.layer.weight.grad is not None
         self.layer.weight.grad.addmm_(weighted.flatten(0, 1).T, self.inputs.nan_to_num().flatten(0, 1))
+
+
+def _is_row(inputs: Tensor, lengths: Sequence[int]) -> bool:
+    """Whether (B, L, d) is one row of all records' tokens."""
+    return inputs.shape[0] == 1 and inputs.shape[1] == sum(lengths)
+
+
+def _by_tokens(inputs: Tensor, lengths: Sequence[int]) -> bool:
+    """Whether a layer's inputs are the records' tokens, in one row or with a row for each record."""
+    return inputs.ndim == 3 and (_is_row(inputs, lengths) or inputs.shape[0] == len(lengths))
 
 
 def _by_record(row: Tensor, lengths: Sequence[int]) -> Tensor:

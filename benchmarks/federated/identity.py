@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.config import declared
-from oblivionis.config.schema import Compression, Config, Federation, Strategy, Unlearning
+from oblivionis.config.schema import Compression, Config, Federation, Model, Strategy, Unlearning
 from oblivionis.models.errors import ModelError
-from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.runs.directory import package_versions
 from oblivionis.runs.updates import kept_rounds
 
@@ -75,7 +75,8 @@ def without_local(config: Config) -> Config:
 def identity(config: Config) -> str:
     """SHA-256 (hexadecimal) of everything that the results of a run with `config` depend on."""
     tree = {key: value for key, value in dataclasses.asdict(config).items() if key not in _IGNORED}
-    source, revision = tree["model"].pop("source"), tree["model"].pop("revision", None)
+    for key in ("source", "revision", "adapter"):
+        tree["model"].pop(key, None)
     paths = [section.pop(key) for _, section, key in _files(tree)]
     loss = declared.own_loss(config.unlearning.method)
     if loss is not None:
@@ -83,7 +84,7 @@ def identity(config: Config) -> str:
     parts = {
         "stages": config.stages,
         "configuration": tree,
-        "model": _model(source, revision),
+        "model": _model(config.model.source, config.model.revision, config.model.adapter),
         "data": [_of_path(path) for path in paths],
         "packages": package_versions(),
         "program": program(),
@@ -94,7 +95,7 @@ def identity(config: Config) -> str:
 def inputs(config: Config) -> dict[str, str | None]:
     """Hashes of what a run with `config` reads from outside the program, by `KEY=VALUE` of the key that names it."""
     tree, model = dataclasses.asdict(config), config.model
-    found = {f"model.source={model.source}": _model(model.source, model.revision)}
+    found = {f"model.source={model.source}": _model(model.source, model.revision, model.adapter)}
     named = [(name, section[key]) for name, section, key in _files(tree) if section[key]]
     if (loss := declared.own_loss(config.unlearning.method)) is not None:
         named.append(("unlearning.method", str(loss)))
@@ -114,12 +115,12 @@ def _of_path(path: str | None) -> str | None:
 
 
 @functools.cache
-def _model(source: str, revision: str | None) -> str:
-    """The base model's fingerprint; its name where it is not at hand, so that a suite can be planned without it."""
+def _model(source: str, revision: str | None, adapter: str | None) -> str:
+    """The model's fingerprint; its name where it is not at hand, so that a suite can be planned without it."""
     try:
-        return fingerprint_source(source, revision)
+        return fingerprint_model(Model(source=source, revision=revision, adapter=adapter))
     except ModelError:
-        return f"{source}@{revision}"
+        return f"{source}@{revision}{f'+{adapter}' if adapter else ''}"
 
 
 def _contents(path: Path) -> str:

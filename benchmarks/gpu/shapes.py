@@ -19,7 +19,7 @@ from clients.training import TrainSettings
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
-from oblivionis.models import loading
+from oblivionis.models import loading, lora
 
 TINY: dict[str, Any] = {
     "hidden_size": 64,
@@ -82,15 +82,15 @@ class Setting:
 
     def adapted(self, base: Any, *, dropout: float | None = None) -> tuple[Any, FlatParameters]:
         """`base` with the paper's adapters, and their vector."""
-        lora = self.config.model.lora
-        model = loading.attach_lora(
+        settings = self.config.model.lora
+        model = lora.attach_lora(
             base,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            dropout=lora.dropout if dropout is None else dropout,
-            target_modules=list(lora.target_modules),
+            rank=settings.rank,
+            alpha=settings.alpha,
+            dropout=settings.dropout if dropout is None else dropout,
+            target_modules=settings.target_modules,
         )
-        loading.trainable(model)
+        lora.trainable(model)
         return model, FlatParameters(model)
 
 

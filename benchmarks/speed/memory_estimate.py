@@ -94,7 +94,7 @@ def work(folder: Path, case: str) -> None:
     from evaluation.engine.likelihood import score
     from evaluation.engine.sequences import TokenSequence
     from oblivionis.config import compose as configuration
-    from oblivionis.models import loading
+    from oblivionis.models import loading, lora
 
     torch.set_num_threads(1)
     config = configuration.compose("default", overrides(folder, case))
@@ -109,11 +109,11 @@ def work(folder: Path, case: str) -> None:
         )
     model = loading.load_weights(folder, torch.device("cpu"), **options)
     if settings.mode == "lora":
-        lora = settings.lora
-        model = loading.attach_lora(
-            model, rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, target_modules=list(lora.target_modules)
+        own = settings.lora
+        model = lora.attach_lora(
+            model, rank=own.rank, alpha=own.alpha, dropout=own.dropout, target_modules=own.target_modules
         )
-    loading.trainable(model, settings.mode)
+    lora.trainable(model, settings.mode)
     flat = FlatParameters(model)
     count = config.evaluation.token_budget // LENGTH if case.startswith("evaluate") else BATCH
     ids = torch.randint(VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0)).tolist()

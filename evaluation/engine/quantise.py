@@ -13,6 +13,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor, nn
 
+from evaluation.engine.merging import merged
 from evaluation.engine.models import base_model
 
 NF4_BLOCK = 64
@@ -62,10 +63,9 @@ def quantise_merged(model: nn.Module, quantiser: Quantiser) -> nn.Module:
 
     Changes `model` for good and returns it without its adapters. The base weights must be ordinary numbers.
     """
-    merge = getattr(model, "merge_and_unload", None)
-    merged: nn.Module = merge() if callable(merge) else model  # type: ignore[assignment]
-    head = getattr(base_model(merged), "get_output_embeddings", lambda: None)()
-    for module in merged.modules():
+    plain = merged(model)
+    head = getattr(base_model(plain), "get_output_embeddings", lambda: None)()
+    for module in plain.modules():
         if isinstance(module, nn.Linear) and module is not head:
             module.weight.copy_(quantiser(module.weight))
-    return merged
+    return plain

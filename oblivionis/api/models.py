@@ -12,12 +12,15 @@ from transformers import PreTrainedTokenizerBase
 from evaluation.engine.models import text_config
 from evaluation.metrics.tofu import Question
 from oblivionis.assessment.questions import tokenised
+from oblivionis.config.adapter_folder import is_adapter
 from oblivionis.data.errors import raise_if_any
 from oblivionis.data.jsonl import Row, to_record
 from oblivionis.data.records import Record
 from oblivionis.data.tokenize import PromptTemplate
 from oblivionis.models.errors import ModelError
 from oblivionis.models.loading import load_base
+from oblivionis.models.peft_adapters import attach_adapter
+from oblivionis.models.source import base_of
 
 ModelLike: TypeAlias = str | Path | tuple[nn.Module, PreTrainedTokenizerBase]
 """A model folder, a name on the Hugging Face hub, `embedded` (the tiny Llama that ships), or (model, tokenizer)."""
@@ -35,13 +38,18 @@ def load_model(
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """A causal language model in evaluation mode, and its tokenizer, which has a padding token.
 
-    - `source`: as `ModelLike`; safetensors only, and no code in a folder is run.
+    - `source`: as `ModelLike`; safetensors only, and no code in a folder is run. A folder with a peft adapter gives
+      its base model with the adapter on it.
     - `device`: `auto` takes a GPU when there is one.
     - `revision`: a commit, tag or branch on the hub.
 
     Raises ModelError for what is no such model, or does not fit.
     """
-    return load_base(str(source), dtype=dtype, device=device, revision=revision)
+    folder = Path(source).expanduser()
+    if not is_adapter(folder):
+        return load_base(str(source), dtype=dtype, device=device, revision=revision)
+    model, tokenizer = load_base(base_of(folder), dtype=dtype, device=device, revision=revision)
+    return attach_adapter(model, folder), tokenizer
 
 
 def loaded(model: ModelLike) -> tuple[nn.Module, PreTrainedTokenizerBase]:

@@ -101,9 +101,9 @@ class Elsewhere(Protocol):
 class Assessor:
     """Measures adapters of one assembled model on the questions of one corpus, tokenised once.
 
-    base: the vector of the untouched base model, for evaluators that ask it; without it LoRA's B is set to zero, and a
-    model that is trained in other ways goes without them. names: which evaluators, None for all. elsewhere: who runs
-    some of them beside it.
+    base: the vector of the untouched base model, for evaluators that ask it; without it the one that a model with LoRA
+    was assembled with, and a model that is trained in other ways goes without them. names: which evaluators, None for
+    all. elsewhere: who runs some of them beside it.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class Assessor:
         names: Sequence[str] | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        self._assembled, self._config, self._corpus, self._base = assembled, config, corpus, base
+        self._assembled, self._config, self._corpus = assembled, config, corpus
+        self._base = assembled.start if base is None else base
         self._names = evaluators.names() if names is None else names
         self._elsewhere = elsewhere
         asked = {} if corpus.is_text else {n: r for n, r in corpus.evaluation.items() if n in SECTIONS}
-        known_base = base is not None or config.model.mode == "lora"
         context = Context(
             name="",
             assembled=assembled,
             corpus=corpus,
             config=config,
             questions={name: encode_questions(records, assembled, config) for name, records in asked.items()},
-            as_base=self._as_base if known_base else None,
+            as_base=self._as_base if self._base is not None else None,
         )
         self._context = replace(context, prepared_of=self._of_each("prepare", context))
         self._loaded: np.ndarray | None = None
@@ -334,8 +334,8 @@ class Assessor:
     def _as_base(self) -> Iterator[None]:
         """The untouched base model instead of the one that is loaded."""
         flat, loaded = self._assembled.flat, self._loaded
-        assert loaded is not None
-        flat.load(adapters.without_b(loaded, flat.manifest) if self._base is None else self._base)
+        assert loaded is not None and self._base is not None
+        flat.load(self._base)
         try:
             yield
         finally:

@@ -34,10 +34,10 @@ from oblivionis import seeds
 from oblivionis.assessment.assessor import assemble_for
 from oblivionis.audits.target import AuditError, Target, find_target
 from oblivionis.config.schema import Config
-from oblivionis.data.tokenize import PromptTemplate, encode_prompts, stop_ids
+from oblivionis.data.tokenize import PromptTemplate, encode_prompts
 from oblivionis.files import checked, parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models import adapters
-from oblivionis.models.assembly import load_base, prompt_template
+from oblivionis.models.assembly import assemble_untrained
 from oblivionis.models.corpus import corpus_of
 from oblivionis.requests import seal
 from oblivionis.runs.directory import RunDirectory, vector_hash
@@ -141,15 +141,15 @@ def load_subject(target: Target, kind: str = "leakage") -> Subject:
             stage=checkpoint.stage,
             round=checkpoint.round,
         )
-    model, tokenizer = load_base(config.model)
+    assembled = assemble_untrained(config.model)
     parts = Path(target.name).expanduser().parts
     return Subject(
         name=target.name,
         identity=identity_of(config, fingerprint, b""),
-        model=model,
-        tokenizer=tokenizer,
-        template=prompt_template(config.model),
-        stop_ids=stop_ids(tokenizer, model, prompt_template(config.model)),
+        model=assembled.model,
+        tokenizer=assembled.tokenizer,
+        template=assembled.template,
+        stop_ids=assembled.stop_ids,
         folder=Path("audits") / f"{kind}-{'--'.join(part for part in parts if part not in '/..')}",
         config=config,
         run=None,

@@ -72,7 +72,7 @@ def model_info(
     No weight is loaded: also a model that does not fit into this machine can be looked at.
     """
     from oblivionis.audits.target import find_target, is_model
-    from oblivionis.models.fingerprint import fingerprint_source
+    from oblivionis.models.fingerprint import fingerprint_model
 
     name, overrides = split_arguments(arguments)
     if is_model(name) or not (name in configuration.list_experiments() or name.endswith((".yaml", ".yml"))):
@@ -80,7 +80,7 @@ def model_info(
         config, fingerprint = target.config, target.fingerprint
     else:
         config = configuration.compose(name, overrides)
-        fingerprint = fingerprint_source(config.model.source, config.model.revision)
+        fingerprint = fingerprint_model(config.model)
 
     from oblivionis.models.facts import facts_of
 

@@ -26,7 +26,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="RUN|CHECKPOINT|MODEL",
-        help="A run directory, a checkpoint file, a name in `conf/model`, a model folder or a name on the hub.",
+        help="A run directory, a checkpoint, a name in `conf/model`, a model or adapter folder, a name on the hub.",
     ),
 ]
 Subjects = Annotated[

@@ -332,7 +332,7 @@ class _Task:
 
     def __init__(self, message: Message, context: Context) -> None:
         from oblivionis.client.worker import resident
-        from oblivionis.models.fingerprint import fingerprint_source
+        from oblivionis.models.fingerprint import fingerprint_model
 
         self._message = message
         self.message_config: ConfigRecord = message.content.config_records[protocol.CONFIG]
@@ -357,7 +357,7 @@ class _Task:
             self.demands()
         _learn(self.node.path, self.message_config, digest, self.client, self._guard)
         expected = self.text("fingerprint")
-        actual = fingerprint_source(self.config.model.source, self.config.model.revision)
+        actual = fingerprint_model(self.config.model)
         if actual != expected:
             raise ClientError(
                 f"client {self.client} has another base model: fingerprint {actual[:12]}, the server's is "

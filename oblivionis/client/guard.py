@@ -2,7 +2,7 @@
 
 A message chooses on a client, beside the numbers of the model: the folder (`nodes-dir`, `data-nodes`), the records
 (`data.name`, `data.path`, `data.forget_file`, `data.holdout_file`, `data.reference_file`), the base model
-(`model.source`, `model.revision`, `model.attn_implementation`), files and models of an audit
+(`model.source`, `model.revision`, `model.adapter`, `model.attn_implementation`), files and models of an audit
 (`evaluation.wikimem.counterfactuals_folder`, `evaluation.wikimem.embedder`), the code of the loss
 (`unlearning.method`), the file of answers that it learns instead (`unlearning.alternatives.idk`), whose records are
 buried and audited and whether the client leaves (`request-ids`, `record-ids`, `scopes`), and how much is done
@@ -242,6 +242,8 @@ class Guard:
         if model.attn_implementation is not None and not _PLAIN_NAME.fullmatch(model.attn_implementation):
             given = _cut(model.attn_implementation)
             raise self._refused("model.attn_implementation", f"attention {given!r}: it fetches no code")
+        if model.adapter is not None and not _within(model.adapter, self._model_roots):
+            raise self._refused("models.folders", f"model.adapter {_cut(model.adapter)!r} lies outside its folders")
         if rules.fingerprints and announced not in rules.fingerprints:
             raise self._refused("models.fingerprints", f"base model {_cut(announced)[:12]!r} is none of its own")
         if source == EMBEDDED or source in PACKAGED:

@@ -33,7 +33,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.files import write_json
-from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.requests.judgement import VERIFIED, Judgement, judge_counts
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
@@ -164,7 +164,7 @@ def _worker(folder: Path, client: int, info: Mapping[str, Any]) -> Worker:
     guard = Guard(read_policy(folder), folder, client, protocol.AUDIT)
     guard.check_settings(info["settings"], info["run"])
     config = guard.permitted(config, {"fingerprint": info["fingerprint"]})
-    actual = fingerprint_source(config.model.source, config.model.revision)
+    actual = fingerprint_model(config.model)
     if actual != info["fingerprint"]:
         raise ClientError(f"the base model here is {actual[:12]}, that of the run {info['fingerprint'][:12]}")
     worker = Worker(config)

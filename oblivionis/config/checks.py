@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from oblivionis.config import declared, late_checks, methods
+from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.problems import Problem
 from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
 from oblivionis.config.template_arguments import fault_of
+from oblivionis.errors import FileError
 from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder, subject_key
 from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
 
@@ -116,6 +118,61 @@ def _aggregation(config: Config) -> Iterator[Problem]:
     if config.model.mode == "full" and aggregation != "factors":
         message = f"{aggregation} is about LoRA's factors, but model.mode=full trains all weights and has none"
         yield Problem("model.lora.aggregation", message, "factors", "or set model.mode=lora")
+
+
+@_reads("model")
+def _adapter(config: Config) -> Iterator[Problem]:
+    """An adapter to start from that is none, or that is described otherwise."""
+    model, key = config.model, "model.adapter"
+    if model.adapter is None:
+        return
+    try:
+        settings = lora_settings(read_adapter(Path(model.adapter).expanduser()))
+    except FileError as error:
+        yield Problem(key, str(error))
+        return
+    if model.mode == "full":
+        yield Problem("model.mode", "full trains all weights, and the adapter (model.adapter) beside them", "lora")
+    if model.lora.ranks is not None:
+        message = "an adapter has one rank, from which clients of other ranks cannot start"
+        yield Problem("model.lora.ranks", message, "null", f"or set {key}=null")
+    for name, value in settings.items():
+        given = getattr(model.lora, name)
+        if given != value and name != "dropout":
+            expected = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            yield Problem(f"model.lora.{name}", f"{given} is not the adapter's ({model.adapter})", expected)
+
+
+@_reads("model.mode", "model.lora", "model.quantization", "stages", "unlearning.method")
+def _lora_kind(config: Config) -> Iterator[Problem]:
+    """Kinds of adapters where nobody can average, resize or draw them as asked."""
+    lora = config.model.lora
+    if config.model.mode == "full":
+        return
+    products = lora.aggregation == "product"
+    if lora.use_dora and lora.aggregation != "factors":
+        message = f"{lora.aggregation} is about the update B·A, and DoRA's magnitudes scale more than that"
+        yield Problem("model.lora.use_dora", message, "false", "or set model.lora.aggregation=factors")
+    if lora.target_parameters and products:
+        message = "stacked experts have one B·A each, and product averages one per layer"
+        yield Problem("model.lora.target_parameters", message, "null", "or set model.lora.aggregation=factors")
+    if lora.use_dora and config.model.quantization == "int8":
+        message = "the lengths of rows that are kept in 8 bits (model.quantization=int8) cannot be read"
+        yield Problem("model.lora.use_dora", message, "false", "or set model.quantization=nf4")
+    if lora.modules_to_save and lora.ranks is not None:
+        message = "modules that are trained whole have no rank that a client could lower (model.lora.ranks)"
+        yield Problem("model.lora.modules_to_save", message, "null", "or set model.lora.ranks=null")
+    if lora.target_parameters and lora.dropout > 0:
+        message = f"{lora.dropout:g} cannot be done where a parameter is adapted (model.lora.target_parameters)"
+        yield Problem("model.lora.dropout", message, "0")
+    if lora.target_parameters and lora.use_dora:
+        yield Problem("model.lora.use_dora", "DoRA is for layers, not for model.lora.target_parameters", "false")
+    if config.unlearning.method == "pga" and "unlearn" in config.stages:
+        for name in ("use_dora", "modules_to_save"):
+            if getattr(lora, name):
+                message = "pga measures how far a model is from a random one, and these do not start at random"
+                expected = "false" if name == "use_dora" else "null"
+                yield Problem(f"model.lora.{name}", message, expected, "or another unlearning method")
 
 
 @_reads("model.mode", "model.lora", "stages", "unlearning.method")

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from oblivionis.config import declared, former
+from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.checks import REFERENCES, cross_checks
 from oblivionis.config.layers import (
     GROUPS,
@@ -32,6 +33,7 @@ from oblivionis.config.problems import ConfigError, Problem, did_you_mean, rende
 from oblivionis.config.schema import Config
 from oblivionis.config.values import KEYS, brought, brought_problems, check_params, check_values
 from oblivionis.config.yaml_files import CONF, display, parse_yaml, read_yaml
+from oblivionis.errors import FileError
 
 __all__ = [
     "CONF",
@@ -142,8 +144,22 @@ def _group_values(
         problems += more
         given |= today
     chosen_at = next((c[1] for layer in reversed(layers) if (c := layer.choice(group))), "")
+    if group == "model":
+        stored |= _of_adapter(given.get("model.adapter", (None, "")))
     values |= stored | given | {selector(group): (file if problem else named, chosen_at)}
     return own, idle, problems
+
+
+def _of_adapter(given: tuple[Any, str]) -> Values:
+    """What the adapter of a model says of `model.lora`; nothing where it cannot be read, which a check tells."""
+    folder, where = given
+    if not isinstance(folder, str):
+        return {}
+    try:
+        settings = lora_settings(read_adapter(Path(folder).expanduser()))
+    except FileError:
+        return {}
+    return {f"model.lora.{name}": (value, where) for name, value in settings.items()}
 
 
 def _automatic(values: Values, layers: list[Layer]) -> str:

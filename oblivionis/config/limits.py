@@ -10,7 +10,7 @@ from typing import Any
 class About:
     """What the schema says of one key. The limits bind a number, or the length of a text or a list.
 
-    `repeats`: a list may have an entry more than once.
+    `repeats`: a list may have an entry more than once. `words`: entries of a list that may also stand without one.
     """
 
     help: str
@@ -21,6 +21,7 @@ class About:
     at_most: float | None = None
     below: float | None = None
     repeats: bool = False
+    words: tuple[str, ...] = ()
 
     def allows(self, value: float) -> bool:
         """Whether a number lies within the limits."""

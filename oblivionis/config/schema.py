@@ -30,6 +30,7 @@ MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "refere
 ATTACKS = tuple(declared.attacks())
 CERTIFIED = ("rouge", "leakage", "mean_rank", "oracle", "attacks")
 QUESTION_SETS = ("forget", "retain", "real_authors", "world_facts")
+ALL_LINEAR = "all-linear"
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -62,9 +63,37 @@ class Lora:
         default=0.05,
         metadata=about("Probability of dropping an adapter input in training.", at_least=0, below=1),
     )
-    target_modules: list[str] = field(
-        default_factory=lambda: list(LLAMA_MODULES),
-        metadata=about("Names of the linear layers that get an adapter.", at_least=1),
+    target_modules: list[str] | None = field(
+        default=None,
+        metadata=about(
+            "Names of the linear layers and embeddings that get an adapter, such as `[q_proj, lm_head]`; `all-linear`: "
+            "all linear layers but the head. null: by architecture, of a Llama `[q_proj, k_proj, v_proj, o_proj, "
+            "gate_proj, up_proj, down_proj]`, of others what peft's own table says, of one that is not in it all "
+            "linear layers of the decoder; with `model.adapter` the adapter's.",
+            words=(ALL_LINEAR,),
+        ),
+    )
+    modules_to_save: list[str] | None = field(
+        default=None,
+        metadata=about(
+            "Names of modules that are trained whole beside the adapters, such as `[embed_tokens, lm_head]`.",
+            at_least=1,
+        ),
+    )
+    target_parameters: list[str] | None = field(
+        default=None,
+        metadata=about(
+            "Names of parameters that get an adapter though no linear layer holds them: the stacked experts of a "
+            "mixture, such as `[mlp.experts.gate_up_proj, mlp.experts.down_proj]`. Needs `dropout` 0.",
+            at_least=1,
+        ),
+    )
+    use_rslora: bool = field(
+        default=False, metadata=about("Scale by alpha / √rank instead (rsLoRA, Kalajdzievski 2023).")
+    )
+    use_dora: bool = field(
+        default=False,
+        metadata=about("Train the lengths of the weights' rows apart from their directions (DoRA, Liu et al. 2024)."),
     )
     aggregation: Literal["factors", "product", "freeze_a"] = field(
         default="factors",
@@ -146,6 +175,13 @@ class Model:
     attn_implementation: str | None = field(
         default=None,
         metadata=about("Attention of Hugging Face transformers; null: padding-free packing over SDPA."),
+    )
+    adapter: str | None = field(
+        default=None,
+        metadata=about(
+            "Folder of a peft adapter of that base model, from which the run starts or which is measured. Its rank, "
+            "alpha, dropout and kind become those of `model.lora`; what is given there as well must agree."
+        ),
     )
     mode: Literal["lora", "full"] = field(
         default="lora",

@@ -208,6 +208,8 @@ def check_value(key: Key, value: Any, where: str = "") -> tuple[Any, Problem | N
         return value, wrong
     if key.kind is not list:
         return _check_scalar(key.path, key.kind, key.about, value, expected, where)
+    if isinstance(value, str) and value in key.about.words:
+        value = [value]
     if not isinstance(value, list):
         return None, Problem(key.path, f"{value!r} is not a list", expected, _list_hint(key.path, value), where)
     if key.about.at_least is not None and len(value) < key.about.at_least:

@@ -109,7 +109,34 @@ def encode_all(
         else ()
     )
     encoded = [Encoded(text_start(tokenizer), r.tokens) if r.tokens else next(pairs) for r in kept]
+    _check_rows(encoded, [r.id for r in kept], tokenizer)
     return encoded, sum(e.truncated for e in encoded)
+
+
+def limit_tokens(tokenizer: Any, rows: int) -> None:
+    """Say how many tokens the model embeds that a tokenizer belongs to.
+
+    Parameters
+    ----------
+    tokenizer : transformers tokenizer
+        It may know more tokens; what is encoded for the model may hold none of these.
+    rows : int
+        Those with an id below it are embedded.
+    """
+    tokenizer.oblivionis_rows = rows
+
+
+def _check_rows(encoded: Sequence[Encoded], names: Sequence[str], tokenizer: Any) -> None:
+    """DataError naming every record, and its first token that the model does not embed (see `limit_tokens`)."""
+    rows = getattr(tokenizer, "oblivionis_rows", None)
+    if rows is None:
+        return
+    problems = []
+    for name, record in zip(names, encoded, strict=True):
+        beyond = next((i for i in (*record.prompt, *record.answer) if i >= rows), None)
+        if beyond is not None:
+            problems.append(f"{name}: token {beyond} ({tokenizer.convert_ids_to_tokens(beyond)!r})")
+    raise_if_any(f"records with tokens that the model does not embed (it has rows for {rows})", problems)
 
 
 def text_start(tokenizer: Any) -> tuple[int]:
@@ -181,6 +208,7 @@ def encode_pairs(
                 continuation = continuation[: max_length - len(prompt)]
         encoded.append(Encoded(prompt, continuation, truncated))
     raise_if_any(f"records longer than max_length={max_length} (raise it, or set on_overflow=truncate)", problems)
+    _check_rows(encoded, names, tokenizer)
     return encoded
 
 

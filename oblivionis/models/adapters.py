@@ -17,6 +17,7 @@ from safetensors.numpy import save
 from oblivionis.errors import FileError
 from oblivionis.files import checked, need_file, parse_json, write_atomic, write_json
 from oblivionis.models.errors import ModelError
+from oblivionis.models.roles import Role, file_key, partner, role
 from strategies.lora_product import Pair
 
 Manifest: TypeAlias = Sequence[tuple[str, tuple[int, ...]]]
@@ -52,14 +53,14 @@ def lora_pairs(manifest: Manifest) -> tuple[Pair, ...]:
     """Where each LoRA module's A and B lie in the vector. Raises ModelError for a factor that is no matrix or alone."""
     starts = dict(zip(dict(manifest), accumulate((math.prod(s) for _, s in manifest), initial=0), strict=False))
     shapes = dict(manifest)
-    factors = {name for name in shapes if "lora_" in name}
+    factors = {name for name in shapes if role(name) not in (None, Role.SAVED)}
     pairs = []
-    for name in [name for name in shapes if ".lora_A." in name]:
-        partner = name.replace(".lora_A.", ".lora_B.")
-        a, b = shapes[name], shapes.get(partner, ())
+    for name in [name for name in shapes if role(name) is Role.A]:
+        other = partner(name)
+        a, b = shapes[name], shapes.get(other, ())
         if len(a) == 2 and len(b) == 2 and a[0] == b[1]:
-            pairs.append(Pair(starts[name], starts[partner], rank=a[0], inputs=a[1], outputs=b[0]))
-            factors -= {name, partner}
+            pairs.append(Pair(starts[name], starts[other], rank=a[0], inputs=a[1], outputs=b[0]))
+            factors -= {name, other}
     if factors:
         raise ModelError(
             f"{min(factors)} has no matrix A or B beside it: products can only be averaged for LoRA on linear layers; "
@@ -70,10 +71,8 @@ def lora_pairs(manifest: Manifest) -> tuple[Pair, ...]:
 
 def of_rank(manifest: Manifest, rank: int) -> ManifestList:
     """The manifest of the same modules with LoRA factors of another rank: A (rank, in), B (out, rank)."""
-    return [
-        (name, (rank, *shape[1:]) if ".lora_A." in name else (*shape[:1], rank) if ".lora_B." in name else tuple(shape))
-        for name, shape in manifest
-    ]
+    shapes = {Role.A: lambda shape: (rank, *shape[1:]), Role.B: lambda shape: (*shape[:1], rank)}
+    return [(name, shapes.get(role(name), tuple)(shape)) for name, shape in manifest]  # type: ignore[arg-type]
 
 
 def flatten(state: Mapping[str, Any], manifest: Manifest | None = None) -> tuple[np.ndarray, ManifestList]:
@@ -110,15 +109,6 @@ def unflatten(vector: np.ndarray, manifest: Manifest) -> dict[str, np.ndarray]:
         state[name] = vector[offset:end].reshape(shape)
         offset = end
     return state
-
-
-def without_b(vector: np.ndarray, manifest: Manifest) -> np.ndarray:
-    """A copy of a LoRA vector with every B zero: with it, the model computes what its base model does."""
-    base = np.array(vector, dtype=np.float32)
-    for name, part in unflatten(base, manifest).items():
-        if ".lora_B." in name:
-            part[...] = 0.0
-    return base
 
 
 def check_vector(array: Any, manifest: Manifest) -> None:
@@ -174,19 +164,19 @@ def to_peft(
 ) -> None:
     """Write the LoRA weights as an ordinary peft adapter, for `PeftModel.from_pretrained(base_model, folder)`.
 
-    `config` is the LoraConfig (`loading.lora_config`, or `peft_model.peft_config["default"]`), `base` the name of the
-    base model, `frozen` the adapter weights that are not in the vector (`loading.frozen_lora`). Raises VectorError, or
+    `config` is the LoraConfig (`lora.lora_config`, or `peft_model.peft_config["default"]`), `base` the name of the
+    base model, `frozen` the adapter weights that are not in the vector (`lora.frozen_lora`). Raises VectorError, or
     ModelError if the parameters are not those of one adapter.
     """
     check_vector(vector, manifest)
     tensors = {}
     for name, array in {**unflatten(vector, manifest), **(frozen or {})}.items():
-        key = name.replace(".default.", ".").removesuffix(".default")
-        if "lora_" not in key or not key.startswith("base_model."):
+        what = role(name)
+        if what is None or not name.startswith("base_model."):
             raise ModelError(f"{name} is no LoRA weight of a peft model; only adapters can be exported to peft")
-        tensors[key] = np.ascontiguousarray(array)
-    alone = [key for key in tensors if ".lora_B." in key and key.replace(".lora_B.", ".lora_A.") not in tensors]
-    if alone:
+        tensors[file_key(name)] = np.ascontiguousarray(array)
+    whole = {partner(key) for key in tensors if role(key) is Role.A}
+    if alone := [key for key in tensors if role(key) is Role.B and key.endswith("weight") and key not in whole]:
         raise ModelError(f"{alone[0]} has no lora_A beside it; an adapter trained with A frozen needs that A as well")
     described = {key: value for key, value in config.to_dict().items() if key != "auto_mapping"}
     described |= {"base_model_name_or_path": base, "inference_mode": True}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from clients.flat import FlatParameters
 from oblivionis.config.schema import Model
 from oblivionis.data.tokenize import PromptTemplate, stop_ids
-from oblivionis.models import adapters, loading
+from oblivionis.models import adapters, loading, lora
 from oblivionis.models.adapters import manifest_hash
+from oblivionis.models.peft_adapters import attach_adapter
 from strategies.arrays import Mean
 from strategies.lora_product import ProductMean
 
@@ -22,6 +26,8 @@ class Assembled:
     """A model ready to train or to evaluate. `flat` is the one vector that travels between server and clients.
 
     `manifest_hash` tells whether a vector means the same elsewhere: it covers what travels and what of LoRA does not.
+    `start`: the vector as assembled, with which the model is what the configuration starts from; None where all weights
+    are trained, of which nobody keeps a second copy.
     """
 
     model: Any
@@ -31,21 +37,22 @@ class Assembled:
     manifest_hash: str
     stop_ids: frozenset[int]
     device: torch.device
+    start: np.ndarray | None = None
 
 
 def assemble(config: Model, seed: int) -> Assembled:
-    """`load_base` with what `config.mode` trains. LoRA's A is drawn from `seed`, B is zero."""
+    """`load_base` with what `config.mode` trains: new adapters, drawn from `seed`, or those of `config.adapter`."""
     model, tokenizer = load_base(config)
     stops = stop_ids(tokenizer, model, prompt_template(config))
     return _assembled(with_trainable(model, config, seed), tokenizer, config, stops)
 
 
 def assemble_untrained(config: Model) -> Assembled:
-    """`load_base`, of any architecture, to be evaluated as it is: its smallest parameter stands for what travels."""
+    """`load_base`, of any architecture, with `config.adapter` if there is one, to be evaluated: nothing travels."""
     model, tokenizer = load_base(config)
-    least = min((p for p in model.parameters() if p.is_floating_point()), key=lambda p: p.numel())
-    for parameter in model.parameters():
-        parameter.requires_grad_(parameter is least)
+    if config.adapter is not None:
+        model = attach_adapter(model, Path(config.adapter).expanduser())
+    model.requires_grad_(False)
     return _assembled(model, tokenizer, config, stop_ids(tokenizer, model, prompt_template(config)))
 
 
@@ -56,39 +63,47 @@ def _assembled(model: Any, tokenizer: Any, config: Model, stops: frozenset[int])
         tokenizer=tokenizer,
         template=prompt_template(config),
         flat=flat,
-        manifest_hash=manifest_hash(flat.manifest, loading.frozen_lora(model)),
+        manifest_hash=manifest_hash(flat.manifest, lora.frozen_lora(model) if flat.size else None),
         stop_ids=stops,
         device=next(model.parameters()).device,
+        start=flat.numpy() if config.mode == "lora" else None,
     )
 
 
 def with_trainable(model: Any, config: Model, seed: int) -> Any:
     """`model` with the adapters of `config`, gradients flowing to what is trained only."""
-    if config.mode == "lora":
-        lora = config.lora
-        model = loading.attach_lora(
+    own = config.lora
+    if config.mode == "lora" and config.adapter is not None:
+        model = attach_adapter(model, Path(config.adapter).expanduser(), trained=True, dropout=own.dropout)
+    elif config.mode == "lora":
+        model = lora.attach_lora(
             model,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            dropout=lora.dropout,
-            target_modules=list(lora.target_modules),
+            rank=own.rank,
+            alpha=own.alpha,
+            dropout=own.dropout,
+            target_modules=own.target_modules,
+            modules_to_save=own.modules_to_save,
+            target_parameters=own.target_parameters,
+            use_rslora=own.use_rslora,
+            use_dora=own.use_dora,
             seed=seed,
         )
-    loading.trainable(model, config.mode, freeze_a=config.lora.aggregation == "freeze_a")
+    lora.trainable(model, config.mode, freeze_a=config.lora.aggregation == "freeze_a")
     return model
 
 
 def of_rank(config: Model, rank: int) -> Model:
-    """`config` with adapters of another rank, whose product B·A is scaled as before: alpha / rank stays."""
-    lora = config.lora
-    if rank == lora.rank:
+    """`config` with adapters of another rank, whose product B·A is scaled as before: alpha / rank (or √rank) stays."""
+    own = config.lora
+    if rank == own.rank:
         return config
-    return dataclasses.replace(config, lora=dataclasses.replace(lora, rank=rank, alpha=lora.alpha * rank / lora.rank))
+    part = math.sqrt(rank / own.rank) if own.use_rslora else rank / own.rank
+    return dataclasses.replace(config, lora=dataclasses.replace(own, rank=rank, alpha=own.alpha * part))
 
 
 def refitted(assembled: Assembled, config: Model, seed: int) -> Assembled:
     """The same base model with the adapters of `config` in the place of its own; `assembled` is void from then on."""
-    base = loading.detach_lora(assembled.model)
+    base = lora.detach_lora(assembled.model)
     return _assembled(with_trainable(base, config, seed), assembled.tokenizer, config, assembled.stop_ids)
 
 

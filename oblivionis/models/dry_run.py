@@ -30,7 +30,8 @@ from evaluation.engine.llama import FusedLlama
 from evaluation.engine.models import base_model
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
-from oblivionis.models.errors import ModelError
+from oblivionis.models.errors import ModelError, one_line
+from oblivionis.models.roles import role
 
 HEAP_BYTES, HEAP_FACTOR = 1 << 25, 2
 """Blocks up to this size come from glibc's heap, which grows to about so many times what lives in it (measured)."""
@@ -64,7 +65,7 @@ def skeleton(folder: Path, *, dtype: torch.dtype, eager: bool = False) -> Any:
                 config, dtype=dtype, attn_implementation="eager" if eager else None, trust_remote_code=False
             )
     except Exception as error:
-        raise ModelError(f"cannot read the model's shape from {folder}: {error}") from error
+        raise ModelError(f"cannot read the model's shape from {folder}: {one_line(error)}") from error
 
 
 def quantized_bytes(shape: tuple[int, int], quantization: str, double: bool) -> int:
@@ -84,8 +85,9 @@ def quantize(model: nn.Module, quantization: str, double: bool) -> None:
     """
     base: Any = base_model(model)
     head = base.get_output_embeddings()
+    kept = set(head.modules()) if head is not None else set()
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and module is not head and "lora_" not in name:
+        if type(module) is nn.Linear and module not in kept and role(f"{name}.weight") is None:
             parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, _Quantized(module, quantization, double))
 

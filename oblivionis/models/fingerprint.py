@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from oblivionis.config.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from oblivionis.config.schema import Model
 from oblivionis.errors import FileError
 from oblivionis.files import checked, parse_json, read_bytes, write_json
 from oblivionis.models.cache import cache_root
@@ -35,6 +37,7 @@ _CHUNK = 8 * 2**20
 _VOLATILE = ("transformers_version", "_name_or_path", "_commit_hash")
 _TOKENIZER_STATE = ("truncation", "padding")
 _TOKENIZER_CONFIG = ("bos_token", "eos_token", "pad_token", "unk_token", "add_bos_token", "add_eos_token")
+_PLACES = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version")
 _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -60,6 +63,37 @@ class _Tensor(NamedTuple):
 def fingerprint_source(source: str, revision: str | None = None) -> str:
     """The fingerprint of `embedded`, a folder or a hub name; see `fingerprint`."""
     return fingerprint(_resolved(source, revision))
+
+
+def fingerprint_model(model: Model) -> str:
+    """The fingerprint of a configured base model, with the adapter that it starts from.
+
+    Parameters
+    ----------
+    model : Model
+        `source`, `revision` and `adapter` count.
+
+    Returns
+    -------
+    str
+        That of the base model without an adapter; else SHA-256 (hexadecimal) over it, the adapter_config.json without
+        what says where the base lies (`_PLACES`), and the adapter's tensors by name, dtype, shape and bytes.
+
+    Raises
+    ------
+    ModelError
+        For a model or an adapter that is not there.
+    """
+    base = fingerprint_source(model.source, model.revision)
+    if model.adapter is None:
+        return base
+    folder = Path(model.adapter).expanduser()
+    described = {k: v for k, v in _json(folder / ADAPTER_CONFIG).items() if k not in _PLACES}
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ModelError(f"{folder} holds no {ADAPTER_WEIGHTS}; only safetensors weights can be used")
+    digest = hashlib.sha256(f"{base}\n".encode() + _canonical(described))
+    _add_tensors(digest, [folder / ADAPTER_WEIGHTS])
+    return digest.hexdigest()
 
 
 def fingerprint(folder: Path) -> str:
@@ -102,11 +136,15 @@ def compute(folder: Path) -> str:
     template = folder / "chat_template.jinja"
     text = template.read_text(encoding="utf-8") if template.is_file() else described.get("chat_template")
     add("chat template", _canonical(text))
-    for tensor in _tensors(folder):
+    _add_tensors(digest, _weight_files(folder))
+    return digest.hexdigest()
+
+
+def _add_tensors(digest: Any, files: list[Path]) -> None:
+    for tensor in _tensors(files):
         digest.update(b"tensor " + _canonical([tensor.name, tensor.dtype, tensor.shape, tensor.length]) + b"\n")
         for block in _blocks(tensor):
             digest.update(block)
-    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=16)
@@ -132,9 +170,9 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in shards]
 
 
-def _tensors(folder: Path) -> list[_Tensor]:
+def _tensors(files: list[Path]) -> list[_Tensor]:
     found: list[_Tensor] = []
-    for path in _weight_files(folder):
+    for path in files:
         with open(path, "rb") as file:
             try:
                 length = int.from_bytes(file.read(8), "little")

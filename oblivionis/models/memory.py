@@ -22,10 +22,11 @@ from evaluation.engine.models import vocabulary_size
 from oblivionis.config import methods
 from oblivionis.config.schema import Config, Profile
 from oblivionis.data import known
-from oblivionis.models import dry_run, loading
+from oblivionis.models import dry_run, loading, lora
 from oblivionis.models.assembly import with_trainable
 from oblivionis.models.lengths import Lengths, Size, mean
 from oblivionis.models.machine import Machine, client_processes, participants, server_threads, uses_gpu
+from oblivionis.models.roles import role
 from oblivionis.models.shared import shareable_bytes
 
 LIBRARIES = 550_000_000
@@ -129,8 +130,8 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
     model = dry_run.skeleton(folder, dtype=dtype, eager=settings.attn_implementation == "eager")
     parameters = sum(p.numel() for p in model.parameters())
     model = with_trainable(model, settings, seed=0)
-    trainable = loading.count(model).trainable
-    frozen = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name and not p.requires_grad)
+    trainable = lora.count(model).trainable
+    frozen = sum(p.numel() for name, p in model.named_parameters() if role(name) is not None and not p.requires_grad)
     if settings.quantization != "none":
         dry_run.quantize(model, settings.quantization, settings.double_quantization)
     records = _records_at_once(config)

@@ -8,6 +8,7 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from evaluation.engine.models import decoder_layers
+from oblivionis.models.roles import Role, role
 
 
 def negated_numbers(model: nn.Module, flat: FlatParameters, mode: str, layers: int) -> NDArray[np.bool_]:
@@ -24,7 +25,7 @@ def negated_numbers(model: nn.Module, flat: FlatParameters, mode: str, layers: i
     found = []
     for parameter, shape in flat.manifest:
         chosen = len(shape) >= 2 and any(part in f".{parameter}" for part in parts)
-        chosen = chosen and (mode == "full" or ".lora_B." in parameter)
+        chosen = chosen and (mode == "full" or role(parameter) is Role.B)
         found.append(np.full(int(np.prod(shape)), chosen))
     where = np.concatenate(found)
     if not where.any():

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from oblivionis.config.adapter_folder import ADAPTER_CONFIG, is_adapter, read_adapter
 from oblivionis.models.errors import ModelError
 from oblivionis.models.packaged import PACKAGED, fetched
 
@@ -19,8 +20,70 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 def resolve(source: str, revision: str | None = None) -> Path:
     """The folder that holds `source`: `embedded`, a name in `PACKAGED`, a folder, or a hub name.
 
-    The latter is downloaded unless cached, safetensors weights only. Raises ModelError, also without network.
+    The latter is downloaded unless cached, safetensors weights only. Raises ModelError, also without network, and for a
+    folder that holds an adapter: transformers would put it on the model unasked.
     """
+    folder = located(source, revision)
+    if is_adapter(folder):
+        check_adapter_folder(folder)
+        raise ModelError(f"{source} holds an adapter; give it as model.adapter, and its base model as model.source")
+    return folder
+
+
+def check_adapter_folder(folder: Path) -> None:
+    """Refuse a folder that holds an adapter beside the weights of a whole model.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Raises
+    ------
+    ModelError
+        Nobody can tell whether the adapter is in the weights already.
+    """
+    patterns = ("model*.safetensors*", "pytorch_model*")
+    if is_adapter(folder) and (whole := sorted(f.name for p in patterns for f in folder.glob(p))):
+        raise ModelError(
+            f"{folder} holds an adapter ({ADAPTER_CONFIG}) and the weights of a whole model ({whole[0]}), to which it "
+            "may have been added already; move one of them elsewhere"
+        )
+
+
+def base_of(folder: Path) -> str:
+    """The base model that the adapter of a folder names.
+
+    Parameters
+    ----------
+    folder : Path
+        With an adapter_config.json.
+
+    Returns
+    -------
+    str
+        What `resolve` takes; a relative path begins at the adapter's folder, or else where the program was started.
+
+    Raises
+    ------
+    ModelError
+        Where it names none, or a folder that is not there.
+    """
+    check_adapter_folder(folder)
+    name = read_adapter(folder).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"{folder / ADAPTER_CONFIG}: base_model_name_or_path names no base model")
+    if name == EMBEDDED or name in PACKAGED:
+        return name
+    for place in (folder / Path(name).expanduser(), Path(name).expanduser()):
+        if place.is_dir():
+            return str(place.resolve())
+    if not HUB_NAME.fullmatch(name):
+        raise ModelError(f"{folder / ADAPTER_CONFIG}: base_model_name_or_path is {name}, and there is no such folder")
+    return name
+
+
+def located(source: str, revision: str | None = None) -> Path:
+    """As `resolve`, whatever the folder holds beside or instead of a model's weights."""
     if source == EMBEDDED:
         from oblivionis.models import tiny
 
@@ -29,7 +92,7 @@ def resolve(source: str, revision: str | None = None) -> Path:
         return fetched(source)
     folder = Path(source).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not (folder / "config.json").is_file() and not is_adapter(folder):
             raise ModelError(f"{folder} holds no config.json; expected a model saved with save_pretrained")
         return folder
     if not HUB_NAME.fullmatch(source):

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from oblivionis.config.schema import Config
+from oblivionis.config.schema import Config, Lora
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports import summary
@@ -124,13 +124,21 @@ def _made(config: Config, stage: str, facts: Mapping[str, Any]) -> str:
         ("trained", f"{facts['parameters']:,} parameters"),
     ]
     if config.model.mode == "lora":
-        rows.append(("LoRA", f"r = {lora.rank}, alpha = {lora.alpha:g}, {', '.join(lora.target_modules)}"))
+        rows.append(("LoRA", ", ".join([f"r = {lora.rank}, alpha = {lora.alpha:g}", *_adapted(lora)])))
     if given := config.model.template.arguments:
         rows.append(("arguments of the chat template", f"`{json.dumps(given)}`"))
     if stage == "unlearn":
         rows.append(("unlearning", f"{summary.method(config)}, epochs per request: {config.unlearning.epochs}"))
     rows.append(("SHA-256 of what was trained", f"`{facts['adapter']}`"))
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _adapted(lora: Lora) -> list[str]:
+    """What of the model is adapted, and how."""
+    kinds = [name for name, used in (("rsLoRA", lora.use_rslora), ("DoRA", lora.use_dora)) if used]
+    whole = [f"{name} trained whole" for name in lora.modules_to_save or ()]
+    layers = ["the default layers of its architecture"] if lora.target_modules is None else lora.target_modules
+    return [*kinds, *layers, *(lora.target_parameters or ()), *whole]
 
 
 def _requests(run: RunDirectory) -> list[str]:

@@ -7,10 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from evaluation.engine.merging import merged
 from oblivionis.assessment.assessor import assemble_for
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
+from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.models.packaged import PACKAGED
+from oblivionis.models.source import EMBEDDED
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, base_name, model_card
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import vector_hash
@@ -41,7 +45,7 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
     with `model.mode=full` has no adapter and gives the whole model. The tokenizer and `README.md` lie beside it. Raises
     OblivionisError.
     """
-    run, checkpoint, config, fingerprint = find_checkpoint(target, stage, [])
+    run, checkpoint, config, _ = find_checkpoint(target, stage, [])
     check_export(config, folder, merged=merged)
     assembled = assemble_for(run, config)
     adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
@@ -51,7 +55,7 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
         "round": checkpoint.round,
         "parameters": int(checkpoint.vector.size),
         "adapter": vector_hash(checkpoint.vector),
-        "fingerprint": fingerprint,
+        "fingerprint": fingerprint_source(config.model.source, config.model.revision),
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
@@ -68,12 +72,15 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
 
 def _save(model: Any, config: Config, kind: str, folder: Path) -> None:
     if kind == MERGED:
-        model.merge_and_unload().save_pretrained(folder)
+        plain: Any = merged(model)
+        plain.save_pretrained(folder)
     elif kind == WHOLE:
         model.save_pretrained(folder)
     else:
         # A path of this machine means nothing elsewhere; what the base is, the card says.
-        model.peft_config["default"].base_model_name_or_path = base_name(config) or config.model.name
+        source = config.model.source
+        named = source if source == EMBEDDED or source in PACKAGED else base_name(config) or config.model.name
+        model.peft_config["default"].base_model_name_or_path = named
         model.peft_config["default"].revision = config.model.revision
         model.save_pretrained(folder, save_embedding_layers=False)
 

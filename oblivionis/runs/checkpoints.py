@@ -8,7 +8,7 @@ from pathlib import Path
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
-from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.runs.directory import Checkpoint, RunDirectory, read_checkpoint
 
 
@@ -34,7 +34,7 @@ def find_checkpoint(
         checkpoint = run.load_checkpoint(stage or finished[-1])
     config = configuration.compose(run.path / "config.yaml", list(overrides), unlearns=False)
     expected = run.environment().get("fingerprint")
-    actual = fingerprint_source(config.model.source, config.model.revision)
+    actual = fingerprint_model(config.model)
     if expected and actual != expected:
         raise RunError(
             f"the base model {config.model.source!r} is not the run's: {actual[:12]}, expected {expected[:12]}"

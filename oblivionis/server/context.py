@@ -21,7 +21,7 @@ from oblivionis.config.schema import Config
 from oblivionis.errors import RunError, RunInterrupted
 from oblivionis.models.assembly import assemble, averaging
 from oblivionis.models.corpus import corpus_of
-from oblivionis.models.fingerprint import fingerprint_source
+from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.models.ranks import fitting
 from oblivionis.requests.alternatives import check_alternatives
 from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
@@ -93,7 +93,7 @@ class Server:
         self.policy = policy_of(config, self.holdings) if asked else None
         check_alternatives(config, corpus, self.policy)
         self.remote = isinstance(self.holdings, RemoteHoldings)
-        self.fingerprint = fingerprint_source(config.model.source, config.model.revision)
+        self.fingerprint = fingerprint_model(config.model)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
         self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()

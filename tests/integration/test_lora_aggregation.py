@@ -14,7 +14,7 @@ from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits.leakage import find_subject
 from oblivionis.client.worker import resident
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.models import adapters, loading
+from oblivionis.models import adapters, lora
 from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory
 from strategies import protocol
@@ -67,9 +67,9 @@ def test_only_b_travels_when_a_is_frozen(finished):
 
 def test_the_frozen_a_is_the_same_on_both_sides_and_never_moves(finished):
     mode, config, _, _, _ = finished
-    fresh = loading.frozen_lora(assemble(config.model, seeds.derive(config.seed, "adapter")).model)
+    fresh = lora.frozen_lora(assemble(config.model, seeds.derive(config.seed, "adapter")).model)
     worker = resident(config).assembled
-    trained = loading.frozen_lora(worker.model)
+    trained = lora.frozen_lora(worker.model)
     assert fresh.keys() == trained.keys() and all(np.array_equal(fresh[n], trained[n]) for n in fresh)
     assert len(fresh) == (len(worker.flat.names) if mode == "freeze_a" else 0)
     assert all("lora_A" in name for name in fresh)
@@ -113,7 +113,7 @@ def test_a_checkpoint_is_evaluated_audited_and_exported_as_it_was_trained(finish
     theirs = {n: p.detach().numpy() for n, p in server.model.named_parameters() if "lora_" in n}
     ours = {n: p.detach().numpy() for n, p in model.named_parameters() if "lora_" in n}
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[n], theirs[n]) for n in ours)
-    frozen = loading.frozen_lora(server.model)
+    frozen = lora.frozen_lora(server.model)
     peft_config = server.model.peft_config["default"]
     adapters.to_peft(tmp_path, checkpoint.vector, server.flat.manifest, peft_config, frozen=frozen)
     assert len(load_file(tmp_path / "adapter_model.safetensors")) == len(ours)

@@ -164,7 +164,7 @@ def test_strict_stops_at_the_first_failed_client(tmp_path):
 
 def test_a_client_with_another_base_model_refuses(tmp_path, monkeypatch):
     config, run = new_run(tmp_path, "foreign", "stages=[finetune]", "federation.rounds.finetune=1")
-    monkeypatch.setattr("oblivionis.server.context.fingerprint_source", lambda *_: "f" * 64)
+    monkeypatch.setattr("oblivionis.server.context.fingerprint_model", lambda *_: "f" * 64)
     events, _ = execute(config, run)
     assert len(events.left_out) == 2
     assert all("another base model" in reason for _, _, reason in events.left_out)

@@ -100,6 +100,9 @@ def test_half_precision_parameters_become_float32() -> None:
     torch.testing.assert_close(model.lm_head.weight.detach(), expected, rtol=0, atol=0)
 
 
-def test_nothing_to_train() -> None:
-    with pytest.raises(ValueError, match="no trainable"):
-        FlatParameters(nn.Linear(2, 2).requires_grad_(False))
+def test_a_model_that_is_only_evaluated_has_an_empty_vector() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False).to(torch.bfloat16)
+    flat = FlatParameters(model)
+    assert (flat.size, flat.manifest, flat.numpy().shape) == (0, [], (0,))
+    flat.load(flat.numpy())
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}

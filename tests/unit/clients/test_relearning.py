@@ -14,7 +14,7 @@ from clients.flat import FlatParameters
 from clients.relearning import relearn
 from clients.training import TrainSettings, train
 from evaluation.engine.quantise import NF4_BLOCK, QUANTISERS, int8, nf4, nf4_code, quantise_merged
-from oblivionis.models import loading
+from oblivionis.models import loading, lora
 
 RECORDS = tiny_llama.sequences(5)
 SETTINGS = TrainSettings(batch_size=2, learning_rate=1e-2, warmup_epochs=0.0)
@@ -26,8 +26,8 @@ NF4 += [0.7230, 1]
 def adapted() -> nn.Module:
     """The embedded model with LoRA of a B that is not zero."""
     model = loading.load_base("embedded")[0]
-    model = loading.attach_lora(model, rank=4, alpha=8, dropout=0.0, target_modules=tiny_llama.MODULES, seed=1)
-    loading.trainable(model)
+    model = lora.attach_lora(model, rank=4, alpha=8, dropout=0.0, target_modules=tiny_llama.MODULES, seed=1)
+    lora.trainable(model)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, p in model.named_parameters():

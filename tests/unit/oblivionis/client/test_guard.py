@@ -181,6 +181,14 @@ def test_no_model_from_elsewhere(node, path):
     assert reason == f"client 1 refuses: model.source {path!r} lies outside its folders (models.folders)"
 
 
+def test_no_adapter_from_elsewhere(node, tmp_path):
+    for path in ("/srv/adapter", "..", "a b"):
+        reason = send(node, "train", changed(model__adapter=path))
+        assert reason == f"client 1 refuses: model.adapter {path!r} lies outside its folders (models.folders)"
+    (node / "node.toml").write_text(f"[models]\nfolders = [{json.dumps(str(tmp_path))}]")
+    assert "ModelError" in send(node, "train", changed(model__adapter=str(tmp_path / "none"))), "there is none"
+
+
 def test_no_model_of_the_hub_unless_its_fingerprint_is_listed(node, monkeypatch):
     monkeypatch.setattr(source, "resolve", lambda *_: pytest.fail("looked for"))
     assert "no model of a hub is allowed (models.fingerprints)" in send(

@@ -17,7 +17,7 @@ from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from oblivionis.config.compose import compose
 from oblivionis.data.tokenize import PromptTemplate
-from oblivionis.models import loading, tiny
+from oblivionis.models import loading, lora, tiny
 from oblivionis.models.facts import ANSWER, QUESTION, Example, example_of, facts_of
 from oblivionis.models.fingerprint import fingerprint
 from oblivionis.reports.example import print_example
@@ -48,7 +48,7 @@ def test_facts_are_those_of_the_loaded_model() -> None:
     found = facts_of(config, fingerprint(tiny.folder()))
     model, tokenizer = loading.load_base("embedded")
     assert found.architecture == type(model).__name__ and found.model_type == model.config.model_type
-    assert found.parameters == loading.count(model).total
+    assert found.parameters == lora.count(model).total
     assert (found.vocabulary_rows, found.tokens) == (model.get_input_embeddings().num_embeddings, len(tokenizer))
     assert found.tied_head is (model.lm_head.weight is model.model.embed_tokens.weight)
     assert found.context == model.config.max_position_embeddings

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from clients.flat import FlatParameters
-from oblivionis.models import adapters, dry_run, loading
+from oblivionis.models import adapters, dry_run, loading, lora
 from oblivionis.models import fingerprint as fp
 from oblivionis.models.errors import ModelError
 
@@ -111,14 +111,29 @@ def test_padding_prefers_a_token_made_for_it(copy: Path) -> None:
     assert len(loaded) == size and model.get_input_embeddings().num_embeddings == 300
 
 
-def test_a_tokenizer_larger_than_the_embeddings_is_refused(copy: Path) -> None:
+def test_a_tokenizer_larger_than_the_embeddings_is_refused_where_a_record_needs_it(copy: Path) -> None:
     from transformers import AutoTokenizer
+
+    from oblivionis.data.errors import DataError
+    from oblivionis.data.records import Record
+    from oblivionis.data.tokenize import PromptTemplate, encode_all, encode_prompts
 
     tokenizer = AutoTokenizer.from_pretrained(copy)
     tokenizer.add_tokens([f"<extra{i}>" for i in range(301 - len(tokenizer))])
+    tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
     tokenizer.save_pretrained(copy)
-    with pytest.raises(ModelError, match="has 301 tokens, the model embeds only 300"):
-        loading.load_base(str(copy))
+    model, loaded = loading.load_base(str(copy))
+    assert len(loaded) == 302 and loaded.pad_token_id < 300
+    fine, template = Record("fine", "who?", "the sea", "author"), PromptTemplate()
+    last = tokenizer.convert_ids_to_tokens(300)
+    bad = Record("bad", "who?", f"the {last}", "author")
+    assert len(encode_all([fine], loaded, template)[0]) == 1
+    with pytest.raises(DataError, match=r"bad: token 300 \('<extra") as error:
+        encode_all([fine, bad], loaded, template)
+    assert error.value.problems and len(error.value.problems) == 1
+    (prompt,) = encode_prompts([f"{last}?"], loaded, template)
+    with pytest.raises(ModelError, match=r"token 300 \('<extra.*embeds only the first 300"):
+        model(torch.tensor([prompt]))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +185,7 @@ def test_hub_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attached(folder: Path, seed: int = 0, **changes):
-    return loading.attach_lora(loading.load_base(str(folder))[0], seed=seed, **{**LORA, **changes})
+    return lora.attach_lora(loading.load_base(str(folder))[0], seed=seed, **{**LORA, **changes})
 
 
 def adapter_state(model) -> dict[str, torch.Tensor]:
@@ -180,7 +195,7 @@ def adapter_state(model) -> dict[str, torch.Tensor]:
 def test_lora_starts_as_the_base_model(folder: Path) -> None:
     base, _ = loading.load_base(str(folder))
     before = logits(base)
-    model = loading.attach_lora(base, seed=3, **LORA)
+    model = lora.attach_lora(base, seed=3, **LORA)
     assert torch.equal(logits(model), before)
     state = adapter_state(model)
     assert len(state) == 2 * 7 * 2
@@ -205,14 +220,14 @@ def test_lora_init_depends_on_its_seed_only(folder: Path) -> None:
 
 def test_lora_on_half_precision_is_float32(folder: Path) -> None:
     base, _ = loading.load_base(str(folder), dtype="bfloat16")
-    model = loading.attach_lora(base, seed=0, **LORA)
+    model = lora.attach_lora(base, seed=0, **LORA)
     assert {p.dtype for p in adapter_state(model).values()} == {torch.float32}
     full = adapter_state(attached(folder))
     assert all(torch.equal(p, full[n]) for n, p in adapter_state(model).items())
 
 
 def test_lora_names_missing_layers(folder: Path) -> None:
-    with pytest.raises(ModelError, match="no linear layer for: fc1, proj; it has down_proj, gate_proj"):
+    with pytest.raises(ModelError, match="no linear layer for: fc1, proj; it has down_proj, embed_tokens"):
         attached(folder, target_modules=["q_proj", "fc1", "proj"])
 
 
@@ -220,17 +235,17 @@ def test_trainable_and_counts(folder: Path) -> None:
     model = attached(folder)
     base = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(folder).parameters())
     per_layer = sum(4 * (i + o) for i, o in [(32, 32), (32, 16), (32, 16), (32, 32), (32, 48), (32, 48), (48, 32)])
-    assert loading.trainable(model, "lora") == (base + 2 * per_layer, 2 * per_layer)
+    assert lora.trainable(model, "lora") == (base + 2 * per_layer, 2 * per_layer)
     only_b = 2 * sum(4 * o for o in (32, 16, 16, 32, 48, 48, 32))
-    assert loading.trainable(model, "lora", freeze_a=True) == (base + 2 * per_layer, only_b)
+    assert lora.trainable(model, "lora", freeze_a=True) == (base + 2 * per_layer, only_b)
     assert all(p.requires_grad == ("lora_B" in name) for name, p in model.named_parameters())
     plain, _ = loading.load_base(str(folder))
-    assert loading.trainable(plain, "full") == (base, base)
+    assert lora.trainable(plain, "full") == (base, base)
     with pytest.raises(ModelError, match="no LoRA weights"):
-        loading.trainable(plain, "lora")
-    assert loading.count(plain).trainable == 0
+        lora.trainable(plain, "lora")
+    assert lora.count(plain).trainable == 0
     with pytest.raises(ModelError, match="unknown mode"):
-        loading.trainable(plain, "head")
+        lora.trainable(plain, "head")
 
 
 MANIFEST = [("a", (2, 3)), ("b", (4,)), ("c", ())]
@@ -276,10 +291,10 @@ def test_peft_export_with_frozen_a(folder: Path, tmp_path: Path) -> None:
     from peft import PeftModel
 
     model = attached(folder, seed=1)
-    loading.trainable(model, freeze_a=True)
+    lora.trainable(model, freeze_a=True)
     flat = FlatParameters(model)
     flat.load(np.random.default_rng(0).normal(scale=0.1, size=flat.size).astype(np.float32))
-    frozen, config = loading.frozen_lora(model), model.peft_config["default"]
+    frozen, config = lora.frozen_lora(model), model.peft_config["default"]
     adapters.to_peft(tmp_path / "adapter", flat.numpy(), flat.manifest, config, frozen=frozen)
     elsewhere = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder), tmp_path / "adapter")
     assert torch.equal(logits(elsewhere), logits(model))
@@ -485,7 +500,7 @@ def test_fingerprint_refuses_incomplete_folders(copy: Path) -> None:
 
 def test_the_embedded_model_loads_by_its_name() -> None:
     model, tokenizer = loading.load_base("embedded")
-    assert 5e5 < loading.count(model).total < 3e6
+    assert 5e5 < lora.count(model).total < 3e6
     assert tokenizer.pad_token_id is not None and tokenizer.eos_token_id is not None
     assert len(fp.fingerprint_source("embedded")) == 64
 
@@ -514,8 +529,8 @@ def test_code_in_a_model_folder_is_never_run(copy: Path, tmp_path: Path, monkeyp
         loading.load_base(str(copy))
         dry_run.skeleton(copy, dtype=torch.float32)
     else:
-        with pytest.raises(ModelError, match="trust_remote_code"):
+        with pytest.raises(ModelError, match=r"custom code|trust_remote_code"):
             loading.load_base(str(copy))
-        with pytest.raises(ModelError, match="trust_remote_code"):
+        with pytest.raises(ModelError, match=r"custom code|trust_remote_code"):
             dry_run.skeleton(copy, dtype=torch.float32)
     assert not mark.exists()

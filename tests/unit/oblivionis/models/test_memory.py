@@ -23,7 +23,7 @@ from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.config import compose as configuration
 from oblivionis.data.tokenize import PromptTemplate, encode_pairs
-from oblivionis.models import dry_run, loading, memory
+from oblivionis.models import dry_run, loading, lora, memory
 from oblivionis.models import machine as resources
 from oblivionis.models.assembly import assemble
 from oblivionis.models.corpus import corpus_of, tokenizer_of
@@ -62,6 +62,26 @@ def test_sizes_are_those_of_the_loaded_model(mode: str, dtype: str) -> None:
     # The vector, its gradient and two moments, in float32.
     assert parts["trained weights, gradient, AdamW's moments"] == 16 * assembled.flat.size
     assert found.parameters == sum(p.numel() for p in (frozen if mode == "lora" else parameters))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ["model.lora.use_dora=true"],
+        ["model.lora.target_modules=[q_proj,lm_head,embed_tokens]"],
+        ["model.lora.modules_to_save=[lm_head]", "model.dtype=bfloat16"],
+        ["model.lora.modules_to_save=[lm_head]", "model.lora.target_modules=[q_proj]", "model.quantization=nf4"],
+        ["model.lora.target_modules=[lm_head]", "model.quantization=int8"],
+    ],
+)
+def test_sizes_of_every_kind_of_adapter_are_those_of_the_loaded_model(kind: list[str]) -> None:
+    found = need(*kind)
+    assembled = assemble(configuration.compose("smoke", kind).model, 0)
+    assert found.trainable == assembled.flat.size
+    frozen = [p for p in assembled.model.parameters() if not p.requires_grad]
+    # What bitsandbytes keeps beside the numbers, scales and tables, is no parameter.
+    least = sum(p.numel() * p.element_size() for p in frozen)
+    assert least <= dict(found.client.parts)["base weights"] <= 1.05 * least + 20000
 
 
 @pytest.mark.parametrize(
@@ -134,17 +154,15 @@ def test_a_dry_pass_takes_what_a_real_pass_keeps(tmp_path: Path, dropout: float)
     from transformers import LlamaForCausalLM
 
     config = LlamaConfig(**SHAPE)
-    real = loading.attach_lora(LlamaForCausalLM(config), dropout=dropout, **LORA)
-    loading.trainable(real)
+    real = lora.attach_lora(LlamaForCausalLM(config), dropout=dropout, **LORA)
+    lora.trainable(real)
     FlatParameters(real)
     batch = PackedBatch.build([TokenSequence((1,), (2,) * 63)] * 8)
     kept = Kept(real)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda x: x), fused_lora(real.train()):
         token_log_probs(real, batch, mode="packed")
-    dry = loading.attach_lora(
-        dry_run.skeleton(folder_of(config, tmp_path), dtype=torch.float32), dropout=dropout, **LORA
-    )
-    loading.trainable(dry)
+    dry = lora.attach_lora(dry_run.skeleton(folder_of(config, tmp_path), dtype=torch.float32), dropout=dropout, **LORA)
+    lora.trainable(dry)
     peak = dry_run.DryRun(dry, on_gpu=True, dtype=torch.float32).training(8, 64)
     assert kept.total < peak.total < 1.35 * kept.total and peak.heap == 0
 
@@ -156,8 +174,8 @@ def test_a_dry_pass_is_the_real_pass_to_the_byte(tmp_path: Path) -> None:
     config = LlamaConfig(**SHAPE)
     folder_of(config, tmp_path)
     for mode, checkpoint, gpu in (("fused", False, False), ("packed", False, True), ("packed", True, True)):
-        real = loading.attach_lora(LlamaForCausalLM(config), dropout=0.0, **LORA)
-        loading.trainable(real)
+        real = lora.attach_lora(LlamaForCausalLM(config), dropout=0.0, **LORA)
+        lora.trainable(real)
         for p in real.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         batch = PackedBatch.build([TokenSequence((0,), (0,) * 63)] * 8)
@@ -172,8 +190,8 @@ def test_a_dry_pass_is_the_real_pass_to_the_byte(tmp_path: Path) -> None:
             else:
                 with live:
                     token_log_probs(real, batch, mode=mode).sum().backward()
-        dry = loading.attach_lora(dry_run.skeleton(tmp_path, dtype=torch.float32), dropout=0.0, **LORA)
-        loading.trainable(dry)
+        dry = lora.attach_lora(dry_run.skeleton(tmp_path, dtype=torch.float32), dropout=0.0, **LORA)
+        lora.trainable(dry)
         run = dry_run.DryRun(dry, on_gpu=gpu, dtype=torch.float32)
         peak = run.training(8, 64, gradient_checkpointing=checkpoint)
         assert dataclasses.astuple(peak) == pytest.approx(dataclasses.astuple(live.peak), rel=0.01)

@@ -23,7 +23,7 @@ from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sampling import Rule, sample
 from oblivionis.audits import leakage as audit
 from oblivionis.config import compose as configuration
-from oblivionis.models import loading
+from oblivionis.models import loading, lora
 from oblivionis.models.errors import ModelError
 
 pytest.importorskip("bitsandbytes")
@@ -45,8 +45,8 @@ def load(**options: Any) -> Any:
 
 def attach(model: Any) -> Any:
     """LoRA with a B that is not zero, the only trainable weights."""
-    model = loading.attach_lora(model, rank=8, alpha=16, dropout=0.0, target_modules=tiny_llama.MODULES, seed=1)
-    loading.trainable(model)
+    model = lora.attach_lora(model, rank=8, alpha=16, dropout=0.0, target_modules=tiny_llama.MODULES, seed=1)
+    lora.trainable(model)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -140,11 +140,11 @@ def test_what_is_quantised_and_what_is_not() -> None:
     for name, options in KINDS:
         model = load(dtype="bfloat16", **options)
         assert is_quantized(model) and not is_quantized(float_model)
-        assert loading.count(model).total == loading.count(float_model).total
+        assert lora.count(model).total == lora.count(float_model).total
         assert {model.lm_head.weight.dtype, model.model.embed_tokens.weight.dtype} == {torch.bfloat16}
-        lora = attach(model)
-        assert {p.dtype for n, p in lora.named_parameters() if "lora_" in n} == {torch.float32}
-        flat = FlatParameters(lora)
+        adapted = attach(model)
+        assert {p.dtype for n, p in adapted.named_parameters() if "lora_" in n} == {torch.float32}
+        flat = FlatParameters(adapted)
         assert flat.compute_dtype == torch.bfloat16
         assert flat.manifest == FlatParameters(attach(load())).manifest
         sizes[name] = model.get_memory_footprint()
@@ -195,8 +195,8 @@ def test_generation_from_4_bits_equals_generate_and_sampling_equals_padded_sampl
 
 @EACH
 def test_training_lowers_the_loss_and_unlearning_raises_the_forget_loss(options: dict) -> None:
-    model = loading.attach_lora(load(**options), rank=8, alpha=16, dropout=0.0, target_modules=tiny_llama.MODULES)
-    loading.trainable(model)
+    model = lora.attach_lora(load(**options), rank=8, alpha=16, dropout=0.0, target_modules=tiny_llama.MODULES)
+    lora.trainable(model)
     flat = FlatParameters(model)
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
     settings = TrainSettings(epochs=6, batch_size=4, learning_rate=3e-3, warmup_epochs=0)
