@@ -126,10 +126,15 @@ def way(model: nn.Module, device: str | None = None) -> Way:
     return Way("packed", limit, longer, "attention alone mixes the positions")
 
 
+def is_listed(model: nn.Module) -> bool:
+    """Whether the model's type is among those that are known here."""
+    base: Any = base_model(model)
+    return base.config.model_type in PACKED | PADDED | REMEMBERING or llama.supports(model)
+
+
 def remembers(model: nn.Module) -> bool:
     """Whether `generate` may keep a cache; else each token costs a pass over the whole sequence."""
-    base: Any = base_model(model)
-    return base.config.model_type in PACKED | PADDED | REMEMBERING
+    return is_listed(model)
 
 
 def refusal(model: nn.Module) -> str | None:

@@ -316,8 +316,8 @@ class Finding:
 
     scores: log-probabilities, in nats; states: of a decoder layer, relative to their largest; chosen: by how much a
     greedy answer's tokens are less likely than the likeliest, in nats, the largest or in half precision the mean (where
-    a router's choice of experts may turn on a rounding); drawn: whether sampled answers are token by token those that the
-    same random numbers draw; gradients: of all of LoRA's factors, relative to their length, NaN where peft puts no
+    a router's choice of experts may turn on a rounding); drawn: whether sampled answers are token by token those that
+    the same random numbers draw; gradients: of all of LoRA's factors, relative to their length, NaN where peft puts no
     adapter on the model; rounding: how far transformers' own log-probabilities are from those of the same weights in
     float32.
     """
