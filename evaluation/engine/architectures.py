@@ -155,12 +155,14 @@ def refusal(model: nn.Module) -> str | None:
 def _not_known(base: Any) -> str | None:
     """Why only passes over sequences of one length are known to be right; None where more is."""
     kind = base.config.model_type
-    if kind not in PACKED | PADDED:
-        return f"{kind} is not among the architectures whose sequences of different lengths may run together"
-    if type(base).__name__ != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind):
-        return f"{type(base).__name__} is not transformers' own class of a {kind}"
     if other := set(getattr(base.config, "layer_types", None) or ()) - _ATTENTION_LAYERS:
         return f"it has layers of the kind {min(other)}"
+    if kind in REMEMBERING:
+        return f"{kind} mixes positions by more than attention, or remembers in its own way"
+    if kind not in PACKED | PADDED:
+        return f"{kind} is not known here; each token of an answer costs a pass over the whole sequence"
+    if type(base).__name__ != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind):
+        return f"{type(base).__name__} is not transformers' own class of a {kind}"
     if other := {rope for rope, _ in _ropes(base.config)} - _ROPES:
         return f"it has rotary positions of the kind {min(other)}"
     return None

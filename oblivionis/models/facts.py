@@ -8,11 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from evaluation.engine import architectures
+from evaluation.engine.architectures import Way
 from oblivionis.config.schema import Model
 from oblivionis.data.chat_template import variables_of
 from oblivionis.data.tokenize import PromptTemplate, answer_text, encode, prompt_text
 from oblivionis.models import dry_run, loading
-from oblivionis.models.assembly import prompt_template
+from oblivionis.models.assembly import prompt_template, with_trainable
+from oblivionis.models.errors import ModelError
 from oblivionis.models.source import load_tokenizer, resolve
 
 QUESTION, ANSWER = "Where does Mara Silva live?", "Mara Silva lives in Lisbon."
@@ -43,7 +46,8 @@ class ModelFacts:
     dtype, stored_dtype: number formats in which weights are kept in a run and in the files, None where the files do
     not tell; vocabulary_rows: of the embedding; tokens: of the tokenizer; tied_head: whether the head is the embedding;
     context: positions, None where there is no limit; linear_layers: names that `model.lora.target_modules` may have;
-    template_variables: names that `model.template.arguments` may have.
+    template_variables: names that `model.template.arguments` may have; way, way_limit, way_beyond, way_reason,
+    way_cost: how it is run on this machine (`evaluation.engine.architectures.Way`), and what that costs in words.
     """
 
     name: str
@@ -60,6 +64,11 @@ class ModelFacts:
     context: int | None
     linear_layers: tuple[str, ...]
     template_variables: tuple[str, ...]
+    way: str
+    way_limit: int | None
+    way_beyond: str
+    way_reason: str
+    way_cost: str
     example: Example
 
 
@@ -81,23 +90,43 @@ def facts_of(config: Model, fingerprint: str) -> ModelFacts:
     stored = _stored_dtype(folder)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     chat = template.kind == "chat"
+    linear = _linear_layers(model, head)
+    parameters = sum(p.numel() for p in model.parameters())
+    tied = head is not None and head.weight is embedding.weight
+    way = _way(model, config)
     return ModelFacts(
         name=config.name,
         source=config.source,
         fingerprint=fingerprint,
         architecture=type(model).__name__,
         model_type=model.config.model_type,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         dtype=config.dtype,
         stored_dtype=stored,
         vocabulary_rows=embedding.num_embeddings,
         tokens=len(tokenizer),
-        tied_head=head is not None and head.weight is embedding.weight,
+        tied_head=tied,
         context=getattr(shape, "max_position_embeddings", None),
-        linear_layers=_linear_layers(model, head),
+        linear_layers=linear,
         template_variables=tuple(sorted(variables_of(tokenizer))) if chat else (),
+        way=way.name,
+        way_limit=way.limit,
+        way_beyond=way.beyond,
+        way_reason=way.reason,
+        way_cost=architectures.COSTS[way.name],
         example=example,
     )
+
+
+def _way(model: Any, config: Model) -> Way:
+    """How the skeleton is run with its adapters; takes it over. Raises ModelError where it cannot be."""
+    try:
+        model = with_trainable(model, config, seed=0)
+        if config.quantization != "none":
+            dry_run.quantize(model, config.quantization, config.double_quantization)
+        return architectures.way(model, loading.place_of(config.device).type)
+    except ValueError as error:
+        raise ModelError(str(error)) from error
 
 
 def example_of(tokenizer: Any, template: PromptTemplate) -> Example:

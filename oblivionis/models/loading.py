@@ -41,7 +41,7 @@ def load_base(
     """
     if dtype not in DTYPES:
         raise ModelError(f"unknown dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-    place = _device(device)
+    place = place_of(device)
     options: dict[str, Any] = {"attn_implementation": attn_implementation} if attn_implementation else {}
     if quantization != "none":
         options["quantization_config"] = quantization_config(quantization, double_quantization, dtype)
@@ -211,7 +211,8 @@ def _set_padding(tokenizer: Any, rows: int) -> None:
     tokenizer.pad_token = choice
 
 
-def _device(name: str) -> torch.device:
+def place_of(name: str) -> torch.device:
+    """The device that `model.device` names: auto is a GPU where there is one. Raises ModelError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

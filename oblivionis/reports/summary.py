@@ -473,6 +473,9 @@ def print_model(config: Config, facts: ModelFacts, need: Estimate, console: Cons
     )
     table.add_row("vocabulary", f"{facts.tokens:,} tokens")
     table.add_row("context", "no limit" if facts.context is None else f"{facts.context:,} tokens")
+    longer = "" if facts.way_limit is None else f"; beyond {facts.way_limit:,} tokens {facts.way_beyond}"
+    table.add_row("run", f"{facts.way}{longer} ({facts.way_reason})")
+    table.add_row("what that costs", facts.way_cost)
     table.add_row("linear layers", Text(", ".join(facts.linear_layers)))
     if facts.example.kind == "chat":
         table.add_row("template's arguments", Text(", ".join(facts.template_variables) or "none"))

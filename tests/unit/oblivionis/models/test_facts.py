@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from support.architectures import tiny_model
 from support.commands import call
 from support.small_tokenizers import byte_level
 from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
+from evaluation.engine.architectures import way
 from oblivionis.config.compose import compose
 from oblivionis.data.tokenize import PromptTemplate
 from oblivionis.models import loading, lora, tiny
@@ -53,7 +56,30 @@ def test_facts_are_those_of_the_loaded_model() -> None:
     assert found.tied_head is (model.lm_head.weight is model.model.embed_tokens.weight)
     assert found.context == model.config.max_position_embeddings
     assert set(found.linear_layers) == set(config.lora.target_modules)
+    assert (found.way, found.way_limit) == (way(model).name, None) == ("fused", None)
     assert json.loads(json.dumps(dataclasses.asdict(found)))["example"]["kind"] == "qa"
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "expected"),
+    [
+        ("mistral", [], ("packed", 16, "padded")),
+        ("mamba2", [], ("plain", None, "plain")),
+        ("llama", ["model.lora.target_modules=[q_proj,lm_head]"], ("packed", None, "padded")),
+        ("llama", ["model.quantization=nf4"], ("packed", None, "padded")),
+    ],
+)
+def test_model_info_tells_how_the_model_is_run_and_why(
+    kind: str, overrides: list[str], expected: tuple[str, int | None, str], tmp_path: Path
+) -> None:
+    tiny_model(kind, vocab_size=2048).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny.folder() / name, tmp_path / name)
+    options = [tmp_path, "model.lora.target_modules=null", *overrides]
+    found = json.loads(call("model", "info", *options, "--json").out)
+    assert (found["way"], found["way_limit"], found["way_beyond"]) == expected
+    told = " ".join(call("model", "info", *options).out.split())
+    assert found["way_reason"] and found["way_cost"].split(",")[0] in told and expected[0] in told
 
 
 def test_the_files_tell_their_own_number_format(tmp_path: Path) -> None:
