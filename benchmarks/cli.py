@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
@@ -12,9 +12,11 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from benchmarks.federated.options import RayCluster, Reserve, Slurm
-from oblivionis.errors import OblivionisError
+from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.errors import OblivionisError, RunFailed
 
 TEXT = "text"
+RESULTS_FILE = "results.parquet"
 Results = Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder, or its results.parquet.")]
 Store = Annotated[
     Path | None,
@@ -104,6 +106,7 @@ def bench_run(
             metavar="OPTION", help="With --slurm: an option of sbatch, e.g. `--sbatch=--partition=gpu`; repeatable."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a suite and print its tables; results, tables and figures are written into a folder.
 
@@ -114,18 +117,36 @@ def bench_run(
     away = _away(ray_address, (cpus, gpus, memory), slurm=slurm, limit=limit, sbatch=sbatch or ())
     if away is not None and jobs > 1:
         raise OblivionisError("--jobs says how many runs this machine does at once; on a cluster the resources decide")
-    console = Console()
-    suites.bench(
-        suite,
-        overrides or [],
-        output,
-        resume=resume,
-        dry_run=dry_run,
-        console=console,
-        jobs=jobs,
-        store=store,
-        away=away,
-    )
+    if as_json and (dry_run or slurm):
+        raise OblivionisError("--dry-run and --slurm measure nothing: leave --json out")
+
+    def run(console: Console) -> None:
+        settings = {"resume": resume, "dry_run": dry_run, "jobs": jobs, "store": store, "away": away}
+        suites.bench(suite, overrides or [], output, console=console, **settings)
+
+    folder = output or suites.folder_of(suite)
+    _answer(folder / RESULTS_FILE, run, lambda: _results(folder), as_json=as_json)
+
+
+def _answer(file: Path, work: Callable[[Console], None], read: Callable[[], Any], *, as_json: bool) -> None:
+    """Do the work, which leaves its results in `file`; print what `read` makes of them as JSON, also where some of it
+    failed."""
+    with answering(as_json) as answer:
+        failed = None
+        try:
+            work(Console())
+        except RunFailed as error:
+            failed = error
+        if as_json and file.is_file():
+            answer(read())
+        if failed is not None:
+            raise failed
+
+
+def _results(folder: Path) -> Any:
+    from benchmarks.printing import results_document
+
+    return results_document(folder)
 
 
 def _away(
@@ -168,12 +189,15 @@ def bench_node(
 
 @bench_cli.command("collect")
 def bench_collect(
-    folder: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder.")], store: Store = None
+    folder: Annotated[Path, typer.Argument(metavar="RESULTS", help="A suite's folder.")],
+    store: Store = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write and print results and tables of those runs of a suite that are done, and run nothing."""
     from benchmarks import kinds as suites
 
-    suites.collect(folder, store, Console())
+    file = folder / RESULTS_FILE
+    _answer(file, lambda console: suites.collect(folder, store, console), lambda: _results(folder), as_json=as_json)
 
 
 @bench_cli.command("table")
@@ -184,14 +208,18 @@ def bench_table(
         typer.Option(metavar="NAME", help="A table of the suite, or of one in `benchmarks/`; repeatable."),
     ] = None,
     form: Format = TEXT,
+    as_json: AsJson = False,
 ) -> None:
     """Print the tables of a suite's results, e.g. `--layout paper-table-2 --format latex`."""
     _check_target(target)
-    from benchmarks.printing import FORMATS, tables_of
+    from benchmarks.printing import FORMATS, results_document, tables_of
 
     _check_format(form, FORMATS)
-    console = Console()
-    for table in tables_of(target, layout or []):
+    console, tables = Console(), [] if as_json and not layout else tables_of(target, layout or [])
+    if as_json:
+        with answering(as_json) as answer:
+            return answer(results_document(target))
+    for table in tables:
         if form == TEXT:
             console.print(table.rich())
         else:
@@ -210,13 +238,17 @@ def bench_compare(
         ),
     ] = None,
     form: Format = TEXT,
+    as_json: AsJson = False,
 ) -> None:
     """Hold a suite's results against earlier ones, value by value: those in `benchmarks/reference`, or your own."""
     _check_target(target)
-    from benchmarks.printing import FORMATS, comparison_of
+    from benchmarks.printing import FORMATS, comparison_document, comparison_of
 
     _check_format(form, FORMATS)
     comparison, settings = comparison_of(target, reference)
+    if as_json:
+        with answering(as_json) as answer:
+            return answer(comparison_document(comparison, settings))
     console = Console()
     if form != TEXT:
         print(FORMATS[form](comparison.table()), end="")
@@ -303,6 +335,7 @@ def tune(
         bool, typer.Option("--prune/--no-prune", help="Stop trials that are worse than most after the same round.")
     ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search the hyperparameters of unlearning methods, under one budget, on other requests than those reported.
 
@@ -314,6 +347,7 @@ def tune(
         raise OblivionisError("oblivionis tune takes Optuna, which is not installed: pip install 'oblivionis[tune]'")
     from benchmarks.tuning.tune import Wanted
     from benchmarks.tuning.tune import tune as run_tuning
+    from oblivionis.files import read_json
 
     folder = output or Path("runs") / "tune" / Path(run).stem
     wanted = Wanted(
@@ -330,4 +364,12 @@ def tune(
         seed,
         prune,
     )
-    run_tuning(wanted, Console(), resume=resume, dry_run=dry_run)
+    if as_json and dry_run:
+        raise OblivionisError("--dry-run measures nothing: leave --json out")
+    file = folder / "result.json"
+    _answer(
+        file,
+        lambda console: run_tuning(wanted, console, resume=resume, dry_run=dry_run),
+        lambda: {"folder": folder, **read_json(file, dict[str, Any])},
+        as_json=as_json,
+    )

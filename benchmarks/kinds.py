@@ -140,7 +140,7 @@ def bench(
     file = find(name)
     kind_name, settings = load(file, overrides)
     kind = KINDS[kind_name]
-    folder = output or Path("runs") / "bench" / file.stem
+    folder = output or folder_of(name)
     options = Options(jobs, store or _stages(folder), away)
     if not kind.parallel and (given := [*options.arguments()]):
         raise RunError(f"a suite of the kind {kind_name} does one thing at a time; leave {given[0]} out")
@@ -158,6 +158,11 @@ def bench(
         more = [*options.arguments(), *(["--store", str(store)] if store else [])]
         command = shlex.join(["oblivionis", "bench", name, *overrides, "--output", str(folder), *more, "--resume"])
         raise RunInterrupted(f"stopped; continue with: {command}") from None
+
+
+def folder_of(name: str) -> Path:
+    """Where the results of a suite go by default. Raises ConfigError for one that there is not."""
+    return Path("runs") / "bench" / find(name).stem
 
 
 def _stages(folder: Path) -> Path:

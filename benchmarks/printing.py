@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
 
 from benchmarks import kinds
 from benchmarks.federated import results
@@ -13,9 +17,10 @@ from benchmarks.federated.tables import FORMATS, build
 from oblivionis.config.problems import did_you_mean
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import OblivionisError
+from oblivionis.files import read_bytes
 from oblivionis.reports.table import Table
 
-__all__ = ["FORMATS", "comparison_of", "tables_of"]
+__all__ = ["FORMATS", "comparison_document", "comparison_of", "results_document", "tables_of"]
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 """Results that ship, a folder per suite."""
@@ -48,6 +53,40 @@ def tables_of(target: Path, names: Sequence[str]) -> list[Table]:
                 raise OblivionisError(f"--layout {name}: these results have no axis {axis}, only {', '.join(axes)}")
         tables.append(build(found, axes, layout))
     return tables
+
+
+def results_document(target: Path) -> dict[str, Any]:
+    """Every value of a suite's results, of any kind: what its tables are made of.
+
+    Parameters
+    ----------
+    target : Path
+        A suite's folder, or its file of results.
+
+    Returns
+    -------
+    dict
+        `results`, the folder or the file, and `rows`, those of results.parquet.
+    """
+    file = target / results.FILE if target.is_dir() else target
+    return {"results": target, "rows": pq.ParquetFile(io.BytesIO(read_bytes(file))).read().to_pylist()}
+
+
+def comparison_document(comparison: Comparison, settings: Sequence[str]) -> dict[str, Any]:
+    """A comparison value by value: `values`, how many only one side has, what failed, and `settings` that differ."""
+    names = [*comparison.axes, "stage", "metric"]
+    values = [
+        {
+            **dict(zip(names, pair.place, strict=True)),
+            "mine": pair.mine,
+            "reference": pair.theirs,
+            "difference": pair.difference,
+            "margin": pair.margin(),
+        }
+        for pair in comparison.pairs
+    ]
+    counts = {"lacking": comparison.lacking, "extra": comparison.extra, "failed": comparison.failed}
+    return {"values": values, **counts, "settings": settings}
 
 
 def _layouts(file: Path) -> dict[str, Layout]:

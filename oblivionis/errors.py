@@ -23,6 +23,10 @@ class RunFailed(OblivionisError):
     """A run broke off through no mistake of the user's, because a client process died, say; it can be resumed."""
 
 
+class NotMeasured(RunFailed):
+    """All was done, but an evaluator failed: what it would have measured is missing, and nothing else."""
+
+
 def to_mend(error: BaseException) -> bool:
     """Whether an error is a mistake of the user's: with the same settings and files it would come again."""
     return isinstance(error, OblivionisError) and not isinstance(error, RunFailed | RunInterrupted)

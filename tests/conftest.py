@@ -4,12 +4,16 @@
 `pytest PATH` whatever lies there.
 """
 
+import logging
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
+
+import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +41,35 @@ LONGEST = (
     "test_cluster.py",
     "test_whole_run.py",
 )
+
+
+class Deprecations(logging.Handler):
+    """What transformers, peft and Flower log of features that they are going to remove."""
+
+    LEAVING = re.compile("deprecated|will be removed", re.IGNORECASE)
+    KNOWN = re.compile("run_simulation", re.IGNORECASE)
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.found = []
+
+    def emit(self, record):
+        text = record.getMessage()
+        if self.LEAVING.search(text) and not self.KNOWN.search(text):
+            self.found.append(text)
+
+
+@pytest.fixture(autouse=True)
+def nothing_deprecated_is_used():
+    """Those that are warned of are errors by pytest's own settings (pyproject.toml)."""
+    handler = Deprecations()
+    loggers = [logging.getLogger(name) for name in ("transformers", "peft", "flwr")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield
+    for logger in loggers:
+        logger.removeHandler(handler)
+    assert not handler.found, handler.found
 
 
 def pytest_configure(config):

@@ -14,6 +14,7 @@ from benchmarks.federated.preparing import prepare
 from benchmarks.federated.processes import Slot
 from benchmarks.federated.settings import Settings
 from oblivionis.errors import RunError, RunFailed
+from oblivionis.runs.failures import failures
 
 _POLL_S = 0.2
 
@@ -48,6 +49,8 @@ def do(settings: Settings, key: str, store: Path, console: Console) -> None:
         raise
     if not node.finished(store):
         raise RunFailed(f"{node.label}: {job.failure()}; see {job.log}")
+    for failure in failures(run):  # those that begin with it can be done, and `bench collect` ends with exit code 1
+        console.print(f"not measured: {failure.in_words()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _wait(condition: Callable[[], bool]) -> None:

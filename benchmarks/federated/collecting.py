@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from benchmarks.federated.graph import Graph, Node
 from benchmarks.federated.matrix import Axis, Cell
-from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, SECONDS, table_of
+from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, NOT_MEASURED, SECONDS, table_of
 from oblivionis.config.schema import STAGES
 from oblivionis.reports import summary as report
 from oblivionis.runs.directory import RunDirectory, named_metrics
+from oblivionis.runs.failures import END, failures
 
 
 def collect(
@@ -52,6 +53,15 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
         place = Path(os.path.relpath(source.path, folder)).as_posix()
         for metric, value in values.items():
             yield {"stage": stage, "status": DONE, "error": "", "run": place, "metric": metric, "value": value}
+        for evaluator, why in _failed(source, stage).items():
+            lacking = {"stage": stage, "status": NOT_MEASURED, "error": why, "run": place}
+            yield {**lacking, "metric": evaluator, "value": None}
+
+
+def _failed(run: RunDirectory, stage: str) -> dict[str, str]:
+    """Why figures of a stage's last model are missing, by evaluator."""
+    start = ("finetune", "start") if stage == BASE_MODEL and run.stage_summary(BASE_MODEL) is None else None
+    return {f.evaluator: f.reason for f in failures(run) if (f.stage, f.moment) == (start or (stage, END))}
 
 
 def _of_base(run: RunDirectory) -> Mapping[str, float]:

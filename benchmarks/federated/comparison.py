@@ -58,12 +58,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The values that both have; `lacking`, `extra`: how many only the reference, only the new results have."""
+    """The values that both have; `lacking`, `extra`: how many only the reference, only the new results have; `failed`:
+    what evaluators failed to measure, on either side."""
 
     axes: Sequence[str]
     pairs: Sequence[Pair]
     lacking: int
     extra: int
+    failed: Sequence[str] = ()
 
     def table(self) -> Table:
         """A row per stage and metric: how far apart the values are, and how many lie outside their interval."""
@@ -126,6 +128,8 @@ class Comparison:
             )
         if self.lacking or self.extra:
             parts.append(f"Only the reference has {self.lacking} values, only the new results {self.extra}.")
+        if self.failed:
+            parts.append(f"Not measured, the evaluator failed: {', '.join(self.failed)}.")
         return " ".join(parts)
 
 
@@ -141,7 +145,13 @@ def compare(mine: pa.Table, axes: Sequence[str], theirs: pa.Table, their_axes: S
     if not both:
         raise RunError("the two results have no value in common: no cell with the same labels, stage and metric")
     pairs = [Pair(place, _array(new[place]), _array(old[place])) for place in both]
-    return Comparison(shared, pairs, len(old) - len(both), len(new) - len(both))
+    failed = [f"{text} ({whose})" for table, whose in ((mine, "new"), (theirs, "reference")) for text in _failed(table)]
+    return Comparison(shared, pairs, len(old) - len(both), len(new) - len(both), failed)
+
+
+def _failed(table: pa.Table) -> list[str]:
+    rows = [row for row in table.to_pylist() if row["status"] == results.NOT_MEASURED]
+    return list(dict.fromkeys(f"{row['cell']}: {row['metric']} in {row['stage']}" for row in rows))
 
 
 def _values(table: pa.Table, axes: Sequence[str], shared: Sequence[str], whose: str) -> dict[Place, dict[str, float]]:

@@ -2,7 +2,8 @@
 
 Columns: `cell`, one text per axis, `stage` (whose final model was measured), `status`, `error`, `run` (that did the
 stage, relative to the suite's folder), `metric`, `value` (float64; `seconds` among the metrics). A failed cell has one
-row without a metric. It is read without pandas, which takes longer to load than a table takes to print.
+row without a metric. An evaluator that failed at the end of a stage has a row of its name in the place of its metrics,
+`not measured`, with why as the error. It is read without pandas, which takes longer to load than a table to print.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from oblivionis.files import read_bytes, write_atomic
 
 FILE = "results.parquet"
 SECONDS = "seconds"
-DONE, FAILED = "done", "failed"
+DONE, FAILED, NOT_MEASURED = "done", "failed", "not measured"
 FIXED = ("cell", "stage", "status", "error", "run", "metric", "value")
 VALUE = "value"
 BASE_MODEL = "base"

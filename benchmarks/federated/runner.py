@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from benchmarks.federated.report import NODES, write_report
 from benchmarks.federated.settings import Settings
 from oblivionis.errors import OblivionisError, RunFailed
 from oblivionis.files import write_json
+from oblivionis.runs.failures import not_measured
 from oblivionis.runs.forecast import duration
 from oblivionis.runs.progress import Bars
 from oblivionis.runs.ticker import Ticker
@@ -83,6 +86,7 @@ def run(settings: Settings, folder: Path, console: Console, options: Options) ->
         raise RunFailed(
             f"{len(failed)} of {len(cells)} cells failed: {', '.join(failed)}; try them again with --resume"
         )
+    _check_measured(folder)
 
 
 def gather(settings: Settings, folder: Path, console: Console, store: Path) -> None:
@@ -103,6 +107,20 @@ def gather(settings: Settings, folder: Path, console: Console, store: Path) -> N
     write_report(settings, folder, console)
     if lacking := _lacking(cells, graph, store):
         raise RunFailed(f"{len(lacking)} of {len(cells)} cells are not done: {', '.join(lacking)}")
+    _check_measured(folder)
+
+
+def _check_measured(folder: Path) -> None:
+    """Raise NotMeasured where an evaluator failed in a cell, with what helps."""
+    rows = [row for row in results.read(folder)[0].to_pylist() if row["status"] == results.NOT_MEASURED]
+    cells: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in rows:
+        cells.setdefault((row["metric"], row["stage"], row["run"], row["error"]), []).append(row["cell"])
+    if cells:
+        found = [f"{name} in {stage} of {', '.join(of)}: {why}" for (name, stage, _, why), of in cells.items()]
+        _, stage, run, _ = next(iter(cells))
+        place = shlex.quote(os.path.normpath(folder / run))
+        raise not_measured(found, f"measure again, for example: oblivionis evaluate {place} --stage {stage}")
 
 
 def _save(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 from benchmarks.federated import papers, results
 from benchmarks.federated.matrix import SEED
 from benchmarks.federated.settings import DIFFERENCE, OURS, PAPER, Layout, Measure
+from oblivionis.assessment import evaluators
 from oblivionis.config import declared
 from oblivionis.config.problems import did_you_mean
 from oblivionis.reports.format import short
@@ -36,11 +37,13 @@ OF_METHOD = ("unlearn", "local_unlearned")
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table: mean and sample standard deviation over `count` seeds (NaN for one)."""
+    """One number of a table: mean and sample standard deviation over `count` seeds (NaN for one); `failed`: seeds whose
+    value is missing because an evaluator failed."""
 
     mean: float
     std: float = math.nan
     count: int = 0
+    failed: int = 0
 
 
 NONE = Entry(math.nan)
@@ -54,7 +57,7 @@ def build(found: pa.Table, axes: Sequence[str], layout: Layout) -> Table:
     are means over the seeds. A number that is not there is a dash.
     """
     every: Rows = found.to_pylist()
-    done = _where(every, {"status": results.DONE})
+    told = [row for row in every if row["status"] in (results.DONE, results.NOT_MEASURED)]
     named = {layout.rows, layout.columns, *layout.groups}
     varying = [axis for axis in axes if axis not in named and axis != SEED and len(_labels(every, axis)) > 1]
     layout = replace(layout, groups=tuple(a for a in (*layout.groups, *varying) if len(_labels(every, a)) > 1))
@@ -63,7 +66,7 @@ def build(found: pa.Table, axes: Sequence[str], layout: Layout) -> Table:
     rows: list[Sequence[str] | None] = []
     blocks = list(dict.fromkeys(tuple(row[axis] for axis in layout.groups) for row in every)) if layout.groups else [()]
     for block in blocks:
-        chosen = _where(done, dict(zip(layout.groups, block, strict=True)))
+        chosen = _where(told, dict(zip(layout.groups, block, strict=True)))
         theirs = _published(layout, dict(zip(layout.groups, block, strict=True)), every)
         entries = list(_entries(chosen, every, layout, columns))
         marks = _marks(layout, columns, [values for _, _, values in entries])
@@ -120,21 +123,18 @@ def _entries(
     for model in layout.models:
         per_value = _per_value(layout, model)
         for value in _labels(every, layout.rows) if per_value and layout.rows else [""]:
-            here = _where(chosen, {"stage": model} | ({layout.rows: value} if per_value and layout.rows else {}))
+            mine = _where(chosen, {layout.rows: value} if per_value and layout.rows else {})
+            here = _where(mine, {"stage": model})
             if not here and not per_value:
                 continue
-            of_metric = {m.metric: _where(here, {"metric": m.metric}) for m in layout.measures}
-            yield (
-                model,
-                value,
-                {
-                    (column, measure.name): _entry(
-                        _where(of_metric[measure.metric], {layout.columns: column} if layout.columns else {}), measure
-                    )
-                    for column in columns
-                    for measure in layout.measures
-                },
-            )
+            entries = {}
+            for column in columns:
+                at = {layout.columns: column} if layout.columns else {}
+                failed = _failed(_where(mine, at))
+                for measure in layout.measures:
+                    found = _where(here, {"metric": measure.metric, "status": results.DONE, **at})
+                    entries[column, measure.name] = _entry(found, measure, model, failed)
+            yield model, value, entries
 
 
 def _per_value(layout: Layout, model: str) -> bool:
@@ -142,14 +142,26 @@ def _per_value(layout: Layout, model: str) -> bool:
     return layout.rows is not None and (model in OF_METHOD or layout.rows.partition(".")[0] != "unlearning")
 
 
-def _entry(found: Rows, measure: Measure) -> Entry:
+def _failed(rows: Rows) -> dict[str | None, set[tuple[str, str]]]:
+    """By seed the stages whose model evaluators failed on, and these."""
+    found: dict[str | None, set[tuple[str, str]]] = {}
+    for row in _where(rows, {"status": results.NOT_MEASURED}):
+        found.setdefault(row.get(SEED), set()).add((row["stage"], row["metric"]))
+    return found
+
+
+def _entry(
+    found: Rows, measure: Measure, model: str, failed: Mapping[str | None, Collection[tuple[str, str]]]
+) -> Entry:
     """Mean over the seeds; a stage that several cells share counts once."""
     first = {row.get(SEED): row["value"] for row in reversed(found)}
+    lacking = [s for s, of in failed.items() if s not in first and evaluators.not_measured(measure.metric, model, of)]
     if not first:
-        return NONE
+        return replace(NONE, failed=len(lacking))
     values = np.asarray([first[seed] for seed in dict.fromkeys(row.get(SEED) for row in found)], dtype=np.float64)
     values *= measure.scale
-    return Entry(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan, len(values))
+    std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    return Entry(float(values.mean()), std, len(values), len(lacking))
 
 
 def _marks(
@@ -164,7 +176,8 @@ def _marks(
         if layout.mark_over == "rows":
             lines = [list(line) for line in zip(*lines, strict=True)]
         for line in lines:
-            shown = {place: _printed(rows[place[0]][place[1]].mean, measure) for place in line}
+            entries = {place: rows[place[0]][place[1]] for place in line}
+            shown = {p: math.nan if e.failed else _printed(e.mean, measure) for p, e in entries.items()}
             ranked = sorted({v for v in shown.values() if v == v}, reverse=measure.best == "max")
             if len(line) < 2 or not ranked:
                 continue
@@ -182,9 +195,11 @@ def _printed(value: float, measure: Measure) -> float:
 
 def unknown_metrics(found: pa.Table, layout: Layout) -> Iterator[str]:
     """What is wrong with the metrics of `layout` that no model has; nothing while no cell is done."""
-    known = _labels(_where(found.to_pylist(), {"status": results.DONE}), "metric")
+    rows = found.to_pylist()
+    known = _labels(_where(rows, {"status": results.DONE}), "metric")
+    failed = _labels(_where(rows, {"status": results.NOT_MEASURED}), "metric")
     for measure in layout.measures:
-        if known and measure.metric not in known:
+        if known and measure.metric not in known and evaluators.evaluator_of(measure.metric) not in failed:
             hint = did_you_mean(measure.metric, known)
             place = f"tables.{layout.name}.metrics.{measure.name}"
             yield f"{place}: no model has the metric {measure.metric!r}{f'; {hint}' if hint else ''}"
@@ -196,9 +211,13 @@ def _cell(whose: str, ours: Entry, paper: float, measure: Measure, style: str | 
     if whose == DIFFERENCE:
         difference = ours.mean - paper
         return "–" if difference != difference else f"{difference:+.{2 if measure.digits is None else measure.digits}f}"
+    if ours.failed and not ours.count:
+        return Marked("failed", "alarm")
     shown = short(ours.mean, measure.digits)
     if ours.count > 1:
         shown += f" ± {short(ours.std, measure.digits)}"
+    if ours.failed:
+        return Marked(f"{shown} ({ours.failed} failed)", "alarm")
     return Marked(shown, style) if style else shown
 
 
@@ -236,4 +255,8 @@ def _note(every: Rows, layout: Layout) -> str:
     failed = _labels(_where(every, {"status": results.FAILED}), "cell")
     if failed:
         parts.append(f"Failed: {', '.join(failed)}.")
+    lacking = _where(every, {"status": results.NOT_MEASURED})
+    if lacking:
+        named = dict.fromkeys(f"{row['cell']} ({row['metric']} in {row['stage']})" for row in lacking)
+        parts.append(f"Not measured, the evaluator failed: {', '.join(named)}.")
     return " ".join(parts)

@@ -103,10 +103,16 @@ def _contents(suite: SuiteView) -> h.Element:
 def _matrix(suite: SuiteView) -> dict[str, str]:
     """The values of every axis, and how many cells are done."""
     cells = suite.cells.drop_duplicates("cell")
-    failed = set(suite.cells.loc[suite.cells.status != "done", "cell"])
+    failed = set(suite.cells.loc[suite.cells.status == "failed", "cell"])
+    lacking = set(suite.cells.loc[suite.cells.status == "not measured", "cell"])
     shown = {axis: ", ".join(map(str, dict.fromkeys(cells[axis]))) for axis in suite.axes}
     done = len(cells) - len(failed)
-    return {**shown, "Cells": f"{done} of {len(cells)} done" + (f", {len(failed)} failed" if failed else "")}
+    return {
+        **shown,
+        "Cells": f"{done} of {len(cells)} done"
+        + (f", {len(failed)} failed" if failed else "")
+        + (f", {len(lacking)} not measured" if lacking else ""),
+    }
 
 
 def _cells(folder: Path, suite: SuiteView) -> h.Element:
@@ -115,14 +121,16 @@ def _cells(folder: Path, suite: SuiteView) -> h.Element:
     for cell, group in suite.cells.groupby("cell", sort=False):
         first = group.iloc[0]
         errors = [str(e) for e in dict.fromkeys(group.error.fillna("")) if e]
-        failed = (group.status != "done").any()
+        failed = (group.status == "failed").any()
+        lacking = list(dict.fromkeys(group.metric[group.status == "not measured"]))
+        state = h.b(".bad")["failed"] if failed else h.b(".bad")["not measured"] if lacking else "done"
         rows.append(
             [
                 str(cell),
                 *(str(first[axis]) for axis in suite.axes),
-                h.b(".bad")["failed"] if failed else "done",
+                state,
                 _links(folder, suite.folder, group),
-                "; ".join(errors),
+                "; ".join([*([f"{', '.join(lacking)} failed"] if lacking else []), *errors]),
             ]
         )
     if not rows:

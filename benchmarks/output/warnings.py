@@ -34,7 +34,7 @@ KINDS = {
 def found_warnings(cells: pd.DataFrame, axes: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
     """Sentences: what went wrong, and how far the claims reach. The arguments are those of `SuiteView`."""
     names = list(dict.fromkeys(cells.cell))
-    failed = [name for name in names if (cells[cells.cell == name].status != "done").any()]
+    failed = [name for name in names if (cells[cells.cell == name].status == "failed").any()]
     found = [f"{_of(failed, names)} failed: {_listed(failed)}."] if failed else []
     by_kind, limits = _of_runs(cells, folder)
     found += [

@@ -30,6 +30,8 @@ TITLES = {
     "membership": "AUC",
     "leakage": "leakage",
 }
+OWNERS = {"probability": "tofu", "truth_ratio": "tofu", "membership": "membership", "leakage": "leakage"}
+"""The evaluator of each measure."""
 COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:cyan")
 
 
@@ -134,7 +136,8 @@ def trials_csv(found: Sequence[Found]) -> str:
         parts = [told.get(f"{kind}s", {}).get(m, "") for m in MEASURES for kind in ("measure", "distance")]
         head = [told.get(name, "") for name in ("distance", "utility", "utility_share")]
         last = [told.get(name, "") for name in took]
-        writer.writerow([method, trial, state, *head, *parts, *last, json.dumps(values), told.get("error", "")])
+        error = told.get("error") or "; ".join(f"{name} failed: {why}" for name, why in told.get("failed", {}).items())
+        writer.writerow([method, trial, state, *head, *parts, *last, json.dumps(values), error])
 
     for each in found:
         row(each.method, "untuned", "complete", each.untuned.told, each.untuned.values)
@@ -187,13 +190,20 @@ def table(found: Sequence[Found], oracle: Oracle, least: float) -> Table:
         for name, entry in (("untuned", each.untuned), ("tuned", each.best)):
             told, worse = entry.told, not entry.feasible
             style = "bold" if name == "tuned" and not worse else "yellow" if worse else ""
-            measures = [number(told["measures"].get(m)) for m in shown]
+            failed = told.get("failed", {})
+            measures = [_cell(m, told["measures"].get(m), failed) for m in shown]
             share = f"{told['utility_share']:.0%}{'!' if worse else ''}"
-            made.add_row(f"{each.method} {name}", fixed(told["distance"], 2), *measures, share, style=style)
+            lacking = f" ({', '.join(failed)} failed)" if failed else ""
+            made.add_row(f"{each.method} {name}{lacking}", fixed(told["distance"], 2), *measures, share, style=style)
         made.add_section()
     made.add_row("retrained", "0", *(number(oracle.values[m]) for m in shown), "100%")
     made.add_row("standard error", "1", *(number(oracle.errors[m]) for m in shown), "")
     return made
+
+
+def _cell(measure: str, value: float | None, failed: Mapping[str, str]) -> str:
+    """A measure, or why there is none: its evaluator failed, or it says nothing of the model."""
+    return "failed" if value is None and OWNERS[measure] in failed else number(value)
 
 
 def drawn(found: Sequence[Found], least: float) -> str:

@@ -26,6 +26,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.errors import RunError, RunFailed
 from oblivionis.runs.directory import RunDirectory, named_metrics
+from oblivionis.runs.failures import failures
 from oblivionis.runs.forecast import duration
 from oblivionis.runs.progress import Bars
 from oblivionis.runs.reuse import import_updates, take_over
@@ -60,8 +61,15 @@ def judged(run: RunDirectory, config: Config, terms: Terms) -> dict[str, Any]:
         "distances": objective.distances(values, terms.oracle),
         "utility": utility,
         "utility_share": terms.least_utility - violation,
+        "failed": not_measured_of(run),
         **effort(run, config),
     }
+
+
+def not_measured_of(run: RunDirectory, stage: str = "unlearn") -> dict[str, str]:
+    """By evaluator why figures of a stage's last model are missing: a measure without them counts as far off as can
+    be."""
+    return {f.evaluator: f.reason for f in failures(run) if f.stage == stage and f.final}
 
 
 def effort(run: RunDirectory, config: Config) -> dict[str, float]:
@@ -329,6 +337,8 @@ class Trials:
             f"{', too little' if short else ''}{self._left()}",
             style="dim" if short else None,
         )
+        for evaluator, why in told["failed"].items():
+            self._workers.say(f"{label}: {evaluator} failed: {why}", style="red")
 
     def _fail(self, number: int, label: str, error: str) -> None:
         self._search.fail(number, error)

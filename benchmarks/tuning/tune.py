@@ -28,6 +28,7 @@ from oblivionis.config.schema import Config
 from oblivionis.config.yaml_files import read_yaml
 from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.files import write_atomic
+from oblivionis.runs.failures import not_measured
 from oblivionis.runs.reuse import check_updates
 
 CLAIM, EXPERIMENT = "tuning.yaml", "experiment.yaml"
@@ -239,6 +240,9 @@ def _terms(base: Any, planned: Plan) -> Any:
     convention = planned.base.evaluation.truth_ratio
     values, errors = objective.measured(summary["metrics"], log, convention), objective.standard_errors(log, convention)
     values = {name: value for name, value in values.items() if name in errors}
+    if failed := [f"{n} in {s}: {why}" for s in settings.STAGES for n, why in running.not_measured_of(base, s).items()]:
+        # Whatever is missing there, no trial would be held against.
+        raise not_measured(failed, f"trials need all of them: delete {base.path}, and give --resume")
     utility = next((name for name in UTILITIES if summary["metrics"].get(name)), None)
     if not values or utility is None:
         raise RunError(
@@ -315,3 +319,7 @@ def _say(planned: Plan, found: Sequence[Any], console: Console) -> None:
             f"no trial of {', '.join(short)} keeps {planned.wanted.least_utility:.0%} of the retrained "
             "model's utility; tuned.yaml has the one that comes nearest. Give more trials with --resume"
         )
+    entries = [(each.method, entry) for each in found for entry in (each.untuned, *each.trials)]
+    names = [(f"{method} {'untuned' if e.trial is None else f'trial {e.trial}'}", e.told) for method, e in entries]
+    if failed := [f"{name}: {n}: {why}" for name, told in names for n, why in told.get("failed", {}).items()]:
+        raise not_measured(failed, "such a measure counts as far off as can be")

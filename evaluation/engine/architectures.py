@@ -94,8 +94,13 @@ COSTS = {
 """What each way costs, in words."""
 
 
-def way(model: nn.Module) -> Way:
+def way(model: nn.Module, device: str | None = None) -> Way:
     """How to run the model, as it is now.
+
+    Parameters
+    ----------
+    device : str, optional
+        The kind of device that it runs on, "cpu" or "cuda"; None where it lies.
 
     Raises
     ------
@@ -106,7 +111,7 @@ def way(model: nn.Module) -> Way:
     if (wrong := refusal(model)) is not None:
         raise ValueError(wrong)
     growing = _longest_of_one_kind(base.config)
-    if llama.supports(model):
+    if llama.supports(model, device):
         return Way("fused", growing, "plain", "a Llama on the CPU")
     kind = base.config.model_type
     if (unknown := _not_known(base)) is not None:
@@ -121,10 +126,15 @@ def way(model: nn.Module) -> Way:
     return Way("packed", limit, longer, "attention alone mixes the positions")
 
 
+def is_listed(model: nn.Module) -> bool:
+    """Whether the model's type is among those that are known here."""
+    base: Any = base_model(model)
+    return base.config.model_type in PACKED | PADDED | REMEMBERING or llama.supports(model)
+
+
 def remembers(model: nn.Module) -> bool:
     """Whether `generate` may keep a cache; else each token costs a pass over the whole sequence."""
-    base: Any = base_model(model)
-    return base.config.model_type in PACKED | PADDED | REMEMBERING
+    return is_listed(model)
 
 
 def refusal(model: nn.Module) -> str | None:

@@ -37,11 +37,11 @@ Product = Tensor | Adapted | tuple[nn.Module | Adapted, ...]
 with the adapters beside them, or the modules."""
 
 
-def supports(model: nn.Module) -> bool:
+def supports(model: nn.Module, device: str | None = None) -> bool:
     """Whether `FusedLlama` applies: a plain Llama on the CPU without hooks, dropout, checkpointing; float32, or frozen
-    and kept in half precision."""
+    and kept in half precision. device: the kind of device, None where the model lies."""
     base = base_model(model)
-    if type(base) is not LlamaForCausalLM or base.device.type != "cpu":
+    if type(base) is not LlamaForCausalLM or (device or base.device.type) != "cpu":
         return False
     if isinstance(model, PeftModel) and model.peft_type != PeftType.LORA:
         return False

@@ -13,6 +13,7 @@ from oblivionis.reports import summary
 from oblivionis.reports.html import run_page
 from oblivionis.requests.schedule import check_requests
 from oblivionis.runs.directory import RunDirectory, check_output
+from oblivionis.runs.failures import failures
 from oblivionis.runs.progress import Events, for_console
 from oblivionis.server import simulation
 from oblivionis.server.preflight import preflight
@@ -26,10 +27,13 @@ class Run:
     - `path`: its directory.
     - `metrics`: by stage that is complete, in the order of the reports, and by name the metrics of its final model with
       the profile `full`: `metrics["unlearn"]["forget_prob"]`. They are those of the table that `simulate` prints.
+    - `failed`: the evaluations that failed, in any round, a line for each that says why. What they would have measured
+      is missing from `metrics`.
     """
 
     path: Path
     metrics: Mapping[str, Mapping[str, float]]
+    failed: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -37,7 +41,8 @@ class Run:
         run = RunDirectory.open(Path(path))
         config = configuration.from_yaml(run.read_config(), run.config_place)
         evaluation = config.evaluation
-        return cls(run.path, summary.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence))
+        metrics = summary.stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
+        return cls(run.path, metrics, tuple(failure.in_words() for failure in failures(run)))
 
 
 def simulate(experiment: str | Path = "default", overrides: Sequence[str] = (), *, progress: bool = False) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import numpy as np
 
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.sequences import TokenSequence
-from evaluation.hook import EvaluationSession, Evaluator, Hook, Report
+from evaluation.hook import EvaluationError, EvaluationSession, Evaluator, Hook, Report
 from evaluation.metrics.answer import probability
 from evaluation.metrics.rouge import rouge_l
 from evaluation.metrics.tofu import SECTIONS
@@ -28,7 +29,7 @@ from oblivionis.assessment.muse import recited
 from oblivionis.assessment.questions import encode_questions, encode_records
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
-from oblivionis.errors import RunError
+from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import Assembled, assemble, assemble_untrained
 from oblivionis.models.corpus import corpus_of
@@ -38,6 +39,7 @@ from oblivionis.runs.directory import Checkpoint, RunDirectory, named_metrics
 from oblivionis.runs.progress import Events
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Assessor:
         )
         self._context = replace(context, prepared_of=self._of_each("prepare", context))
         self._loaded: np.ndarray | None = None
+        self._unready: dict[str, str] = {}
         self._sequences: dict[str, TokenSequence] = {}
 
     @property
@@ -197,14 +200,18 @@ class Assessor:
         started = time.perf_counter()
         with self._session(vector) as session:
             context = replace(self._context, full=full, oracle=oracle, references=references)
-            built = self._of_each("build", context)
-            wanted = [name for name in built if names is None or name in names]
+            built, failed = self._each_or_failed("build", context)
+            failed |= self._unready
+            wanted = [name for name in built if name not in failed and (names is None or name in names)]
             away = self._elsewhere.begin(vector, full=full) if self._elsewhere and names is None else frozenset[str]()
             report = self._report(session, built, [name for name in wanted if name not in away])
             if away:
                 assert self._elsewhere is not None
                 there = self._elsewhere.end()
                 report = _joined(report, there or self._report(session, built, [n for n in wanted if n in away]), built)
+        known = report.results.keys() | report.failed.keys()
+        mine = {n: why for n, why in failed.items() if n not in known and (names is None or n in names)}
+        report = _loggable(replace(report, failed={**mine, **report.failed}), strict=self._config.strict)
         return Measured(report, time.perf_counter() - started)
 
     def _report(
@@ -290,13 +297,34 @@ class Assessor:
         parts = {name: getattr(evaluators.module(name), function, None) for name in self._names}
         return {name: part(replace(context, name=name), *arguments) for name, part in parts.items() if part is not None}
 
+    def _each_or_failed(
+        self, function: str, context: Context, *arguments: Any
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """The same, and by name why it failed; what the user is to mend is raised, and with `strict` all."""
+        found: dict[str, Any] = {}
+        failed: dict[str, str] = {}
+        for name in self._names:
+            part = getattr(evaluators.module(name), function, None)
+            if part is None:
+                continue
+            try:
+                found[name] = part(replace(context, name=name), *arguments)
+            except OblivionisError:
+                raise
+            except Exception as error:
+                if self._config.strict:
+                    raise EvaluationError(f"evaluator {name} failed: {error}") from error
+                failed[name] = f"{type(error).__name__}: {error}"
+                logger.error("evaluator %s failed: %s", name, failed[name])
+        return found, failed
+
     @contextmanager
     def _session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
         """The model with `vector`; before the first one is loaded, evaluators look at the base model."""
         adapters.check_vector(vector, self._assembled.flat.manifest)
         with fused_lora(self._assembled.model):
             if self._loaded is None:
-                found = self._of_each("look_at_base", self._context, self._new_session())
+                found, self._unready = self._each_or_failed("look_at_base", self._context, self._new_session())
                 self._context = replace(self._context, reference_of=found)
             self._assembled.flat.load(vector)
             self._loaded = vector
@@ -320,6 +348,21 @@ class Assessor:
             pad_id=self._assembled.tokenizer.pad_token_id or 0,
             token_budget=self._config.evaluation.token_budget,
         )
+
+
+def _loggable(report: Report, *, strict: bool) -> Report:
+    """The report without results of which no log can be made: their evaluators failed."""
+    kept, failed = {}, dict(report.failed)
+    for name, result in report.results.items():
+        try:
+            evaluators.to_log(name, result.details)
+            kept[name] = result
+        except Exception as error:
+            if strict:
+                raise EvaluationError(f"evaluator {name} failed: {error}") from error
+            failed[name] = f"{type(error).__name__}: {error}"
+            logger.error("evaluator %s failed: %s", name, failed[name])
+    return replace(report, results=kept, failed=failed)
 
 
 def _joined(one: Report, other: Report, order: Iterable[str]) -> Report:
@@ -348,16 +391,16 @@ def assemble_for(run: RunDirectory, config: Config) -> Assembled:
     return assembled
 
 
-def evaluate_model(config: Config) -> dict[str, float]:
+def evaluate_model(config: Config) -> Measured:
     """Measure the configured base model as it is, with the profile `full`: no run is needed. Raises OblivionisError."""
     assembled = assemble_untrained(config.model)
     vector = assembled.flat.numpy()
-    return Assessor(assembled, corpus_of(config), config, vector).measure(vector, full=True).metrics
+    return Assessor(assembled, corpus_of(config), config, vector).measure(vector, full=True)
 
 
 def evaluate_checkpoint(
     target: Path, stage: str | None, overrides: Sequence[str], events: Events | None = None
-) -> tuple[RunDirectory, Checkpoint, dict[str, float]]:
+) -> tuple[RunDirectory, Checkpoint, Measured]:
     """Measure what `find_checkpoint` finds; `overrides` as there, e.g. `evaluation.truth_ratio=arithmetic`."""
     run, checkpoint, config, fingerprint = find_checkpoint(target, stage, overrides)
     assembled = assemble_for(run, config)
@@ -368,4 +411,4 @@ def evaluate_checkpoint(
         ruler.check_pair(run, config, fingerprint)
         known = ruler.references(run, config, assessor, events or Events())
     measured = assessor.measure(checkpoint.vector, full=True, oracle=run.evaluation_log("retrain"), references=known)
-    return run, checkpoint, measured.metrics
+    return run, checkpoint, measured

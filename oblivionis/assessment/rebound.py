@@ -69,7 +69,8 @@ class ReboundTracker:
 
 def rebound_curves(rows: Sequence[Mapping[str, Any]], stage: str, measure: str = "prob") -> list[Curve]:
     """The curve of each request from the rows of metrics.jsonl, in the order in which they were served."""
-    mine = [r for r in rows if r["evaluator"] == EVALUATOR and r["stage"] == stage and measure in r["requests"]]
+    own = [r for r in rows if r["evaluator"] == EVALUATOR and r["stage"] == stage]
+    mine = [r for r in own if measure in r.get("requests", {})]
     found = []
     for first in (r for r in mine if r["moment"] == BEFORE):
         for request, before in first["requests"][measure].items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluation.metrics.verdict import LEAST_QUESTIONS, OVER_UNLEARNED, STILL_KNOWN, judge_probability
+from oblivionis.assessment import evaluators
 from oblivionis.assessment.questions import spread
 from oblivionis.config.schema import Config
 from oblivionis.files import write_json
@@ -18,6 +19,7 @@ from oblivionis.requests.judgement import OVER_UNLEARNED as AVOIDED
 from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges
 from oblivionis.requests.ledger import Request
 from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.runs.failures import failures
 
 if TYPE_CHECKING:
     from oblivionis.assessment.assessor import Assessor, Measured
@@ -89,7 +91,8 @@ class Verification:
         oracle = {} if retrained is None else self._recalls(retrained, ids, log("retrain"))
         units = self._assessor.units(ids)
         leaks = dict((measured.log or {}).get("leakage", {}))
-        leaks |= self._assessor.leakage(vector, [i for i in ids if i not in leaks])
+        if "leakage" not in measured.report.failed:  # it would fail again
+            leaks |= self._assessor.leakage(vector, [i for i in ids if i not in leaks])
         losses = [self._losses(v, ids) for v in (vector, retrained)] if retrained is not None else None
         doubt, settings = self._doubt(measured, vector, finetuned), self._config.unlearning.requests
         found: dict[str, Judgement] = {}
@@ -125,7 +128,17 @@ class Verification:
     def _doubt(self, measured: Measured, vector: np.ndarray, finetuned: np.ndarray) -> str:
         known = (self._run.stage_summary("finetune") or {}).get("metrics", {})
         least = self._config.unlearning.requests.verify_min_utility
-        return doubt(measured.report.failed, measured.metrics, known, least) or moved(vector, finetuned)
+        found = doubt(measured.report.failed, measured.metrics, known, least) or moved(vector, finetuned)
+        return found or self._unknown_utility()
+
+    def _unknown_utility(self) -> str:
+        """Why nobody can tell what is left of the utility, empty where somebody can."""
+        owners = {evaluators.evaluator_of(name) for name in UTILITY}
+        lacking = [f for f in failures(self._run) if f.stage == "finetune" and f.final and f.evaluator in owners]
+        if not lacking:
+            return ""
+        evaluator, reason = lacking[0].evaluator, lacking[0].reason
+        return f"the evaluator {evaluator} failed on the finetuned model ({reason}): how useful it was is not known"
 
 
 def doubt(failed: Mapping[str, str], metrics: Mapping[str, float], before: Mapping[str, float], least: float) -> str:

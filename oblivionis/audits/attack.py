@@ -17,7 +17,6 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from evaluation.hook import EvaluationError
 from evaluation.metrics.membership import auc, auc_interval, compared
 from evaluation.metrics.verdict import judge_probability, judge_recall
 from oblivionis.assessment.assessor import assemble_for
@@ -33,6 +32,7 @@ from oblivionis.requests import seal
 from oblivionis.requests.ledger import REJECTED, Ledger
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
+from oblivionis.runs.failures import one_line
 
 ORACLE = "retrain"
 MEASURES = ("prob", "rouge", "truth_ratio")
@@ -185,8 +185,8 @@ def _run_all(
                     f"stopped; {len(found)} of {len(cells)} attacks on a model are complete and kept in {folder}; the "
                     "same command goes on from there"
                 ) from None
-            except (EvaluationError, OblivionisError, FloatingPointError, ValueError) as error:
-                failed[f"{attack.name}.{model.stage}"] = str(error)
+            except Exception as error:
+                failed[f"{attack.name}.{model.stage}"] = one_line(str(error) or type(error).__name__)
         if done is not None:
             found[attack.name, model.stage] = done
     if progress is not None:

@@ -34,11 +34,12 @@ from oblivionis.data.person_facts import facts_of
 from oblivionis.data.person_records import PersonRecords, as_trained
 from oblivionis.data.records import Record
 from oblivionis.data.tokenize import whole_text
-from oblivionis.errors import RunInterrupted
+from oblivionis.errors import OblivionisError, RunInterrupted
 from oblivionis.files import parse_json, read_bytes, write_atomic, write_json
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import subject_key
 from oblivionis.runs.directory import package_versions
+from oblivionis.runs.failures import not_measured, reason_of
 from oblivionis.version import __version__
 
 CANARIES, RECORDS = "canaries", "records"
@@ -151,7 +152,11 @@ def audit_people(
     if settings.phrasings == RECORDS and records is None:
         raise AuditError(f"{subject.name} is no run: there are no training records whose words could be used")
     known, skipped = _askable(subject, facts, settings, records)
-    found = list(_people(subject, facts, known, settings, folder, records, before, progress or (lambda *_: None)))
+    failed: dict[str, str] = {}
+    tell = progress or (lambda *_: None)
+    found = list(_people(subject, facts, known, settings, folder, records, before, tell, failed))
+    if not found:
+        raise not_measured([f"{name}: {reason}" for name, reason in failed.items()])
     result = PersonAudit(
         model=subject.name,
         run=None if subject.run is None else str(subject.run.path),
@@ -169,6 +174,7 @@ def audit_people(
         people=tuple(found),
         time=time.time(),
         seconds=time.perf_counter() - start,
+        failed=failed,
     )
     try:
         write_json(folder / "audit.json", result.to_json())
@@ -186,8 +192,10 @@ def _people(
     records: PersonRecords | None,
     before: PersonAudit | None,
     progress: Progress,
+    failed: dict[str, str],
 ) -> Iterator[Person]:
-    """What is found about each person of `known`; errors and other arguments as of `audit_people`."""
+    """What is found about each person of `known`; `failed` gets by name why one could not be measured. Errors and other
+    arguments as of `audit_people`."""
     earlier = {} if before is None else before.outcomes()
     count, done = sum(map(len, known)), 0
     for number, mine in enumerate(known):
@@ -203,7 +211,13 @@ def _people(
                 f"stopped; {number} of {len(known)} people are scored and kept in {folder}; the same command goes "
                 "on from there"
             ) from None
-        done += len(mine)
+        except OblivionisError:
+            raise
+        except Exception as error:
+            failed[name] = reason_of(error)
+            continue
+        finally:
+            done += len(mine)
         about = None if records is None else records.about(name)
         ids = tuple(record.id for record in about.records) if about else ()
         compared = tuple(replace(fact, before=earlier.get(fact.inputs)) for fact in rows)

@@ -7,9 +7,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -113,6 +113,7 @@ class _Audit(TypedDict):
     people: list[Person]
     time: float
     seconds: float
+    failed: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class PersonAudit:
 
     model: in words; run, stage, round: of the run that made it, None for any other; fingerprint: of the base model;
     adapter: SHA-256 of what was trained; against, against_stage: the model of the facts' `before`; skipped: facts that
-    could not be asked for, in words; time: seconds since the epoch; seconds: how long it took.
+    could not be asked for, in words; time: seconds since the epoch; seconds: how long it took; failed: by name why a
+    person could not be measured.
     """
 
     model: str
@@ -140,6 +142,7 @@ class PersonAudit:
     people: tuple[Person, ...]
     time: float
     seconds: float
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     def outcomes(self) -> dict[str, Outcome]:
         """The outcomes of all facts by their `inputs`."""
@@ -161,7 +164,7 @@ class PersonAudit:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, and for the reader's convenience each fact's outcome."""
-        value = {"format": FORMAT, **asdict(self)}
+        value = {"format": FORMAT, **asdict(self), "failed": dict(self.failed)}
         for person, row in zip(self.people, value["people"], strict=True):
             for fact, entry in zip(person.facts, row["facts"], strict=True):
                 entry["outcome"] = asdict(fact.outcome)
@@ -184,7 +187,8 @@ def read_audit(path: Path) -> PersonAudit:
     try:
         if value["format"] != FORMAT:
             raise ValueError(f"its format is {value['format']!r}, expected {FORMAT}")
-        known = {name: value[name] for name in PersonAudit.__slots__}
+        known = {name: value[name] for name in PersonAudit.__slots__ if name != "failed"}
+        known["failed"] = value.get("failed", {})
         checked(value, _Audit)
         people = tuple(_person(row) for row in known["people"])
         return PersonAudit(**known | {"people": people, "skipped": tuple(known["skipped"])})

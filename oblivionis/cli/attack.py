@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from oblivionis.cli.as_json import AsJson, answering
+
+if TYPE_CHECKING:
+    from oblivionis.runs.directory import RunDirectory
 
 
 def attack(
@@ -24,6 +30,7 @@ def attack(
         str | None,
         typer.Option(metavar="KIND,…", help="Make only these attacks now: quantise, relearn, sampling, …"),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Try to get forgotten records back, from the unlearned model and, beside it, from the retrained one.
 
@@ -36,17 +43,30 @@ def attack(
     from oblivionis.audits.attack import attack_run
     from oblivionis.cli.following import following
     from oblivionis.config import compose as configuration
-    from oblivionis.reports import attacks as attack_report
     from oblivionis.reports.certificate.signing import mark_superseded
     from oblivionis.reports.html import run_page as html_report
+    from oblivionis.runs.failures import not_measured
 
     kinds = [kind.strip() for kind in only.split(",")] if only else []
+    with answering(as_json) as answer:
+        with following(Console(), "attacking") as follow:
+            directory, folder, results = attack_run(run, stage, overrides or [], kinds, follow)
+        mark_superseded(directory)
+        html_report.write_html(directory, configuration.from_yaml(directory.read_config(), directory.config_place))
+        if as_json:
+            answer({"folder": folder, **results})
+        else:
+            _print(directory, folder, results)
+    if results["failed"]:
+        failed = [f"{name}: {reason}" for name, reason in results["failed"].items()]
+        raise not_measured(failed, "the same command tries them again")
+
+
+def _print(directory: RunDirectory, folder: Path, results: Mapping[str, Any]) -> None:
+    from oblivionis.reports import attacks as attack_report
+
     console = Console()
-    with following(console, "attacking") as follow:
-        directory, folder, results = attack_run(run, stage, overrides or [], kinds, follow)
     attack_report.print_results(results, console)
-    mark_superseded(directory)
-    html_report.write_html(directory, configuration.from_yaml(directory.read_config(), directory.config_place))
     made = len(results["seconds"])
     lines = [
         f"{made} attacks on a model, {sum(results['seconds'].values()):.0f} s when they were made",

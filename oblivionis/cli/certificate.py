@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def create(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the certificate (default: in the run).")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write certificate.json and a page for a served request.
 
@@ -51,11 +53,15 @@ def create(
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
-    folder, certificate = certificates.create(directory, _demand(demand, opened, node_dir), key, out)
-    if out is None:
-        from oblivionis.reports.html import request_pages
+    with answering(as_json) as answer:
+        folder, certificate = certificates.create(directory, _demand(demand, opened, node_dir), key, out)
+        if out is None:
+            from oblivionis.reports.html import request_pages
 
-        request_pages.write_pages(directory, configuration.from_yaml(directory.read_config(), directory.config_place))
+            config = configuration.from_yaml(directory.read_config(), directory.config_place)
+            request_pages.write_pages(directory, config)
+        if as_json:
+            return answer({"folder": folder, "certificate": certificate})
     _say(_summary(certificate))
     signed = "" if certificate["signature"] else "; not signed: give --key"
     _say(f"{folder / certificates.JSON_FILE} and {certificates.PAGE_FILE}{signed}")
@@ -67,6 +73,7 @@ def verify(
     public_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The public key that must have signed it.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Is a certificate as it was signed, and by whom? Needs no network and no run. Without the key it is not valid."""
     from oblivionis.reports.certificate import signing as certificates
@@ -77,6 +84,9 @@ def verify(
             f"{file} is as it was signed and says {certificate['result']}, but anybody could have signed it: name the "
             f"key of the signer whom you trust by --public-key (it was signed with the key {fingerprint})"
         )
+    if as_json:
+        with answering(as_json) as answer:
+            return answer({"key": fingerprint, "certificate": certificate})
     _say(_summary(certificate))
     _say(f"signed by {public_key} (SHA-256 of the key: {fingerprint})")
 

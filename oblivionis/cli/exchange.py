@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from oblivionis.cli.as_json import Answer, AsJson, answering
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a copy.")]
 NodeDirs = Annotated[
     list[Path] | None,
@@ -31,6 +33,7 @@ def audit_exchange(
     ] = None,
     node_dir: NodeDirs = None,
     set_: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compute the exchange that served a request again, and compare with the ledgers. Exit code 1 if anything differs.
 
@@ -38,7 +41,9 @@ def audit_exchange(
     """
     from oblivionis.audits.exchange import replay_exchange
 
-    _tell(run, replay_exchange(run, request, node_dir or (), set_ or (), looked_at=round_))
+    with answering(as_json) as answer:
+        found = replay_exchange(run, request, node_dir or (), set_ or (), looked_at=round_)
+        _tell(run, found, answer if as_json else None)
 
 
 def audit_training(
@@ -50,6 +55,7 @@ def audit_training(
         Path | None, typer.Option("--node-dir", metavar="DIR", help="Folder of the client, or a copy.")
     ] = None,
     set_: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a client again as in a round, without what it must withhold, and compare. Exit code 1 if it differs.
 
@@ -57,16 +63,21 @@ def audit_training(
     """
     from oblivionis.audits.exchange import replay_training
 
-    _tell(run, replay_training(run, client, round_, node_dir, stage, set_ or ()))
+    with answering(as_json) as answer:
+        _tell(run, replay_training(run, client, round_, node_dir, stage, set_ or ()), answer if as_json else None)
 
 
-def _tell(run: Path, findings: list) -> None:
+def _tell(run: Path, findings: list, answer: Answer | None) -> None:
     from oblivionis.audits.exchange import DIFFERS, machine_remarks
 
     differs = any(f.outcome == DIFFERS for f in findings)
-    lines = [f"{f.what}: {f.outcome}{f' ({f.why})' if f.why else ''}" for f in findings]
-    if differs and (remarks := machine_remarks(run)):
-        lines.append(f"this machine may compute other last bits than the run's: {'; '.join(remarks)}")
-    Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    remarks = machine_remarks(run) if differs else []
+    if answer is not None:
+        answer({"findings": findings, "differs": differs, "machine": remarks})
+    else:
+        lines = [f"{f.what}: {f.outcome}{f' ({f.why})' if f.why else ''}" for f in findings]
+        if remarks:
+            lines.append(f"this machine may compute other last bits than the run's: {'; '.join(remarks)}")
+        Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     if differs:
         raise typer.Exit(1)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError
 
 if TYPE_CHECKING:
     from evaluation.leakage.functions import Asked, LeakageFunction
     from evaluation.leakage.summary import Terms
-    from oblivionis.audits.leakage import Sampling, Subject
+    from oblivionis.audits.leakage import Audit, Sampling, Subject
 
 
 Target = Annotated[
@@ -102,6 +103,7 @@ def audit_leakage(
     seed: Seed = 0,
     out: Out = None,
     set_: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Sample answers and bound what the model may give away, beside what greedy decoding shows.
 
@@ -117,18 +119,26 @@ def audit_leakage(
     from evaluation.engine.sampling import Rule
     from evaluation.leakage.summary import Terms
     from oblivionis.audits import leakage as audit
+    from oblivionis.files import read_json
+    from oblivionis.runs.failures import measuring
 
     try:
         terms = Terms(alpha=alpha, family_wise=family_wise, rho=rho, leaks_from=leaks_from, limit=limit)
         rule = Rule(temperature, top_p, top_k, confidence)
     except ValueError as error:
         raise OblivionisError(str(error)) from error
-    subject = audit.load_subject(found)
-    source = audit.FORGET if asked is None else audit.FROM_FILE
-    asked = audit.forget_questions(subject) if asked is None else asked
-    judge = audit.leakage_function(function, asked, classifier, label, classifier_input, device=subject.device)
-    sampling = audit.Sampling(samples, rule, max_new_tokens, seed)
-    _audit(subject, asked, judge, terms, sampling, out or subject.folder, stop_at, source)
+    with answering(as_json) as answer:
+        subject = audit.load_subject(found)
+        source = audit.FORGET if asked is None else audit.FROM_FILE
+        asked = audit.forget_questions(subject) if asked is None else asked
+        judge = audit.leakage_function(function, asked, classifier, label, classifier_input, device=subject.device)
+        sampling, folder = audit.Sampling(samples, rule, max_new_tokens, seed), out or subject.folder
+        with measuring(f"leakage of {subject.name}", "the same command goes on with the answers that it has"):
+            result = _audit(subject, asked, judge, terms, sampling, folder, stop_at, source)
+        if as_json:
+            answer({"folder": folder, **read_json(folder / "audit.json", dict[str, Any])})
+        else:
+            _print(result, folder)
 
 
 def _audit(
@@ -140,15 +150,14 @@ def _audit(
     folder: Path,
     stop_at: float | None,
     source: str,
-) -> None:
-    """Audit with a bar that tells how far it is, and show what was found."""
+) -> Audit:
+    """Audit with a bar that tells how far it is, and draw what was found."""
     from oblivionis.audits import leakage as audit
     from oblivionis.cli.following import following
     from oblivionis.reports import leakage as leakage_report
     from oblivionis.reports.certificate.signing import mark_superseded
 
-    console = Console()
-    with following(console, "sampling answers") as follow:
+    with following(Console(), "sampling answers") as follow:
         result = audit.audit_leakage(
             subject,
             asked,
@@ -160,12 +169,19 @@ def _audit(
             progress=lambda done, total: follow(done, total, ""),
             asked=source,
         )
-    leakage_report.print_audit(result, console)
     if subject.run is not None:
         mark_superseded(subject.run)
-    figures = leakage_report.figures(result, folder / "figures")
+    leakage_report.figures(result, folder / "figures")
+    return result
+
+
+def _print(result: Audit, folder: Path) -> None:
+    from oblivionis.reports import leakage as leakage_report
+
+    console, figures = Console(), len(list((folder / "figures").iterdir()))
+    leakage_report.print_audit(result, console)
     console.print(
-        f"results: {folder} (audit.json, leakage.parquet, samples/, {len(figures)} figures)",
+        f"results: {folder} (audit.json, leakage.parquet, samples/, {figures} figures)",
         markup=False,
         highlight=False,
         soft_wrap=True,

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from oblivionis.cli.arguments import Arguments, split_arguments
+from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.cli.attack import attack
 from oblivionis.cli.certificate import certificate_cli
 from oblivionis.cli.deploy import deploy_cli
@@ -33,6 +34,7 @@ from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_men
 from oblivionis.version import __version__
 
 if TYPE_CHECKING:
+    from oblivionis.assessment.assessor import Measured
     from oblivionis.config.schema import Config
     from oblivionis.runs.directory import RunDirectory
 
@@ -180,17 +182,33 @@ def simulate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of warnings alone while it goes on.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every event.")] = False,
     full: Annotated[bool, typer.Option("--full", help="At the end, all measures instead of the chief ones.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the stages of an experiment on simulated clients and compare the models that come out.
 
     Without arguments: the embedded default (made-up authors, a tiny Llama; no network, no GPU, a few minutes).
     """
-    from oblivionis.runs.directory import RunDirectory, check_output
-
-    console = Console()
     if quiet and verbose:
         raise OblivionisError("--quiet and --verbose exclude each other")
     told = "quiet" if quiet else "verbose" if verbose else "normal"
+    with answering(as_json) as answer:
+        run, config = _simulated(arguments, resume, told)
+        from oblivionis.reports import document
+        from oblivionis.reports import summary as report
+        from oblivionis.runs.failures import check_measured
+
+        if as_json:
+            answer(document.run_document(run, config))
+        else:
+            report.print_summary(run, config, Console(), full=full)
+        check_measured(run)
+
+
+def _simulated(arguments: list[str] | None, resume: Path | None, told: str) -> tuple[RunDirectory, Config]:
+    """Begin a run or go on with one, to its end."""
+    from oblivionis.runs.directory import RunDirectory, check_output
+
+    console = Console()
     if resume is not None:
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
@@ -207,7 +225,8 @@ def simulate(
             run = RunDirectory.create(Path(config.output), config.name)
             run.write_config(configuration.to_yaml(config))
         console.print(f"run directory: {run.path}", highlight=False, soft_wrap=True)
-        _run(config, run, console, told, forks, full=full, new=resume is None)
+        _run(config, run, console, told, forks, new=resume is None)
+    return run, config
 
 
 def _forks(config: Config) -> AbstractContextManager[str | None]:
@@ -219,14 +238,12 @@ def _forks(config: Config) -> AbstractContextManager[str | None]:
     return fork_server(config.federation.client_cpus, libraries_of_clients())
 
 
-def _run(
-    config: Config, run: RunDirectory, console: Console, told: str, forks: str | None, *, full: bool, new: bool
-) -> None:
+def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None, *, new: bool) -> None:
     """Simulate, and say how to go on where it breaks off."""
     with run.lock():
         hint = stopping.hint = f"continue with: oblivionis simulate --resume {run.path}"
         try:
-            _simulate(config, run, console, told, forks, full=full)
+            _simulate(config, run, console, told, forks)
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
         except BaseException as error:
@@ -251,8 +268,7 @@ def _check(config: Config, console: Console, *, new: bool) -> None:
     preflight(config, console)
 
 
-def _simulate(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None, *, full: bool) -> None:
-    from oblivionis.reports import summary as report
+def _simulate(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None) -> None:
     from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.progress import for_console
     from oblivionis.server.simulation import simulate as run_simulation
@@ -264,7 +280,6 @@ def _simulate(config: Config, run: RunDirectory, console: Console, told: str, fo
     finally:
         events.close()
     html_report.write_html(run, config)
-    report.print_summary(run, config, console, full=full)
 
 
 @cli.command()
@@ -286,45 +301,61 @@ def evaluate(
         str | None, typer.Option(help="Which stage's final model of a RUN (default: the last finished one).")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same, repeatable.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a run's model anew, or any model on any data, with the full profile, and print its metrics."""
     from oblivionis.audits.target import is_model
 
     given = [*(overrides or []), *(set_ or [])]
-    if is_model(target):
-        _evaluate_model(target, stage, given)
-        return
+    with answering(as_json) as answer:
+        of, title, measured = (_evaluated_model if is_model(target) else _evaluated_run)(target, stage, given)
+
+        from oblivionis.reports import document
+        from oblivionis.reports import summary as report
+        from oblivionis.runs.failures import not_measured, one_line
+
+        failed = {name: one_line(reason) for name, reason in measured.report.failed.items()}
+        if as_json:
+            answer({**of, "metrics": measured.metrics, "failed": failed})
+        else:
+            place = of.get("stage", "base")
+            found = document.failed_now(place, of.get("round", 0), failed)
+            Console().print(report.comparison({place: measured.metrics}, title=title, failed=found).rich())
+        if failed:
+            raise not_measured([f"{name}: {reason}" for name, reason in failed.items()])
+
+
+def _evaluated_run(target: str, stage: str | None, overrides: list[str]) -> tuple[dict[str, Any], str, Measured]:
+    """What was measured, the title of its table, and the figures."""
     from oblivionis.runs.checkpoints import find_checkpoint
 
-    find_checkpoint(Path(target), stage, given)  # a mistake is told before anything heavy is imported
+    find_checkpoint(Path(target), stage, overrides)  # a mistake is told before anything heavy is imported
 
     from oblivionis.assessment.assessor import evaluate_checkpoint
     from oblivionis.cli.following import following
-    from oblivionis.reports import summary as report
     from oblivionis.runs.progress import LineEvents
 
     console = Console()
     with following(console, "evaluating"):
         events = LineEvents(console, verbose=True)
-        run, checkpoint, metrics = evaluate_checkpoint(Path(target), stage, given, events)
-    title = f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}"
-    console.print(report.comparison({checkpoint.stage: metrics}, title=title).rich())
+        run, checkpoint, measured = evaluate_checkpoint(Path(target), stage, overrides, events)
+    of = {"run": run.path, "stage": checkpoint.stage, "round": checkpoint.round}
+    return of, f"{run.name}: stage {checkpoint.stage}, round {checkpoint.round}", measured
 
 
-def _evaluate_model(target: str, stage: str | None, overrides: list[str]) -> None:
+def _evaluated_model(target: str, stage: str | None, overrides: list[str]) -> tuple[dict[str, Any], str, Measured]:
+    """The same of a model that no run made."""
     from oblivionis.audits.target import find_target
 
     config = find_target(target, stage, overrides).config
 
     from oblivionis.assessment.assessor import evaluate_model
     from oblivionis.cli.following import following
-    from oblivionis.reports import summary as report
 
-    console = Console()
-    with following(console, "evaluating"):
-        metrics = evaluate_model(config)
+    with following(Console(), "evaluating"):
+        measured = evaluate_model(config)
     title = f"{target} · {config.data.name} · truth ratio {config.evaluation.truth_ratio}"
-    console.print(report.comparison({"base": metrics}, title=title).rich())
+    return {"model": target, "data": config.data.name}, title, measured
 
 
 @cli.command()
@@ -355,6 +386,7 @@ def chat(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.device=cpu.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Ask the finetuned, unlearned and retrained model of a run the same questions, side by side.
 
@@ -368,9 +400,14 @@ def chat(
     from oblivionis.audits.chat import Chat, Decoding
     from oblivionis.cli.chat import ask, converse
 
+    if as_json and not question:
+        raise OblivionisError("--json answers what --question asks; give one, or leave --json out")
     decoding = Decoding(temperature, top_p, top_k, confidence, samples, max_new_tokens, seed)
+    with answering(as_json) as answer:
+        talk = Chat(run, stage or (), decoding, set_ or ())
+        if as_json:
+            return answer([talk.ask(text) for text in question or ()])
     console = Console()
-    talk = Chat(run, stage or (), decoding, set_ or ())
     for text in question or ():
         ask(talk, text, console)
     if not question:
@@ -409,49 +446,68 @@ def data_describe(
         str | None, typer.Option(metavar="NAME", help="Which clients hold records about this subject, and which.")
     ] = None,
     subjects: Annotated[bool, typer.Option("--subjects", help="List all subjects and who holds them.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sizes, records per client, and where the records to forget lie."""
     from oblivionis.data.corpora import load_partition
+    from oblivionis.data.partition import describe
     from oblivionis.data.subjects import Subjects
     from oblivionis.models.corpus import corpus_of
     from oblivionis.reports import data as report
-    from oblivionis.reports.nodes import print_nodes
+    from oblivionis.reports import nodes
 
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
-    if config.data.name == "node":
-        return print_nodes(config, Console())
-    corpus = corpus_of(config)
-    partition = load_partition(corpus, config)
-    if subject is not None:
-        report.print_subject(Subjects.of(corpus, partition), subject, Console())
-    elif subjects:
-        report.print_subjects(Subjects.of(corpus, partition), Console())
-    else:
+    with answering(as_json) as answer:
+        if config.data.name == "node":
+            return answer(nodes.folders(config)) if as_json else nodes.print_nodes(config, Console())
+        corpus = corpus_of(config)
+        partition = load_partition(corpus, config)
+        if subject is not None:
+            found = report.find_subject(Subjects.of(corpus, partition), subject)
+            return answer(found) if as_json else report.print_subject(found, Console())
+        if subjects:
+            all_ = Subjects.of(corpus, partition)
+            return answer(list(all_)) if as_json else report.print_subjects(all_, Console())
+        if as_json:
+            return answer({**describe(corpus, partition), "remarks": report.unfit(corpus, config)})
         report.print_data(corpus, partition, Console())
         report.print_unfit(corpus, config, Console())
 
 
 @runs_cli.command("list")
-def runs_list(output: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs")) -> None:
+def runs_list(
+    output: Annotated[Path, typer.Argument(help="Folder of the runs.")] = Path("runs"), as_json: AsJson = False
+) -> None:
     """List the runs of a folder with what they did and how far they came."""
+    from oblivionis.reports import document
     from oblivionis.reports import summary as report
 
-    report.print_runs(output, Console())
+    with answering(as_json) as answer:
+        if as_json:
+            answer(document.runs_document(output))
+        else:
+            report.print_runs(output, Console())
 
 
 @runs_cli.command("show")
 def runs_show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     full: Annotated[bool, typer.Option("--full", help="All measures instead of the chief ones.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a run's outcome, comparison table, sample answers and requests again."""
+    from oblivionis.reports import document
     from oblivionis.reports import summary as report
     from oblivionis.runs.directory import RunDirectory
 
     directory = RunDirectory.open(run)
     config = configuration.from_yaml(directory.read_config(), directory.config_place)
-    report.print_summary(directory, config, Console(), full=full)
+    with answering(as_json) as answer:
+        if as_json:
+            answer(document.run_document(directory, config))
+        else:
+            report.print_summary(directory, config, Console(), full=full)
 
 
 if __name__ == "__main__":

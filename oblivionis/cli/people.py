@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from oblivionis.audits.leakage import Subject
     from oblivionis.audits.people import Settings
     from oblivionis.audits.people_outcomes import PersonAudit
+    from oblivionis.audits.to_requests import Plan
+    from oblivionis.runs.directory import RunDirectory
 
 People = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this person; repeatable.")]
 Target = Annotated[
@@ -83,6 +86,7 @@ def audit_person(
     embedder: Embedder = None,
     out: Out = None,
     set_: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Which facts about people a model has memorised, how strongly, and in how many phrasings (WikiMem).
 
@@ -98,7 +102,8 @@ def audit_person(
     from oblivionis.audits import leakage as audit
     from oblivionis.audits import people as person_audit
     from oblivionis.audits.people_outcomes import before_audit
-    from oblivionis.reports.html import run_page as html_report
+    from oblivionis.reports import people as person_report
+    from oblivionis.runs.failures import not_measured
 
     if phrasings not in person_audit.PHRASINGS:
         raise OblivionisError(f"--phrasings {phrasings!r}; expected one of {', '.join(person_audit.PHRASINGS)}")
@@ -118,33 +123,41 @@ def audit_person(
     before = before_audit(subject.run, subject.stage, against)
     read_from = None if subjects is None else str(subjects.resolve())
     folder = out or subject.folder
-    console = Console()
-    _audit(subject, person_audit.first_people(facts, limit), settings, folder, read_from, before, console)
-    lines = [f"results: {folder} (audit.json, scores/, figures/people.svg)"]
-    if subject.run is not None and out is None:
-        html_report.write_html(
-            subject.run, configuration.from_yaml(subject.run.read_config(), subject.run.config_place)
-        )
-        lines.append(f"a page per person: {subject.run.path / 'report.html'}")
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    with answering(as_json) as answer:
+        result = _audited(subject, person_audit.first_people(facts, limit), settings, folder, read_from, before)
+        page = _page(subject.run) if subject.run is not None and out is None else ""
+        if as_json:
+            answer({"folder": folder, **result.to_json()})
+        else:
+            person_report.print_audit(result, Console())
+            text = f"results: {folder} (audit.json, scores/, figures/people.svg)\n{page}".rstrip()
+            Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    if result.failed:
+        raise not_measured([f"{name}: {reason}" for name, reason in result.failed.items()])
 
 
-def _audit(
+def _page(run: RunDirectory) -> str:
+    """Write the run's report anew, and say where it is."""
+    from oblivionis.reports.html import run_page as html_report
+
+    html_report.write_html(run, configuration.from_yaml(run.read_config(), run.config_place))
+    return f"a page per person: {run.path / 'report.html'}"
+
+
+def _audited(
     subject: Subject,
     facts: Sequence[Fact],
     settings: Settings,
     folder: Path,
     subjects_file: str | None,
     before: PersonAudit | None,
-    console: Console,
-) -> None:
-    """Audit with a bar that tells how far it is, show what was found and draw it."""
+) -> PersonAudit:
+    """Audit with a bar that tells how far it is, and draw what was found."""
     from oblivionis.audits import people as person_audit
     from oblivionis.cli.following import following
-    from oblivionis.reports import people as person_report
     from oblivionis.reports import people_figures as person_figures
 
-    with following(console, "scoring facts") as follow:
+    with following(Console(), "scoring facts") as follow:
         result = person_audit.audit_people(
             subject,
             facts,
@@ -154,8 +167,8 @@ def _audit(
             before=before,
             progress=lambda done, total: follow(done, total, ""),
         )
-    person_report.print_audit(result, console)
     person_figures.write_figures(result, folder / "figures")
+    return result
 
 
 def request_from_audit(
@@ -182,6 +195,7 @@ def request_from_audit(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The schedule (default: requests.jsonl beside the audit).")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Turn what an audit found memorised into deletion requests, as a schedule that `simulate` serves."""
     from oblivionis.audits import to_requests as audit_requests
@@ -196,24 +210,46 @@ def request_from_audit(
     plan = audit_requests.plan_requests(
         audit, person or (), scope=scope, min_strength=min_strength, min_phrasings=min_phrasings
     )
-    console = Console()
-    person_report.print_plan(plan, console)
-    if not plan.demands:
-        why = (
-            "no training record states what is memorised"
-            if plan.nothing
-            else f"no fact is memorised in {min_phrasings} or more phrasings with a z* of at least {min_strength:g}"
-        )
-        console.print(f"Nothing to ask for: {why}.", markup=False, highlight=False)
-        return
     file = out or (source if source.is_dir() else source.parent) / "requests.jsonl"
-    try:
-        lines, last = audit_requests.write_schedule(plan, file, scope=scope, server_round=at_round, per_round=per_round)
-    except OSError as error:
-        raise OblivionisError(f"--out {file}: {error.strerror}") from error
-    serve, again = person_report.commands(plan, audit, file)
-    rounds = plan.config.federation.rounds.unlearn
-    if last > rounds:
+    lines = last = 0
+    if plan.demands:
+        try:
+            lines, last = audit_requests.write_schedule(
+                plan, file, scope=scope, server_round=at_round, per_round=per_round
+            )
+        except OSError as error:
+            raise OblivionisError(f"--out {file}: {error.strerror}") from error
+    if as_json:
+        return _answer_plan(plan, file if plan.demands else None, lines, last)
+    person_report.print_plan(plan, Console())
+    if plan.demands:
+        text = _written(person_report.commands(plan, audit, file), file, lines, last, plan)
+    elif plan.nothing:
+        text = "Nothing to ask for: no training record states what is memorised."
+    else:
+        least = f"in {min_phrasings} or more phrasings with a z* of at least {min_strength:g}"
+        text = f"Nothing to ask for: no fact is memorised {least}."
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _written(commands: tuple[str, str], file: Path, lines: int, last: int, plan: Plan) -> str:
+    """What was written, and the commands that serve it and look again."""
+    serve, again = commands
+    if last > plan.config.federation.rounds.unlearn:
         serve += f" federation.rounds.unlearn={last}"
-    text = f"{lines} request{'s' * (lines != 1)} written to {file}\nserve: {serve}\nthen:  {again}"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return f"{lines} request{'s' * (lines != 1)} written to {file}\nserve: {serve}\nthen:  {again}"
+
+
+def _answer_plan(plan: Plan, file: Path | None, requests: int, last_round: int) -> None:
+    """The requests that an audit leads to, as JSON."""
+    demands = [
+        {
+            "person": demand.person,
+            "facts": demand.facts,
+            "records": {client: [record.id for record in records] for client, records in demand.records.items()},
+        }
+        for demand in plan.demands
+    ]
+    rest = {"earlier": plan.earlier, "nothing": plan.nothing, "outside": plan.outside}
+    with answering(True) as answer:
+        answer({"file": file, "requests": requests, "last_round": last_round, "demands": demands, **rest})

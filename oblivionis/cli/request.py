@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from oblivionis.cli.as_json import AsJson, answering
+
 if TYPE_CHECKING:
+    from oblivionis.chain import Checked
     from oblivionis.requests.node_ledger import NodeRequest
 
 _ID_WIDTH = len("20260301-0a1b2c3d")
@@ -46,21 +49,16 @@ def submit(
 
 
 @request_cli.command("list")
-def list_requests(
-    node_dir: NodeDir, as_json: Annotated[bool, typer.Option("--json", help="One JSON object per request.")] = False
-) -> None:
+def list_requests(node_dir: NodeDir, as_json: AsJson = False) -> None:
     """The requests that were made on this node, and what became of them."""
-    from dataclasses import asdict
-
     from oblivionis.requests.node_ledger import NodeLedger
     from oblivionis.requests.submitting import need_folder
 
     need_folder(node_dir)
     requests = NodeLedger(node_dir).requests()
     if as_json:
-        for request in requests:
-            print(json.dumps(asdict(request), ensure_ascii=False))
-        return
+        with answering(as_json) as answer:
+            return answer(requests)
     if not requests:
         print("no request was made on this node")
         return
@@ -98,6 +96,7 @@ def audit(
             metavar="FILE", help="A checkpoint of the run (default: the newest model that this node received)."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure, on the client's own machine, whether the records of a sealed request are forgotten.
 
@@ -105,11 +104,18 @@ def audit(
     """
     from oblivionis.client.self_audit import audit_request
     from oblivionis.requests.submitting import need_folder
+    from oblivionis.runs.failures import not_measured
 
     need_folder(node_dir)
-    found = audit_request(node_dir, request, final)
-    said = f"request {request}: {found.outcome}, {found.why} (ROUGE-L {found.recall:.3f})"
-    Console().print(said, markup=False, highlight=False, soft_wrap=True)
+    with answering(as_json) as answer:
+        found, failed = audit_request(node_dir, request, final)
+        if as_json:
+            answer({"request": request, "outcome": found.outcome, "why": found.why, "rouge": found.recall})
+        else:
+            said = f"request {request}: {found.outcome}, {found.why} (ROUGE-L {found.recall:.3f})"
+            Console().print(said, markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        raise not_measured(failed, "the lines above say why")
 
 
 @request_cli.command("verify")
@@ -121,6 +127,7 @@ def verify(
         list[Path] | None,
         typer.Option("--node-dir", metavar="DIR", help="Compare the run's ledger with this node's, too; repeatable."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Was a line of a ledger removed, altered or moved? Exit code 1 if so.
 
@@ -129,19 +136,21 @@ def verify(
     """
     from oblivionis.requests.verify import check_ledgers
 
-    console = Console()
     findings = check_ledgers(places, node_dir or [])
     if node_dir and places[0].is_dir():
         from oblivionis.audits.signatures import foreign_signatures
 
         for (_, faults), node in zip(findings[1:], node_dir, strict=True):
             faults += foreign_signatures(places[0], node)
-    for checked, faults in findings:
+    if as_json:
+        with answering(as_json) as answer:
+            answer([_ledger(checked, faults) for checked, faults in findings])
+    for checked, faults in [] if as_json else findings:
         lines = f"{len(checked.entries)} line{'s' * (len(checked.entries) != 1)}"
         verdict = f"broken ({len(faults)} fault{'s' * (len(faults) != 1)})" if faults else "unbroken"
         said = [f"{checked.path}: {lines}, {verdict}, ends with {checked.head[:12]}…"]
         said += [f"  {text}" for text in (*faults, *checked.remarks)]
-        console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
+        Console().print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
     if any(faults for _, faults in findings):
         raise typer.Exit(1)
 
@@ -168,6 +177,11 @@ def repair(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run fold
     said += [f"  line {number}: {why}" for number, why in done.aside.items()]
     said += ["the lines after it are linked anew: nodes that noted hashes of these will not find them here"]
     console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
+
+
+def _ledger(checked: Checked, faults: list[str]) -> dict[str, Any]:
+    lines = {"path": checked.path, "lines": len(checked.entries), "head": checked.head}
+    return {**lines, "faults": faults, "remarks": checked.remarks}
 
 
 def _row(request: NodeRequest) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError, RunInterrupted
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def build(
         ),
     ] = False,
     checkpoint_every: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time between checkpoints.")] = 60.0,
+    as_json: AsJson = False,
 ) -> None:
     """Count properties of people in a Wikidata dump and draw counterfactuals and subjects from it.
 
@@ -56,16 +58,20 @@ def build(
         options = Options(seed, language, counterfactuals, min_humans, subjects, well_known, lesser_known, every_line)
     except ValueError as error:
         raise OblivionisError(str(error)) from error
-    console = Console()
-    display = _Display(console, dump)
-    try:
-        with display:
-            summary = wikimem_build.build(
-                dump, out, options, resume=resume, every=checkpoint_every, listen=display.show
-            )
-    except KeyboardInterrupt:
-        raise RunInterrupted("stopped; to continue, repeat the command with --resume") from None
-    _print_summary(summary, out, console)
+    with answering(as_json) as answer:
+        console = Console()
+        display = _Display(console, dump)
+        try:
+            with display:
+                summary = wikimem_build.build(
+                    dump, out, options, resume=resume, every=checkpoint_every, listen=display.show
+                )
+        except KeyboardInterrupt:
+            raise RunInterrupted("stopped; to continue, repeat the command with --resume") from None
+        if as_json:
+            answer({"folder": out, **summary})
+        else:
+            _print_summary(summary, out, console)
 
 
 class _Display:

@@ -79,9 +79,9 @@ def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | Non
             file.unlink()
 
 
-def audit_request(folder: Path, request_id: str, final: Path | None = None) -> Judgement:
+def audit_request(folder: Path, request_id: str, final: Path | None = None) -> tuple[Judgement, list[str]]:
     """Measure what the models before its exchange and now know of a request's records; the verdict goes into the node's
-    ledger, the signed numbers into `audits/` of its folder.
+    ledger, the signed numbers into `audits/` of its folder. With it, what could not be measured, in words.
 
     `final`: a checkpoint of the run, such as its last; None: the newest model that the node received. Raises SealError
     for a request that no cover exchange has served, SelfAuditError where a model is missing, and what a message with
@@ -107,7 +107,8 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> J
     event = "verified" if found.outcome == VERIFIED else "verification_failed"
     said = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
     NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **said)
-    return found
+    failed = {moment: of.get("failed_evaluators", 0.0) for moment, of in numbers.items()}
+    return found, [f"{n:g} evaluators on the {moment} model" for moment, n in failed.items() if n]
 
 
 def _measured(worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, limit: float) -> dict[str, float]:

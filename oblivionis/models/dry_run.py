@@ -165,9 +165,7 @@ class DryRun:
     def _live(self, work: Callable[[str, _Live], object], length: int) -> _Live:
         """What `work` took in the way in which the model would run sequences of `length` tokens."""
         with self._fake:
-            way = architectures.way(self._model).of(length)
-        if self._on_gpu and way == "fused":
-            way = "packed"
+            way = architectures.way(self._model, "cuda" if self._on_gpu else "cpu").of(length)
         live = _Live(self._model, heap=not self._on_gpu)
         with self._fake, _without_masks(), kernels.few_pieces(), live:
             work(way, live)

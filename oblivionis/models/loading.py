@@ -51,6 +51,7 @@ def load_base(
         with _quietly():
             model = load_weights(folder, place, dtype=DTYPES[dtype], **options)
         rows = model.get_input_embeddings().weight.shape[0]
+        _check_causal(model)
     except ModelError:
         raise
     except Exception as error:
@@ -60,6 +61,18 @@ def load_base(
         _guard_rows(model, tokenizer, rows)
     _set_padding(tokenizer, rows)
     return model, tokenizer
+
+
+def _check_causal(model: Any) -> None:
+    """ModelError for a model that cannot be read from left to right; one of a type that nobody knows is tried."""
+    from evaluation.engine.architectures import is_listed, refusal
+    from evaluation.engine.backends.plain import reads_ahead
+
+    if (wrong := refusal(model)) is not None:
+        raise ModelError(wrong)
+    if not is_listed(model) and reads_ahead(model):
+        kind = model.config.model_type
+        raise ModelError(f"{kind} is no causal language model: what it says of a token depends on later ones")
 
 
 def _guard_rows(model: Any, tokenizer: Any, rows: int) -> None:

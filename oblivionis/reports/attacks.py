@@ -15,6 +15,7 @@ from rich.text import Text
 from oblivionis.config import declared
 from oblivionis.errors import FileError
 from oblivionis.files import read_json
+from oblivionis.reports.format import shortened
 from oblivionis.reports.markup import html_table, paragraphs, section_heading
 from oblivionis.runs.directory import RunDirectory
 
@@ -156,6 +157,9 @@ def _tables(results: Mapping[str, Any], width: int) -> Group:
         words = [_word(row, results)] if oracle else []
         table.add_row(Text(_label(row, label)), str(row["questions"]), *cells, *words, style=style)
         previous = row["attack"]
+    for name in results["failed"]:
+        blanks = len(table.columns) - 3
+        table.add_row(Text(shortened(name, label)), "–", "failed", *["–"] * blanks, style="red")
     parts: list[Any] = [Text(title, style="bold"), table]
     return Group(*parts, *([_membership_table(results)] if results["membership"] else []))
 
@@ -262,7 +266,9 @@ def _outcome(results: Mapping[str, Any]) -> str:
     more = "more than the retrained model gives away"
     if not back:
         undecided = sum(row["verdict"] == "undecided" for row in attacks)
-        tail = f" ({undecided} undecided)" if undecided else ""
+        parts = [f"{undecided} undecided"] if undecided else []
+        parts += [f"{len(results['failed'])} more failed"] if results["failed"] else []
+        tail = f" ({', '.join(parts)})" if parts else ""
         return f"{head}None of {len(attacks)} attacks is shown to bring back {more}{tail}."
     named = "; ".join(_label(row, MOST_LABEL) for row in back)
     return f"{head}{len(back)} of {len(attacks)} attacks bring back {more}: {named}."

@@ -14,7 +14,7 @@ from evaluation.metrics.words import words
 from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition, describe
 from oblivionis.data.records import Corpus
-from oblivionis.data.subjects import Subjects
+from oblivionis.data.subjects import Subject, Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.models.lengths import too_long
 from oblivionis.reports.format import counted, printable, shortened
@@ -57,6 +57,12 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
 
 
 def print_unfit(corpus: Corpus, config: Config, console: Console) -> None:
+    """Print `unfit`."""
+    for line in unfit(corpus, config):
+        console.print(Text(line), soft_wrap=True)
+
+
+def unfit(corpus: Corpus, config: Config) -> list[str]:
     """What of the data cannot be trained on or verified as it is: texts too long, answers too short to be recited."""
     lines = []
     try:
@@ -74,8 +80,7 @@ def print_unfit(corpus: Corpus, config: Config, console: Console) -> None:
             f"{counted(len(short), 'record')} cannot be verified by recitation, the answer has fewer than "
             f"{LEAST_UNITS} measurable units: ids {', '.join(map(printable, _some(short)))}"
         ]
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
+    return lines
 
 
 def _some(texts: Sequence[str]) -> list[str]:
@@ -91,11 +96,16 @@ def print_subjects(subjects: Subjects, console: Console) -> None:
     console.print(table)
 
 
-def print_subject(subjects: Subjects, name: str, console: Console) -> None:
-    """The records about one subject by the client that holds them. Raises OblivionisError for an unknown name."""
+def find_subject(subjects: Subjects, name: str) -> Subject:
+    """The subject of that name. Raises OblivionisError for one that no record is about."""
     subject = subjects.find(name)
     if subject is None:
         raise OblivionisError(f"--subject: {subjects.unknown(name)}")
+    return subject
+
+
+def print_subject(subject: Subject, console: Console) -> None:
+    """The records about one subject by the client that holds them."""
     table = RichTable(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
     for client, record_ids in subject.records.items():
         table.add_row(str(client), Text(", ".join(record_ids)))

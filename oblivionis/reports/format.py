@@ -40,10 +40,10 @@ def printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def shortened(text: str) -> str:
-    """`text` as one printable line of at most SHOWN_CHARACTERS."""
+def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    """`text` as one printable line of at most so many characters."""
     text = printable(text)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1].rstrip() + "…"
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def counted(number: int, what: str) -> str:

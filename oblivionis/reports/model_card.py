@@ -23,6 +23,7 @@ from oblivionis.reports.table import Table
 from oblivionis.requests.judgement import MEANING, VERIFIED
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.failures import failures
 from oblivionis.version import __version__
 
 ADAPTER, MERGED, WHOLE = "adapter", "merged", "whole"
@@ -166,6 +167,7 @@ def _digits(value: float | None) -> str:
 
 def _measured(run: RunDirectory, config: Config) -> Sequence[str]:
     metrics = summary.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
-    if not any(metrics.values()):
+    failed = failures(run)
+    if not any(metrics.values()) and not failed:
         return []
-    return [summary.comparison(metrics, "What was measured").markdown().strip(), summary.LEGEND]
+    return [summary.comparison(metrics, "What was measured", failed=failed).markdown().strip(), summary.LEGEND]

@@ -28,20 +28,31 @@ SHOWN = {
 """Numbers of an audit that fit into a table, with their headings."""
 
 
-def print_nodes(config: Config, console: Console) -> None:
-    """A line per client's folder under `data.nodes`. OblivionisError without that, DataError for faulty records."""
+def folders(config: Config) -> list[dict[str, Any]]:
+    """What is in each client's folder under `data.nodes`.
+
+    Raises OblivionisError without that, DataError for faulty records.
+    """
     if config.data.nodes is None:
         raise OblivionisError(
             "data=node: only the clients can read their records; give data.nodes to look into folders"
         )
-    heads = ("client", "records", "subjects", "to forget", "live")
-    table = Table(*(Column(head, justify="right") for head in heads), "folder")
+    found = []
     for client in range(config.federation.clients):
         folder = simulated_folder(config.data.nodes, client)
         own = read_node(folder)
         subjects = len({record.subject for record in own.records})
-        _, live = counts(NodeFolder(folder))
-        table.add_row(*map(str, (client, len(own.records), subjects, len(own.marked), live, folder)))
+        sizes = {"records": len(own.records), "subjects": subjects, "forget": len(own.marked)}
+        found.append({"client": client, **sizes, "live": counts(NodeFolder(folder))[1], "folder": folder})
+    return found
+
+
+def print_nodes(config: Config, console: Console) -> None:
+    """A line per client's folder; see `folders`."""
+    heads = ("client", "records", "subjects", "to forget", "live")
+    table = Table(*(Column(head, justify="right") for head in heads), "folder")
+    for row in folders(config):
+        table.add_row(*map(str, row.values()))
     console.print(table)
 
 
@@ -52,12 +63,16 @@ def audits(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def audit_rows(audit: Mapping[str, Any]) -> list[list[str]]:
-    """A row per moment that was measured: the moment and the numbers of `SHOWN`, a dash for one that is missing."""
-    return [
-        [moment, *(f"{audit[moment][name]:.3f}" if name in audit[moment] else "–" for name in SHOWN)]
-        for moment in MOMENTS
-        if moment in audit
-    ]
+    """A row per moment: the moment and the numbers of `SHOWN`, a dash for one that is missing, "failed" where the
+    client could not measure."""
+    rows = []
+    for moment in MOMENTS:
+        if moment in audit:
+            numbers = audit[moment]
+            rows.append([moment, *(f"{numbers[name]:.3f}" if name in numbers else "–" for name in SHOWN)])
+        elif moment in audit.get("failed", {}):
+            rows.append([moment, *["failed"] * len(SHOWN)])
+    return rows
 
 
 def audit_table(run: RunDirectory) -> Table | None:

@@ -16,10 +16,12 @@ from oblivionis.requests import seal
 from oblivionis.requests.judgement import VERIFIED
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.failures import failures
 
 GOOD, DOUBTFUL, BAD = "good", "doubtful", "bad"
 KEPT = 0.9
 """Share of the finetuned model's utility below which the sentence is not good news."""
+COMPARED = ("finetune", "unlearn", "retrain")
 _KNOWS = {
     OVER_UNLEARNED: "the unlearned model finds the forgotten answers less likely than a model that never saw them",
     STILL_KNOWN: "the unlearned model still knows the forgotten records",
@@ -44,7 +46,7 @@ def of_run(run: RunDirectory, config: Config) -> Outcome | None:
     from oblivionis.reports import verdicts
 
     convention = config.evaluation.truth_ratio
-    summaries = {stage: run.stage_summary(stage) for stage in ("finetune", "unlearn", "retrain")}
+    summaries = {stage: run.stage_summary(stage) for stage in COMPARED}
     metrics = {stage: found["metrics"] for stage, found in summaries.items() if found is not None}
     result = outcome(run, config, metrics, verdicts.find_verdicts(run, convention))
     if result is not None and result.grade == GOOD:
@@ -61,7 +63,7 @@ def outcome(
     bound = _bound(run)
     if bound is not None and bound[1] == BAD:
         return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
-    told = (_requests(run), _knowledge(found, metrics), _utility(metrics), bound)
+    told = (_requests(run), _knowledge(found, metrics), _utility(metrics), _not_measured(run), bound)
     parts = [part for part in told if part is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
@@ -81,6 +83,12 @@ def _bound(run: RunDirectory) -> tuple[str, str] | None:
     if bound.faults:
         return f"its files were changed: {bound.faults[0]}", BAD
     return (bound.missing, DOUBTFUL) if bound.missing else None
+
+
+def _not_measured(run: RunDirectory) -> tuple[str, str] | None:
+    """What the sentence goes without because evaluators failed on a model that it compares."""
+    failed = dict.fromkeys(f.evaluator for f in failures(run) if f.final and f.stage in COMPARED)
+    return (f"not measured, because it failed: {', '.join(failed)}", DOUBTFUL) if failed else None
 
 
 def _requests(run: RunDirectory) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from evaluation.wikimem.score import Summary, by_cohort, summarize
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonAudit, by_strength, in_words
 from oblivionis.audits.to_requests import Plan, described
 from oblivionis.naming import MODELS
-from oblivionis.reports.format import counted, printable
+from oblivionis.reports.format import counted, printable, shortened
 
 SHOWN = 40
 PREVIEWS = 3
@@ -46,6 +46,11 @@ def print_audit(audit: PersonAudit, console: Console) -> None:
                 Text(printable(fact.outcome.instead or "")),
             )
         shown += len(person.facts)
+    for name, reason in audit.failed.items():
+        table.add_section()
+        table.add_row(
+            Text(printable(name), style="bold"), "not measured", Text(f"failed: {shortened(reason)}"), style="red"
+        )
     console.print(table)
     lines = [f"{shown} of {_facts(audit)} facts; all are in audit.json"] if shown < _facts(audit) else []
     console.print("\n".join([*lines, *sentences(audit)]), highlight=False, markup=False)
@@ -65,6 +70,7 @@ def sentences(audit: PersonAudit) -> list[str]:
     if audit.against is not None:
         lines.append(_change(audit.against, compared, _facts(audit)))
     lines += _skipped(audit)
+    lines += [f"Failed: {printable(name)}: {printable(reason)}" for name, reason in audit.failed.items()]
     if all(not pair.memorized.any() for pair in pairs) and audit.settings.get("phrasings") == "canaries":
         lines.append(
             "Nothing is memorised in phrasings that the model was not trained on. It may still recite its records: "

@@ -30,6 +30,7 @@ from oblivionis.requests.judgement import MEANING, VERIFIED
 from oblivionis.requests.ledger import SERVED, Ledger, Request
 from oblivionis.runs.answers import answers, bare
 from oblivionis.runs.directory import RunDirectory, list_runs
+from oblivionis.runs.failures import Failure, failures
 from oblivionis.runs.glance import LOCAL, method_words, rounds_done
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
@@ -59,6 +60,11 @@ TEXT_SETS = {
 }
 """By evaluator and set, those whose answers are shown of data that are texts, and what they are about."""
 SHOWN_REQUESTS = 5
+SHOWN_FAILURES = 5
+SHOWN_REASON = 60
+"""Characters of a reason in a cell."""
+FAILED = Marked("failed", "alarm")
+"""A cell whose figure is missing because an evaluator failed."""
 
 
 def stage_metrics(
@@ -144,24 +150,55 @@ def comparison(
     *,
     doubted: Collection[str] = (),
     chief: bool = False,
+    failed: Sequence[Failure] = (),
 ) -> Table:
-    """A row per question set and measure, a column per model.
+    """A row per question set and measure, a column per model, and a row per evaluator that failed.
 
     marks: metric -> what stands before the unlearned model's value; doubted: metrics whose values say nothing and stand
-    in parentheses; chief: the few rows that matter most alone.
+    in parentheses; chief: the few rows that matter most alone; failed: of them those count that leave a model without
+    figures.
     """
     lines: list[Sequence[str] | None] = []
     previous = ""
+    lacking = {(f.stage, f.evaluator) for f in failed if f.final}
     for key, group, measure, values in rows(metrics, chief=chief):
         if previous and group != previous and not chief:
             lines.append(None)
         mark = (marks or {}).get(key, "")
         texts = [_cell(v, mark if stage == "unlearn" else "") for stage, v in zip(metrics, values, strict=True)]
         texts = [f"({text})" for text in texts] if key in doubted else texts
+        without = [v is None and evaluators.not_measured(key, s, lacking) for s, v in zip(metrics, values, strict=True)]
+        texts = [FAILED if missing else text for missing, text in zip(without, texts, strict=True)]
         lines.append([group, measure, *texts])
         previous = group
+    lines += _failed_rows(metrics, failed)
     models = [Term(MODELS.get(stage, stage), EXPLAINED.get(stage, "")) for stage in metrics]
     return Table(title, ["questions", "measure", *models], lines, framed=True)
+
+
+def _failed_rows(stages: Collection[str], failed: Sequence[Failure]) -> list[Sequence[str]]:
+    """A row per evaluator that failed at the end of one of the `stages`, with why in the model's column."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for failure in failed:
+        if failure.final and failure.stage in stages:
+            found.setdefault(failure.evaluator, {}).setdefault(failure.stage, []).append(failure.reason)
+    return [
+        ["not measured", name, *(_failed_cell(of[stage]) if stage in of else "" for stage in stages)]
+        for name, of in found.items()
+    ]
+
+
+def _failed_cell(reasons: Sequence[str]) -> str:
+    """Of the stage `local` there may be several, one for each client."""
+    many = f" ({len(reasons)} clients)" if len(reasons) > 1 else ""
+    return Marked(f"{FAILED}: {shortened(reasons[0], SHOWN_REASON)}{many}", "alarm")
+
+
+def failure_lines(run: RunDirectory) -> list[str]:
+    """A line per evaluation that failed, in any round; the first `SHOWN_FAILURES`."""
+    found = [f"failed: {failure.in_words()}" for failure in failures(run)]
+    more = [f"and {len(found) - SHOWN_FAILURES} more; metrics.jsonl has all"] if len(found) > SHOWN_FAILURES else []
+    return [*found[:SHOWN_FAILURES], *more]
 
 
 def _cell(value: float | None, mark: str) -> str:
@@ -334,12 +371,14 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
 
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     result = outcome.of_run(run, config)
-    measured = any(metrics.values())  # by the server: not where only the clients have records
+    failed = failures(run)
+    measured = any(metrics.values()) or any(f.final and f.stage in metrics for f in failed)  # by the server
     marks, doubt = verdicts.marks(found), forget_quality.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
     parts: list[Any] = [Text(result.sentence, style=f"bold {COLOURS[result.grade]}")] if result else []
-    table = comparison(metrics, title, marks, doubted=doubted, chief=not full)
+    table = comparison(metrics, title, marks, doubted=doubted, chief=not full, failed=failed)
     parts.append(table.rich() if measured else Text(title))
+    parts += [Text(line, style="bold red") for line in failure_lines(run)]
     parts += [nodes] if (nodes := node_report.audit_table(run)) is not None else []
     if full:
         parts += _in_words(run, metrics, found)

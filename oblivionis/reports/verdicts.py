@@ -29,6 +29,7 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.format import number
 from oblivionis.reports.kept import kept
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.failures import failures
 
 ROWS = {"prob": "forget_prob", "truth_ratio": "forget_truth_ratio"}
 """The metric, a row of the comparison table, that a verdict belongs to."""
@@ -142,16 +143,28 @@ def _doubt(found: Verdict, p: float) -> str:
     return f"not on enough of the {found.questions} questions to rule out chance (p = {number(p)})"
 
 
-def write_verdicts(run: RunDirectory, convention: str) -> None:
-    """Write `verdicts.json`: per measure the verdict and its figures, nothing where there is no verdict.
+def verdict_document(run: RunDirectory, convention: str) -> dict[str, Any]:
+    """Per measure the verdict and its figures; empty where there is no verdict and nothing failed.
 
-    What RULER says of the unlearned model stands apart, under `ruler`.
+    What RULER says of the unlearned model stands apart, under `ruler`; under `failed`, what was not measured of the
+    models that are compared, and why.
     """
     found, ruler = find_verdicts(run, convention), ruler_report.verdict_facts(run)
-    if found:
-        facts = {m: {"verdict": v.verdict, **{k: _finite(x) for k, x in asdict(v).items()}} for m, v in found.items()}
-        written = {"model": "unlearn", "oracle": "retrain", "measures": facts}
-        write_json(run.path / "verdicts.json", {**written, **({"ruler": ruler} if ruler else {})})
+    failed: dict[str, dict[str, str]] = {}
+    for failure in failures(run):
+        if failure.final and failure.stage in ("finetune", "unlearn", "retrain"):
+            failed.setdefault(failure.stage, {})[failure.evaluator] = failure.reason
+    if not found and not failed:
+        return {}
+    facts = {m: {"verdict": v.verdict, **{k: _finite(x) for k, x in asdict(v).items()}} for m, v in found.items()}
+    more = {name: value for name, value in (("ruler", ruler), ("failed", failed)) if value}
+    return {"model": "unlearn", "oracle": "retrain", "measures": facts, **more}
+
+
+def write_verdicts(run: RunDirectory, convention: str) -> None:
+    """Write `verdicts.json`, what `verdict_document` finds; no file where that is nothing."""
+    if found := verdict_document(run, convention):
+        write_json(run.path / "verdicts.json", found)
 
 
 def _finite(value: float) -> float | None:

@@ -20,6 +20,7 @@ from oblivionis.reports.format import number, printable
 from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.failures import failures
 
 UTILITY_SHARE = 0.5
 """Model utility and retain ROUGE-L recall below this share of the finetuned model's have collapsed."""
@@ -157,16 +158,15 @@ def _not_asked(run: RunDirectory, requests: Sequence[Request]) -> Iterator[RunWa
 
 
 def _failed_evaluators(run: RunDirectory) -> Iterator[RunWarning]:
-    rows = run.metrics()
-    failed = [row for row in rows if row.get("error")]
-    for name in dict.fromkeys(row["evaluator"] for row in failed):
-        mine = [row for row in failed if row["evaluator"] == name]
-        times = sum(row["evaluator"] == name for row in rows)
+    rows, found = run.metrics(), failures(run)
+    for name in dict.fromkeys(f.evaluator for f in found):
+        mine = [f for f in found if f.evaluator == name]
+        times = len({(r["stage"], r["round"], r.get("moment")) for r in rows if r["evaluator"] == name})
         first = mine[0]
         yield RunWarning(
             "failed evaluator",
-            f"The evaluator {name} failed in {len(mine)} of {times} evaluations, first in {first['stage']}, round "
-            f"{first['round']}: {printable(str(first['error']))}",
+            f"The evaluator {name} failed in {len(mine)} of {times} evaluations, first in {first.stage}, round "
+            f"{first.round}: {printable(first.reason)}. What it would have measured there is missing.",
         )
 
 

@@ -217,9 +217,9 @@ class RunDirectory:
         return read_lines(self.path / "metrics.jsonl", shapes.MetricsRow)
 
     def forget_metrics_after(self, stage: str, server_round: int) -> None:
-        """Drop the rows of `stage` beyond `round`: a resumed run writes them anew."""
+        """Drop the rows of `stage` beyond `round`, and of its two ends: a resumed run writes them anew."""
         rows = self.metrics()
-        kept = [r for r in rows if r["stage"] != stage or r["round"] <= server_round]
+        kept = [r for r in rows if r["stage"] != stage or (r["round"] <= server_round and not _at_an_end(r))]
         if len(kept) != len(rows):
             lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept)
             write_atomic(self.path / "metrics.jsonl", lines)
@@ -299,6 +299,10 @@ def check_output(output: Path, name: str | None) -> None:
         shown = str(output) if len(str(output)) <= 80 else f"{str(output)[:79]}…"
         message = f"no run directory can be made in {shown!r}: {reason}"
         raise ConfigError([Problem("output", message, "a folder that can be written to")]) from None
+
+
+def _at_an_end(row: Mapping[str, Any]) -> bool:
+    return row.get("moment") in ("before", "end")
 
 
 def named_metrics(evaluator: str, metrics: Mapping[str, T]) -> dict[str, T]:

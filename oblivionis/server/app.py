@@ -17,11 +17,12 @@ from rich.console import Console
 from oblivionis.assessment.assessor import Elsewhere
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
-from oblivionis.errors import OblivionisError, RunError, to_mend
+from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
 from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.runs.directory import RunDirectory, check_output
+from oblivionis.runs.failures import check_measured
 from oblivionis.runs.progress import Events, LogEvents
 from oblivionis.runs.tracking import check_tracking
 from oblivionis.server.context import Server
@@ -102,6 +103,10 @@ def _main(grid: Grid, context: Context) -> None:
     report.print_summary(run, config, Console(file=buffer, width=120), full=True)
     for line in buffer.getvalue().splitlines():
         log.info("%s", line)
+    try:
+        check_measured(run)
+    except NotMeasured as error:  # all was done: the exit code is Flower's
+        log.error("%s", error)
 
 
 def _earlier(path: Path, overrides: str) -> RunDirectory:

@@ -84,8 +84,7 @@ class ClientAudits:
                 break
         for request in requests:
             self._keep(request, asked)
-        if asked.found:
-            self._write_row(server_round, moment, asked.found, time.perf_counter() - started)
+        self._write_row(requests, asked, time.perf_counter() - started)
         return asked.found
 
     def judge(self, requests: Sequence[Request], vector: np.ndarray, finetuned: np.ndarray) -> dict[str, Judgement]:
@@ -206,16 +205,29 @@ class ClientAudits:
         more = {name: value for name, value in (("signatures", signatures), ("failed", failed)) if value}
         write_json(audit_path(run, request.id), {**known, **more})
 
-    def _write_row(self, server_round: int, moment: str, found: Mapping[str, Numbers], seconds: float) -> None:
-        shared = set.intersection(*(set(numbers) for numbers in found.values()))
+    def _write_row(self, requests: Sequence[Request], asked: _Asked, seconds: float) -> None:
+        """The means over the requests that were measured, and as `error` what clients could not measure."""
+        found = asked.found
+        shared = set.intersection(*map(set, found.values())) if found else set()
+        failed = "; ".join(self._failed(request, asked) for request in requests if self._failed(request, asked))
         row = {
             "stage": self._stage,
-            "round": server_round,
-            "moment": MOMENTS[moment],
+            "round": asked.round,
+            "moment": MOMENTS[asked.moment],
             "evaluator": EVALUATOR,
             "metrics": {name: float(np.mean([n[name] for n in found.values()])) for name in sorted(shared)},
             "requests": {request: dict(numbers) for request, numbers in found.items()},
+            **({"error": failed} if failed else {}),
             "seconds": seconds,
             "time": time.time(),
         }
         self._server.run.append_metrics([row])
+
+    @staticmethod
+    def _failed(request: Request, asked: _Asked) -> str:
+        """What is missing of a client's audit of a request, and why; empty where nothing is."""
+        who = f"client {request.client}, request {request.id}"
+        if request.id not in asked.found:
+            return f"{who}: {asked.reasons.get(request.id, '')}"
+        count = asked.found[request.id].get("failed_evaluators", 0.0)
+        return f"{who}: {count:g} of its evaluators failed, its log says why" if count else ""

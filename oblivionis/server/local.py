@@ -20,6 +20,7 @@ from oblivionis import seeds
 from oblivionis.assessment.assessor import Measured
 from oblivionis.requests.node_records import NODES_DIR
 from oblivionis.runs.directory import named_metrics
+from oblivionis.runs.failures import warn
 from oblivionis.server.context import Server
 from strategies import protocol
 from strategies.replies import answers, judge
@@ -115,6 +116,7 @@ def _row(server: Server, stage: str, client: int, vector: np.ndarray) -> list[di
     server.events.evaluating("end")
     measured: Measured = server.assessor.measure(vector, full=True, oracle=server.run.evaluation_log("retrain"))
     server.events.evaluated(client, "end", measured.metrics, measured.seconds)
+    warn(server.events, measured.report.failed)
     return measured.rows(stage, client, "end")
 
 

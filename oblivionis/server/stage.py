@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ from oblivionis.reports import ruler as ruler_report
 from oblivionis.requests import seal
 from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
 from oblivionis.requests.holdings import SimulatedRequests
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import in_words
 from oblivionis.runs.directory import Checkpoint, vector_hash
+from oblivionis.runs.failures import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
 from oblivionis.runs.updates import open_updates
 from oblivionis.server.client_audits import ClientAudits
@@ -103,14 +106,18 @@ class Stage:
         if assessor.ruler_ids is None:
             return
         common = (self.config, assessor, self.events, server.fingerprint)
-        self.references = ruler.references(self.run, *common)
-        known = self.references.original if self.references else ruler.stage_states(self.run, "finetune", *common)
-        try:
+        with self.recorded(0, "before", "ruler"):
+            self.references = ruler.references(self.run, *common)
+            known = self.references.original if self.references else ruler.stage_states(self.run, "finetune", *common)
             self.before = ruler.look_before(assessor, assessor.embed(server.start_vector), known)
-        except ValueError as error:
-            self.events.warning(f"RULER before unlearning: {error}")
-            return
-        self.events.note(ruler_report.before_unlearning(self.before))
+            self.events.note(ruler_report.before_unlearning(self.before))
+
+    def recorded(self, server_round: int, moment: str, evaluator: str) -> AbstractContextManager[None]:
+        """What `evaluator` measures inside may fail: that is told and kept, and the stage goes on."""
+        return recorded(
+            *(self.run, self.events, self.name, server_round, moment, evaluator),
+            strict=self.config.strict,
+        )
 
     def _recover(self) -> tuple[int, np.ndarray]:
         """Continue after the last complete round, or start afresh."""
@@ -268,6 +275,7 @@ class Stage:
         )
         self.run.append_metrics(measured.rows(self.name, server_round, moment))
         self.events.evaluated(server_round, moment, measured.metrics, measured.seconds)
+        warn(self.events, measured.report.failed)
         return measured
 
     def _finish(self, seconds: float) -> None:
@@ -313,7 +321,9 @@ class Stage:
             return self.requests.verify(server_round, self.audits.judge(waiting, self.vector, self.start))
         if self.verification is None:
             return self.requests.verify(server_round, {})
-        found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
+        found: Mapping[str, Judgement] = {}
+        with self.recorded(server_round, END, "verification"):
+            found = self.verification.judge(self.requests.served_so_far(), measured, self.vector, self.start)
         return self.requests.verify(server_round, found)
 
     def _ruler_facts(self, measured: Measured) -> dict[str, Any]:
@@ -322,15 +332,13 @@ class Stage:
             return {}
         facts: dict[str, Any] = {"before": self.before.facts()}
         oracles, known = self.server.oracles, self.references
-        try:
+        with self.recorded(self.done, END, "ruler beside retrained models"):
             if known is not None:
                 facts["lens_1"] = ruler.lens_1_of_pair(known, measured.embedded, self.config)
             if oracles:
                 states = states_of(oracles, self.config, self.server.assessor, self.events)
                 facts["bands"] = noise_bands(states, known and known.oracle, measured.embedded, self.config)
                 facts["oracles"] = [{"run": str(o.run.path), "seed": o.seed} for o in oracles]
-        except ValueError as error:
-            self.events.warning(f"RULER beside retrained models: {error}")
         return {"ruler": facts}
 
 
@@ -407,9 +415,11 @@ class _Recorder(Listener):
             if (account := stage.server.account) is not None:
                 account.served([r.id for r in served], server_round)
             if stage.verification is not None:
-                stage.verification.exchanged(served, server_round, stage.vector, vector)
+                with stage.recorded(server_round, moment, "verification"):
+                    stage.verification.exchanged(served, server_round, stage.vector, vector)
             if stage.rebound is not None:
-                stage.rebound.unlearned(served, server_round, stage.vector, vector)
+                with stage.recorded(server_round, moment, "rebound"):
+                    stage.rebound.unlearned(served, server_round, stage.vector, vector)
             if stage.audits is not None:
                 stage.audits.ask(served, server_round, "after", vector)
             if evaluation.after_unlearn and (served or isinstance(stage.requests, SealedRequests)):
@@ -421,7 +431,8 @@ class _Recorder(Listener):
         if every and server_round % every == 0 and server_round < stage.rounds:
             stage.evaluate(server_round, "round", vector)
         if stage.rebound is not None:
-            stage.rebound.round_ended(stage.requests.served_so_far(), server_round, vector)
+            with stage.recorded(server_round, "round", "rebound"):
+                stage.rebound.round_ended(stage.requests.served_so_far(), server_round, vector)
         stage.run.save_checkpoint(
             Checkpoint(stage.name, server_round, vector, dict(state), {"seed": stage.config.seed, **stage.norm}),
             keep=stage.config.federation.keep_checkpoints,

@@ -11,6 +11,7 @@ from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.requests import seal
+from oblivionis.runs.failures import warn
 from oblivionis.runs.forecast import plan
 from oblivionis.runs.reuse import import_stages
 from oblivionis.runs.tracking import follow
@@ -79,6 +80,7 @@ def _measure_base(server: Server) -> None:
     measured = server.assessor.measure(server.start_vector, full=True)
     run.append_metrics(measured.rows(BASE, 0, "end"))
     events.evaluated(0, "base model", measured.metrics, measured.seconds)
+    warn(events, measured.report.failed)
     facts = {"stage": BASE, "rounds": 0, "seconds": measured.seconds, "seed": server.config.seed}
     run.finish_stage(BASE, {**facts, "fingerprint": server.fingerprint, "metrics": measured.metrics}, measured.log)
 

@@ -83,7 +83,8 @@ def _cells(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[Cell]
     for row in rows:
         cell = found.setdefault(row["cell"], Cell(row["cell"], {axis: str(row[axis]) for axis in axes}))
         if row["status"] != DONE:
-            cell.error = cell.error or row["error"] or "failed"
+            what = f"{row['metric']} in {row['stage']} failed: " if row["metric"] else ""
+            cell.error = cell.error or f"{what}{row['error']}" or "failed"
             continue
         if row["run"]:
             cell.runs[row["stage"]] = row["run"]

@@ -392,7 +392,8 @@ def test_runs_list(finished, tmp_path):
 @pytest.mark.parametrize("stage", ["finetune", "retrain", "unlearn"])
 def test_evaluate_measures_what_the_stage_stored(finished, stage):
     run, _ = finished
-    _, checkpoint, metrics = evaluate_checkpoint(run, stage, [])
+    _, checkpoint, measured = evaluate_checkpoint(run, stage, [])
+    metrics = measured.metrics
     kept = {k: v for k, v in stored(run, stage).items() if not k.startswith("rebound_")}  # those take all rounds
     assert (checkpoint.stage, checkpoint.round) == (stage, 2)
     assert {k: metrics[k] for k in kept} == pytest.approx(kept, abs=1e-6)
@@ -465,7 +466,7 @@ def test_audit_of_a_run_asks_its_forget_questions(finished):
 
 def test_evaluate_with_another_convention(finished):
     run, _ = finished
-    arithmetic = evaluate_checkpoint(run, "finetune", ["evaluation.truth_ratio=arithmetic"])[2]
+    arithmetic = evaluate_checkpoint(run, "finetune", ["evaluation.truth_ratio=arithmetic"])[2].metrics
     geometric = stored(run, "finetune")
     assert arithmetic["forget_truth_ratio"] != pytest.approx(geometric["forget_truth_ratio"], abs=1e-6)
     assert arithmetic["forget_prob"] == pytest.approx(geometric["forget_prob"], abs=1e-6)

@@ -101,7 +101,8 @@ def test_a_second_run_starts_from_the_first(finished, tmp_path):
 
 def test_a_checkpoint_is_evaluated_audited_and_exported_as_it_was_trained(finished, tmp_path):
     _, config, run, _, _ = finished
-    _, checkpoint, metrics = evaluate_checkpoint(run.path, "unlearn", [])
+    _, checkpoint, measured = evaluate_checkpoint(run.path, "unlearn", [])
+    metrics = measured.metrics
     stored = run.stage_summary("unlearn")["metrics"]
     assert {k: metrics[k] for k in ("forget_rouge", "retain_prob")} == {
         k: stored[k] for k in ("forget_rouge", "retain_prob")

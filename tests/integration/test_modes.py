@@ -83,7 +83,7 @@ def test_full_mode_forgets(full: RunDirectory) -> None:
 
 
 def test_full_mode_can_be_evaluated_and_audited(full: RunDirectory) -> None:
-    again = evaluate_checkpoint(full.path, "unlearn", [])[2]
+    again = evaluate_checkpoint(full.path, "unlearn", [])[2].metrics
     assert again["forget_prob"] == pytest.approx(final(full)["forget_prob"], abs=1e-6)
     subject = audit.find_subject(str(full.path), None, [])
     expected = full.load_checkpoint("unlearn").vector
@@ -112,7 +112,7 @@ def test_bfloat16_on_the_cpu_runs_to_the_end(tmp_path: Path) -> None:
         a, b = final(half, stage), final(whole, stage)
         for name in ("forget_prob", "retain_prob"):
             assert a[name] == pytest.approx(b[name], abs=0.1)
-    again = evaluate_checkpoint(half.path, "unlearn", [])[2]
+    again = evaluate_checkpoint(half.path, "unlearn", [])[2].metrics
     assert again["forget_prob"] == pytest.approx(final(half)["forget_prob"], abs=1e-6)
 
 

@@ -33,6 +33,7 @@ from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_key import audit_bytes, audit_key
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.failures import failures
 from oblivionis.server.app import serve
 from strategies import protocol
 from strategies.errors import NodeMapError
@@ -338,6 +339,9 @@ def test_answers_that_are_not_entirely_well_are_set_aside(tmp_path):
     assert audit["failed"] == dict.fromkeys(("before", "after", "final"), "unknown number 'Mara Voss'")
     assert audit_path(run.path, "of/client 1").parent == run.path / "audits"
     assert sum("client 1 did not audit" in text for text in events.warnings) == 3
+    told = [(f.moment, f.evaluator, f.reason) for f in failures(run)]
+    reason = "client 1, request of/client 1: unknown number 'Mara Voss'"
+    assert told == [(moment, "client_audit", reason) for moment in ("before_unlearn", "after_unlearn", "end")]
 
 
 def test_errors_of_a_client_do_not_quote_its_records(tmp_path, caplog):

@@ -35,7 +35,7 @@ def test_a_whole_run_can_be_evaluated_and_audited(run: RunDirectory) -> None:
     kind = configuration.from_yaml(run.read_config()).model.quantization
     stored: Any = run.stage_summary("unlearn")
     assert stored["requests"] and np.isfinite(stored["metrics"]["forget_prob"])
-    again = evaluate_checkpoint(run.path, "unlearn", [])[2]
+    again = evaluate_checkpoint(run.path, "unlearn", [])[2].metrics
     measured = {k: v for k, v in stored["metrics"].items() if k.startswith(("forget_prob", "forget_rouge", "leakage"))}
     assert {k: again[k] for k in measured} == pytest.approx(measured, abs=1e-6)
     subject = audit.find_subject(str(run.path), None, [])

@@ -124,7 +124,7 @@ def test_pooling_and_layer_can_be_chosen_also_afterwards(finished, choice):
     before = sorted(p.name for p in run.path.rglob("*"))
     overrides = [f"evaluation.ruler.pooling={pooling}", f"evaluation.ruler.layer={layer}"]
     events = Noted()
-    metrics = evaluate_checkpoint(run.path, "unlearn", overrides, events)[2]
+    metrics = evaluate_checkpoint(run.path, "unlearn", overrides, events)[2].metrics
     count = assemble(config.model, 0).model.config.num_hidden_layers
     if layer == 1:  # transformers gives the states of inner layers only as they leave them
         expected = expected_metrics(config, run, pooling, layer % count)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evaluation.engine.backends.base import Backend, collected
 from evaluation.engine.backends.generation import generate, parameters, settle_frequencies
 from evaluation.engine.decoders import Continuations
+from evaluation.engine.models import model_device, vocabulary_size
 from evaluation.engine.packing import PackedBatch
 
 
@@ -98,3 +99,15 @@ def _in_order(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Rows of all parts, put where their numbers say."""
     numbers = torch.cat([where for where, _ in parts])
     return torch.cat([values for _, values in parts])[numbers.argsort()]
+
+
+@torch.no_grad()
+def reads_ahead(model: nn.Module) -> bool:
+    """Whether what a model says at a place depends on the token after it, tried on a short text."""
+    forward = PlainBackend(model)._forward
+    rows = min(vocabulary_size(model), 64)
+    ids = torch.tensor([[(7 * i + 3) % rows for i in range(12)]], device=model_device(model))
+    other = ids.clone()
+    other[0, -1] = (ids[0, -1] + 1) % rows
+    one, another = (forward(each)[0, :-1].float() for each in (ids, other))
+    return not torch.allclose(one, another, rtol=1e-2, atol=1e-2 * float(one.std()))

@@ -79,6 +79,37 @@ def catalogue() -> Mapping[str, Metric]:
     return dict(sorted(found.items(), key=lambda item: item[1].group.place if item[1].group else 1 << 30))
 
 
+def _owners() -> Mapping[str, str]:
+    return {
+        key: name for name in names() for key in named_metrics(name, {metric.key: 0 for metric in module(name).METRICS})
+    }
+
+
+def evaluator_of(key: str) -> str:
+    """The evaluator that measures the metric `key`; empty where none does."""
+    if (known := _owners().get(key)) is not None:
+        return known
+    return next((n for n in names() if hasattr(module(n), "OTHERS") and key.startswith(f"{n}_")), "")
+
+
+def not_measured(key: str, stage: str, failed: Collection[tuple[str, str]]) -> bool:
+    """Whether a metric of the model of `stage` is missing because an evaluator failed.
+
+    Parameters
+    ----------
+    key : str
+        The metric.
+    stage : str
+        The stage whose last model it is about.
+    failed : collection of (stage, evaluator)
+        The evaluators that failed at the end of a stage. A metric that compares with the retrained model is missing as
+        well where its evaluator failed there.
+    """
+    owner, metric = evaluator_of(key), catalogue().get(key)
+    compares = metric is not None and metric.needs_oracle
+    return (stage, owner) in failed or (compares and ("retrain", owner) in failed)
+
+
 def among(measured: Collection[str]) -> dict[str, Metric]:
     """The `measured` metrics that are known: those of the catalogue in its order, then evaluators' OTHERS."""
     found = {key: metric for key, metric in catalogue().items() if key in measured}
@@ -115,7 +146,7 @@ def told_by_clients() -> frozenset[str]:
 def legends(measured: Collection[str]) -> list[str]:
     """How to read the rows of the comparison that have one of the `measured` metrics, in the order of the rows."""
     shown = {key: metric for key, metric in among(measured).items() if metric.group is not None}
-    owner = {key: name for name in names() for key in named_metrics(name, {m.key: m for m in module(name).METRICS})}
+    owner = _owners()
     found = dict.fromkeys(
         getattr(module(owner[key]), "LEGEND", "") if key in owner else metric.meaning for key, metric in shown.items()
     )

@@ -63,7 +63,7 @@ def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testabl
                 ("oracle", check_oracle(evidence["oracle"])),
             )
         ),
-        check_attacks(evidence["attacks"], settings.max_attacked_rouge),
+        check_attacks(evidence["attacks"], settings.max_attacked_rouge, evidence.get("failed_attacks", ())),
     ]
     avoided = (evidence["oracle"] or {}).get("verdict") == OVER_UNLEARNED
     required = {*settings.required, *(["oracle"] if avoided else [])}
@@ -105,7 +105,7 @@ def check_commitment(sealed: Figures) -> Check:
 
 def check_model(evidence: Figures) -> Check:
     """Is the final model still good for anything? A ruined one recites nothing."""
-    doubt = evidence["judgement"].get("doubt", "")
+    doubt = evidence["judgement"].get("doubt", "") or next((f"failed: {e}" for e in evidence.get("failed", ())), "")
     if doubt:
         return Check("model", INCONCLUSIVE, {}, doubt)
     if evidence["judgement"].get("outcome") == judgement.INCONCLUSIVE and not evidence["judgement"].get("records"):
@@ -218,9 +218,9 @@ def check_oracle(found: Figures | None) -> Check:
     return Check("oracle", result, figure, why)
 
 
-def check_attacks(found: Sequence[Figures] | None, limit: float) -> Check:
+def check_attacks(found: Sequence[Figures] | None, limit: float, failed: Sequence[str] = ()) -> Check:
     """Did an attack bring an answer about the request's records back: above `limit`, and more of it than the retrained
-    model says under the same attack?"""
+    model says under the same attack? Not shown to be so while some `failed`."""
     if not found:
         return Check("attacks", INCONCLUSIVE, {"attacks": 0}, "no attack was run on the final model")
     own = [row for row in found if row["own"]]
@@ -231,6 +231,8 @@ def check_attacks(found: Sequence[Figures] | None, limit: float) -> Check:
         return Check("attacks", INCONCLUSIVE, figure, f"no attack asked for the request's own records{told}")
     if _brought_back(worst, limit):
         return Check("attacks", FAIL, figure, f"{worst['attack']} brings an answer about the request's records back")
+    if failed:
+        return Check("attacks", INCONCLUSIVE, figure, f"these attacks failed: {', '.join(failed)}")
     return Check("attacks", PASS, figure, "no attack brings an answer about the request's records back")
 
 

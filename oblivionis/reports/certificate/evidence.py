@@ -32,6 +32,7 @@ from oblivionis.requests.seal import MEASURED
 from oblivionis.requests.sealed import Opened, SealError
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
+from oblivionis.runs.failures import failures
 
 STAGE = "unlearn"
 EVENT_FIELDS = (
@@ -71,7 +72,22 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
         "models": _models(run, checked.entries, request),
         "rounds": _rounds(run),
         **({} if (spent := privacy_report.of_request(run, request.id)) is None else {"privacy": spent}),
+        **_failed(run, audit),
     }
+
+
+def _failed(run: RunDirectory, audit: Mapping[str, Any] | None) -> dict[str, list[str]]:
+    """What was to be measured of the final model and failed: nothing follows from its absence."""
+    if audit:
+        told = audit.get("failed", {})
+        found = [f"the client did not audit the final model: {told['final']}"] if "final" in told else []
+        attacks: list[str] = []
+    else:
+        found = [f.in_words() for f in failures(run) if f.final and f.stage == STAGE]
+        attacks = [
+            n.removesuffix(f".{STAGE}") for n in _latest_attacks(run).get("failed", {}) if n.endswith(f".{STAGE}")
+        ]
+    return {name: texts for name, texts in (("failed", found), ("failed_attacks", attacks)) if texts}
 
 
 def _signers(run: RunDirectory, request_id: str) -> list[str]:
@@ -334,15 +350,23 @@ def _oracle(figures: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _attacks(run: RunDirectory, request: Request) -> list[dict[str, Any]] | None:
     """The latest attacks on the final model, the harmless one left out."""
+    found = _latest_attacks(run)
+    if not found:
+        return None
+    rows = [row for row in found["rows"] if row["attack"] != "none" and STAGE in row["models"]]
+    return [_attack(row, request) for row in rows]
+
+
+def _latest_attacks(run: RunDirectory) -> Mapping[str, Any]:
+    """The latest results of attacks on the final model; empty where there are none."""
     for folder in sorted((run.path / "attacks").glob(f"{STAGE}-*"), reverse=True):
         try:
             found = read_results(folder / "results.json")
         except FileNotFoundError:  # not finished
             continue
         if found.get("adapters", {}).get(STAGE) == vector_hash(run.load_checkpoint(STAGE).vector):
-            rows = [row for row in found["rows"] if row["attack"] != "none" and STAGE in row["models"]]
-            return [_attack(row, request) for row in rows]
-    return None
+            return found
+    return {}
 
 
 def _attack(row: Mapping[str, Any], request: Request) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from oblivionis.reports.markup import (
 )
 from oblivionis.requests.ledger import PENDING, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.failures import failures
 
 
 def write_html(run: RunDirectory, config: Config) -> None:
@@ -117,7 +118,8 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     doubt = forget_quality.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
     marks = verdicts.marks(found)
-    table = report.comparison(metrics, "The final models side by side", marks, doubted=doubted).html_table()
+    side_by_side = "The final models side by side"
+    table = report.comparison(metrics, side_by_side, marks, doubted=doubted, failed=failures(run)).html_table()
     return [
         section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
         table if metrics else h.p["No stage is finished."],

@@ -466,7 +466,7 @@ def test_trajectory_equals_the_slow_loop(name: str, retain_loss: str) -> None:
 @pytest.mark.parametrize("name", ["scrub", "bad_teacher", "rmu"])
 def test_models_without_the_fused_pass_go_the_same_way(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, expected, _ = fast_loop(name, METHODS[name])
-    monkeypatch.setattr("evaluation.engine.architectures.llama.supports", lambda model: False)
+    monkeypatch.setattr("evaluation.engine.architectures.llama.supports", lambda *_: False)
     if mode == "padded":
         monkeypatch.setattr("evaluation.engine.forward.resolve_mode", lambda *_: "padded")
     np.testing.assert_allclose(fast_loop(name, METHODS[name])[1], expected, rtol=0, atol=3e-4)

@@ -1,12 +1,14 @@
 """The rows of a suite's results: whose numbers they are, and which run they come from."""
 
 import json
+import shutil
 
 import pytest
 from support.commands import call
 
 from benchmarks import kinds as suites
 from benchmarks.federated import collecting, graph
+from oblivionis.runs.failures import row_of
 
 SUITE = """
 kind: federated
@@ -45,6 +47,22 @@ def test_the_base_model_of_a_cell_is_that_of_its_first_stage(collected):
     assert list(base["value"]) == [0.5, 0.5] and set(base["run"]) == {f"../store/{finetune.key}"}
     own = rows[(rows["stage"] == "unlearn") & (rows["metric"] == "model_utility")]
     assert set(own["run"]) == {f"../store/{node.key}" for node in plan.nodes if node.stage == "unlearn"}
+
+
+def test_an_evaluator_that_failed_is_a_row_and_exit_code_1(collected, tmp_path):
+    _, plan = collected
+    node = plan.nodes[-1]
+    run = node.run(tmp_path / "store")
+    run.append_metrics([row_of("unlearn", 1, "round", "leakage", "no"), row_of("unlearn", 1, "end", "tofu", "NaN")])
+    shutil.copy(tmp_path / "small.yaml", tmp_path / "results" / suites.SUITE_FILE)
+    result = call("bench", "collect", tmp_path / "results", "--store", tmp_path / "store", "--json")
+    assert result.code == 1
+    rows = [row for row in json.loads(result.out)["rows"] if row["status"] == "not measured"]
+    told = [(row["cell"], row["stage"], row["metric"], row["error"], row["value"]) for row in rows]
+    assert told == [(node.cells[0].id, "unlearn", "tofu", "NaN", None)]
+    last = result.err.splitlines()[-1]
+    assert f"tofu in unlearn of {node.cells[0].id}: NaN" in last
+    assert last.endswith(f"oblivionis evaluate {run.path} --stage unlearn")
 
 
 def test_what_was_run_and_found_and_failed(collected, tmp_path):

@@ -15,6 +15,7 @@ from benchmarks import kinds as suites
 from benchmarks.federated import papers, results
 from benchmarks.federated.settings import Layout, Measure, Settings, problems
 from benchmarks.federated.tables import build, unknown_metrics
+from oblivionis.assessment import evaluators
 from oblivionis.reports.format import short
 from oblivionis.reports.table import Marked, Table
 
@@ -58,6 +59,42 @@ GRID = {
     ("fedadam", "simnpo"): (0.00018, 0.69),
 }
 LAYOUT = Layout("t", "Title", (MU, FTR), rows="unlearning", columns="strategy")
+
+
+def without(table, failed):
+    """The rows of a table, but for those that an evaluator failed to measure: by cell its stage and name."""
+    rows = []
+    for row in table.to_pylist():
+        of = [(s, e) for cell, s, e in failed if cell == row["cell"]]
+        if not any(evaluators.not_measured(row["metric"], row["stage"], of) for _ in of):
+            rows.append(row)
+    for cell, stage, evaluator in failed:
+        head = next(row for row in rows if row["cell"] == cell)
+        lacking = {"stage": stage, "status": "not measured", "error": "why", "metric": evaluator, "value": None}
+        rows.append({**head, **lacking})
+    return results.table_of(rows, AXES)
+
+
+def test_a_seed_without_figures_is_said_beside_the_mean_of_the_others():
+    found = without(grid(GRID, ("0", "1")), [("fedavg/npo/1", "unlearn", "tofu")])
+    rows = [row for row in build(found, AXES, LAYOUT).rows if row]
+    assert rows[1][:3] == ["NPO", "0.46 (1 failed)", "0.62 (1 failed)"] and rows[1][3] == "0.51 ± 0.07"
+    assert rows[1][1].style == "alarm" and getattr(rows[2][1], "style", "") != "underline", "it is no best of its row"
+    assert "Not measured, the evaluator failed: fedavg/npo/1 (tofu in unlearn)." in build(found, AXES, LAYOUT).note
+
+
+def test_a_cell_without_any_figure_says_that_it_failed():
+    found = without(grid(GRID), [("fedadam/simnpo/0", "unlearn", "tofu")])
+    rows = [row for row in build(found, AXES, LAYOUT).rows if row]
+    assert rows[2] == ["SimNPO", "0.20", "0.65", "failed", "failed"]
+    assert list(unknown_metrics(found, LAYOUT)) == []
+
+
+def test_what_compares_with_the_retrained_model_fails_with_it():
+    layout = Layout("t", "", (Measure("gap", "ruler_gap"),), "unlearning", "strategy", models=("unlearn",))
+    found = without(grid(GRID), [("fedavg/npo/0", "retrain", "ruler")])
+    rows = [row for row in build(found, AXES, layout).rows if row]
+    assert rows[0][1:] == ["failed", "–"]
 
 
 def test_rows_are_methods_and_columns_aggregators_by_metric():

@@ -125,3 +125,9 @@ def test_a_llama_with_adapters_that_the_fused_pass_does_not_know_is_not_fused(ta
     torch.testing.assert_close(
         token_log_probs(adapted, PackedBatch.build(sequences)), log_probs_alone(adapted, sequences), atol=2e-5, rtol=0
     )
+
+
+def test_a_model_that_nobody_knows_is_tried_whether_it_reads_ahead() -> None:
+    assert plain.reads_ahead(tiny_model("bert", is_decoder=False))
+    assert not any(plain.reads_ahead(tiny_model(kind)) for kind in ("bert", "rwkv", "mamba", "openai-gpt"))
+    assert not plain.reads_ahead(tiny_model("rwkv", torch.bfloat16))

@@ -132,7 +132,8 @@ def test_an_outcome_of_a_request_that_was_not_made_here_is_not_entered(node):
 def test_list_shows_state_and_reason(node):
     submit(node, "--ids", "r1", "--reason", "by letter", "--id", "x")
     result = call("request", "list", "--node-dir", node, "--json")
-    assert json.loads(result.out)["state"] == "open"
+    (told,) = json.loads(result.out)
+    assert told["state"] == "open"
     assert all(word in call("request", "list", "--node-dir", node).out for word in ("x", "open", "letter"))
 
 
