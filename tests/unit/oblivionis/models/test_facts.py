@@ -19,6 +19,7 @@ from transformers import GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from evaluation.engine.architectures import way
 from oblivionis.config.compose import compose
+from oblivionis.config.schema import LLAMA_MODULES
 from oblivionis.data.tokenize import PromptTemplate
 from oblivionis.models import loading, lora, tiny
 from oblivionis.models.facts import ANSWER, QUESTION, Example, example_of, facts_of
@@ -55,7 +56,7 @@ def test_facts_are_those_of_the_loaded_model() -> None:
     assert (found.vocabulary_rows, found.tokens) == (model.get_input_embeddings().num_embeddings, len(tokenizer))
     assert found.tied_head is (model.lm_head.weight is model.model.embed_tokens.weight)
     assert found.context == model.config.max_position_embeddings
-    assert set(found.linear_layers) == set(config.lora.target_modules)
+    assert set(found.linear_layers) == set(LLAMA_MODULES)
     assert (found.way, found.way_limit) == (way(model).name, None) == ("fused", None)
     assert json.loads(json.dumps(dataclasses.asdict(found)))["example"]["kind"] == "qa"
 

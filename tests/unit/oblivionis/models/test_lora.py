@@ -47,6 +47,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rslora": ("qwen2", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}),
     "dora": ("mistral", {"target_modules": ["q_proj", "lm_head", "embed_tokens"], "use_dora": True}),
     "dora tied": ("gemma", {"target_modules": ["o_proj", "lm_head"], "use_dora": True, "use_rslora": True}),
+    "llama": ("llama", {"target_modules": ["q_proj", "lm_head", "embed_tokens"]}),
+    "llama saved": ("llama", {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens", "lm_head", "norm"]}),
     "experts": ("mixtral", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
     "experts alone": ("qwen3_moe", {"target_modules": [], "target_parameters": EXPERTS[:1]}),
 }
