@@ -13,6 +13,8 @@ from torch import nn
 
 from oblivionis.data.tokenize import limit_tokens
 from oblivionis.models.errors import ModelError, one_line, some
+from oblivionis.models.lora import attach_lora as attach_lora  # both were here, and stay for a release
+from oblivionis.models.lora import trainable as trainable
 from oblivionis.models.shared import share
 from oblivionis.models.source import load_tokenizer, resolve
 
