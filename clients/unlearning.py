@@ -598,14 +598,7 @@ def _prepare(
     loss, values = plan.loss, plan.values
     kinds = (update for updates in plan.epochs for update in updates)
     wanted = expanded({name for update in kinds for name in update.wanted}, options.retain_loss)
-    depth, moving = 0, None
-    if loss.layers_in is not None:
-        name, modules = decoder_layers(model)
-        layers = loss.layers_in(len(modules), **values)
-        depth = layers[-1]
-        moving = flat.mask([f".{name}.{layer}." for layer in layers])
-        if not moving.any():
-            raise ValueError(f"{loss.name}: nothing is trainable in the layers {layers[0]} to {layers[-1]}")
+    depth, moving = moved_layers(model, flat, loss, values)
     around = Surroundings(
         received=Received(model, flat) if wanted & NEEDS_RECEIVED else None,
         teacher=incompetent_teacher(model, values["teacher_seed"]) if "forget_teacher_kl" in wanted else None,
@@ -619,6 +612,24 @@ def _prepare(
     received = _Received.of(model, records, wanted, work, settings.batch_size)
     parts = (options.entropy, around, received, options.target)
     return _Gradient(model, records, loss, settings.batch_size, *parts), moving
+
+
+def moved_layers(
+    model: nn.Module, flat: FlatParameters, loss: losses.Method, values: Mapping[str, Any]
+) -> tuple[int, Tensor | None]:
+    """The decoder layer whose states a loss reads, and which numbers of the vector (n,) move for it.
+
+    0 and None for a loss that reads no layer. Raises ValueError where the model has no such layer, or where nothing in
+    the layers that move is trained.
+    """
+    if loss.layers_in is None:
+        return 0, None
+    name, modules = decoder_layers(model)
+    layers = loss.layers_in(len(modules), **values)
+    moving = flat.mask([f".{name}.{layer}." for layer in layers])
+    if not moving.any():
+        raise ValueError(f"{loss.name}: nothing is trained in the layers {layers[0]} to {layers[-1]}")
+    return layers[-1], moving
 
 
 def _ends(history: Sequence[_Measured]) -> dict[str, float]:

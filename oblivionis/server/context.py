@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord
 
+from clients import losses
+from clients.unlearning import moved_layers
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor, Elsewhere
 from oblivionis.assessment.ruler_oracles import Oracle
@@ -19,7 +21,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError, RunInterrupted
-from oblivionis.models.assembly import assemble, averaging
+from oblivionis.models.assembly import Assembled, assemble, averaging
 from oblivionis.models.corpus import corpus_of
 from oblivionis.models.fingerprint import fingerprint_model
 from oblivionis.models.ranks import fitting
@@ -95,6 +97,8 @@ class Server:
         self.remote = isinstance(self.holdings, RemoteHoldings)
         self.fingerprint = fingerprint_model(config.model)
         self.assembled = assemble(config.model, seeds.derive(config.seed, "adapter"))
+        if asked:
+            _check_moved_layers(config, self.assembled)
         self.mean = averaging(config.model, self.assembled.flat.manifest)
         self.start_vector = self.assembled.flat.numpy()
         self.fitting = fitting(config.model, self.assembled.flat.manifest, self.most_rank)
@@ -243,3 +247,17 @@ class Server:
                 "finished run with `start_from`"
             )
         return self.run.load_checkpoint("finetune").vector
+
+
+def _check_moved_layers(config: Config, assembled: Assembled) -> None:
+    """RunError for a loss that moves layers of which the model has none, or in which nothing is trained."""
+    method = config.unlearning.method
+    if method not in losses.names() and not method.endswith(".py"):
+        return
+    try:
+        loss = losses.get(method)
+        moved_layers(assembled.model, assembled.flat, loss, loss.parameters(config.unlearning.params))
+    except ValueError as error:
+        raise RunError(
+            f"unlearning.params: {error}; choose another layer, or model.lora.target_modules that these layers have"
+        ) from error
