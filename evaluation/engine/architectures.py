@@ -45,7 +45,7 @@ PADDED = frozenset((
     "mpt", "nemotron", "stablelm", "vaultgemma", "xglm",
 ))
 """A mask hides padding on either side from all that mixes positions."""
-REMEMBERING = frozenset((
+CACHED = frozenset((
     "axk2", "bailing_hybrid", "bamba", "beam", "deepseek_v32", "deepseek_v4", "falcon_h1", "falcon_mamba", "gemma3",
     "glm_moe_dsa", "granitemoehybrid", "hrm_text", "hy_v4", "jamba", "kimi_linear", "lara_mini", "lfm2", "lfm2_moe",
     "lfm3", "llama4", "llama4_text", "mamba", "mamba2", "minimax", "minimax_m3_vl_text", "nemotron_h", "olmo_hybrid",
@@ -110,15 +110,15 @@ def way(model: nn.Module, device: str | None = None) -> Way:
     base: Any = base_model(model)
     if (wrong := refusal(model)) is not None:
         raise ValueError(wrong)
-    growing = _longest_of_one_kind(base.config)
-    if llama.supports(model, device):
-        return Way("fused", growing, "plain", "a Llama on the CPU")
-    kind = base.config.model_type
-    if (unknown := _not_known(base)) is not None:
+    fused = llama.supports(model, device)
+    if not fused and (unknown := _not_known(base)) is not None:
         return Way("plain", None, "plain", unknown)
+    kind, growing = base.config.model_type, _longest_of_one_kind(base.config)
+    if fused:
+        return Way("fused", growing, "plain", "a Llama on the CPU")
     longer = "padded" if growing is None else "plain"
     attention = base.config._attn_implementation
-    if kind not in PACKED:
+    if kind not in PACKED or getattr(base.config, "attn_logit_softcapping", None):
         return Way("padded", growing, longer, f"the attention of {kind} is more than queries, keys and values")
     if attention not in ("sdpa", ATTENTION):
         return Way("padded", growing, longer, f"its attention runs by {attention}, not by sdpa")
@@ -126,22 +126,20 @@ def way(model: nn.Module, device: str | None = None) -> Way:
     return Way("packed", limit, longer, "attention alone mixes the positions")
 
 
-def is_listed(model: nn.Module) -> bool:
-    """Whether the model's type is among those that are known here."""
+def is_known(model: nn.Module) -> bool:
+    """Whether the model's type is in a list: it is causal, and its cache is right where it is run plainly.
+
+    With another one each token of an answer costs a pass over the whole sequence.
+    """
     base: Any = base_model(model)
-    return base.config.model_type in PACKED | PADDED | REMEMBERING or llama.supports(model)
-
-
-def remembers(model: nn.Module) -> bool:
-    """Whether `generate` may keep a cache; else each token costs a pass over the whole sequence."""
-    return is_listed(model)
+    return base.config.model_type in PACKED | PADDED | CACHED or llama.supports(model)
 
 
 def refusal(model: nn.Module) -> str | None:
     """Why no way can be right for a model, in one line; None where one is."""
     base: Any = base_model(model)
     kind = base.config.model_type
-    if kind in MASKED:
+    if kind in MASKED or getattr(base.config, "use_bidirectional_attention", None) in (True, "all"):
         return f"{kind} is no causal language model: it reads what stands on both sides of a word"
     if kind in _OTHERS:
         return f"{kind} is of no use here: {_OTHERS[kind]}"
@@ -155,9 +153,11 @@ def refusal(model: nn.Module) -> str | None:
 def _not_known(base: Any) -> str | None:
     """Why only passes over sequences of one length are known to be right; None where more is."""
     kind = base.config.model_type
+    if getattr(base.config, "is_heterogeneous", False):
+        return "its layers differ in shape"
     if other := set(getattr(base.config, "layer_types", None) or ()) - _ATTENTION_LAYERS:
         return f"it has layers of the kind {min(other)}"
-    if kind in REMEMBERING:
+    if kind in CACHED:
         return f"{kind} mixes positions by more than attention, or remembers in its own way"
     if kind not in PACKED | PADDED:
         return f"{kind} is not known here; each token of an answer costs a pass over the whole sequence"

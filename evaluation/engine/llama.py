@@ -48,6 +48,8 @@ def supports(model: nn.Module, device: str | None = None) -> bool:
     config: Any = base.config
     if config.hidden_act != "silu" or (base.training and config.attention_dropout):
         return False
+    if getattr(config, "is_heterogeneous", False):
+        return False
     known = type(base.lm_head) is nn.Linear and type(base.model.norm) is LlamaRMSNorm
     if not (known and base.lm_head.bias is None and all(map(_is_known_layer, base.model.layers))):
         return False

@@ -67,12 +67,12 @@ def load_base(
 
 def _check_causal(model: Any) -> None:
     """ModelError for a model that cannot be read from left to right; one of a type that nobody knows is tried."""
-    from evaluation.engine.architectures import is_listed, refusal
+    from evaluation.engine.architectures import is_known, refusal
     from evaluation.engine.backends.plain import reads_ahead
 
     if (wrong := refusal(model)) is not None:
         raise ModelError(wrong)
-    if not is_listed(model) and reads_ahead(model):
+    if not is_known(model) and reads_ahead(model):
         kind = model.config.model_type
         raise ModelError(f"{kind} is no causal language model: what it says of a token depends on later ones")
 

@@ -17,7 +17,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from evaluation.engine.architectures import remembers
+from evaluation.engine.architectures import is_known
 from evaluation.engine.decoders import Continuations
 from evaluation.engine.models import base_model, model_device
 from evaluation.engine.watch import counter
@@ -40,7 +40,7 @@ def generate(model: nn.Module, work: Continuations, *, together: bool) -> list[l
     produced: list[list[int]] = [[] for _ in range(len(work.prompts) * work.copies)]
     finished = counter("answers", len(produced))
     base: Any = base_model(model)
-    with _plain_settings(base, use_cache=remembers(model)):
+    with _plain_settings(base, use_cache=is_known(model)):
         for units in _parts(work, together):
             settle_frequencies(model)
             _generate(base, work, units, produced)
@@ -93,7 +93,7 @@ def _generate(base: Any, work: Continuations, units: Sequence[int], produced: li
 
 
 class _Chosen(LogitsProcessor):
-    """Leaves of the next token's logits the one that the caller chooses, and remembers it.
+    """Leaves of the next token's logits the one that the caller chooses, and is_known it.
 
     ended (B,): rows whose continuation is complete; `generate` goes on with them, and nobody reads what comes.
     """

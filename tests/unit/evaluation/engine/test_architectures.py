@@ -47,6 +47,8 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
         ("mistral", {}, "packed", "padded"),
         ("mistral", {"sliding_window": None}, "packed", "packed"),
         ("gemma2", {}, "padded", "padded"),
+        ("gemma3_text", {"attn_logit_softcapping": 30.0}, "padded", "padded"),
+        ("mistral", {"per_layer_config": {1: {"sliding_window": 8}}}, "plain", "plain"),
         ("mamba", {}, "plain", "plain"),
         ("qwen3_5_text", {}, "plain", "plain"),
     ],
@@ -100,9 +102,10 @@ def test_plain_passes_never_hold_sequences_of_two_lengths(monkeypatch: pytest.Mo
     assert shapes == [(lengths.count(n), n) for n in dict.fromkeys(lengths)]
 
 
-def test_a_model_that_reads_both_sides_is_refused() -> None:
-    model = tiny_model("bert")
-    with pytest.raises(ValueError, match="bert is no causal language model"):
+@pytest.mark.parametrize(("kind", "options"), [("bert", {}), ("gemma3_text", {"use_bidirectional_attention": True})])
+def test_a_model_that_reads_both_sides_is_refused(kind: str, options: dict[str, Any]) -> None:
+    model = tiny_model(kind, **options)
+    with pytest.raises(ValueError, match=f"{kind} is no causal language model"):
         token_log_probs(model, PackedBatch.build(records()))
 
 
