@@ -340,7 +340,7 @@ def _targets(model: Any, given: Sequence[str] | None) -> list[str]:
 def _check_names(model: nn.Module, config: Any) -> None:
     """Every name must fit something: peft is content where one of several does."""
     layers = [name for name, _ in _layers(model)]
-    if missing := _unfit(config.target_modules, layers):
+    if missing := sorted(_unfit(config.target_modules, layers)):
         known = sorted({name.rpartition(".")[2] for name in layers})
         raise ModelError(
             f"model.lora.target_modules: the model has no linear layer for: {', '.join(missing)}; "

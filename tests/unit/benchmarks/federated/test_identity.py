@@ -13,7 +13,7 @@ PACKAGES = ("strategies", "clients", "evaluation", "oblivionis")
 
 COUNTS = {
     *("strategies", "strategies/secure", "clients", "clients/losses"),
-    *("evaluation", "evaluation/engine", "evaluation/metrics", "evaluation/leakage"),
+    *("evaluation", "evaluation/engine", "evaluation/engine/backends", "evaluation/metrics", "evaluation/leakage"),
     *("evaluation/ruler", "evaluation/wikimem"),
     *("oblivionis", "oblivionis/config", "oblivionis/data", "oblivionis/models", "oblivionis/runs"),
     *("oblivionis/requests", "oblivionis/assessment", "oblivionis/assessment/evaluators"),
