@@ -138,16 +138,21 @@ def is_known(model: nn.Module) -> bool:
 def refusal(model: nn.Module) -> str | None:
     """Why no way can be right for a model, in one line; None where one is."""
     base: Any = base_model(model)
-    kind = base.config.model_type
-    if kind in MASKED or getattr(base.config, "use_bidirectional_attention", None) in (True, "all"):
-        return f"{kind} is no causal language model: it reads what stands on both sides of a word"
-    if kind in _OTHERS:
-        return f"{kind} is of no use here: {_OTHERS[kind]}"
+    both = getattr(base.config, "use_bidirectional_attention", None) in (True, "all")
+    if (wrong := refused_type(base.config.model_type, both=both)) is not None:
+        return wrong
     adapters = getattr(model, "peft_config", None) or {}
     for adapter in adapters.values():
         if getattr(adapter, "is_prompt_learning", False):
             return f"adapters of the kind {adapter.peft_type.value} put tokens of their own before a text"
     return None
+
+
+def refused_type(kind: str, *, both: bool = False) -> str | None:
+    """Why a model type is refused, None where it is not. both: whether its attention looks at both sides."""
+    if both or kind in MASKED:
+        return f"{kind} is no causal language model: it reads what stands on both sides of a word"
+    return f"{kind} is of no use here: {_OTHERS[kind]}" if kind in _OTHERS else None
 
 
 def _not_known(base: Any) -> str | None:

@@ -15,8 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 @pytest.mark.parametrize("kind", kinds())
 def test_numbers_are_transformers_own_or_the_page_says_why_not(kind: str) -> None:
-    """Likelihoods, states, greedy and sampled answers and LoRA's gradients, in float32 and bfloat16."""
-    found = row(kind)
+    """Likelihoods, states, greedy and sampled answers and LoRA's gradients; in bfloat16 here the likelihoods alone."""
+    found = row(kind, quick=True)
     assert found.wrong is None
     told = Row.of_line(next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {kind} |")))
     assert told.ways == found.ways

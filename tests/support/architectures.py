@@ -336,26 +336,26 @@ class Finding:
         return max(each for each in found if not math.isnan(each))
 
 
-def examine(kind: str, dtype: torch.dtype, mode: str = "auto", **more: Any) -> Finding:
+def examine(kind: str, dtype: torch.dtype, mode: str = "auto", *, scores_alone: bool = False, **more: Any) -> Finding:
     """Hold every number of a tiny model of that type against transformers and peft, used one record at a time."""
     model, sequences = tiny_model(kind, dtype, **more), records()
+    states = chosen = gradients = 0.0
+    drawn = True
     with torch.no_grad():
         how = way(model)
-        batch = PackedBatch.build(sequences, share=True)
         expected = log_probs_alone(model, sequences)
         scores = _largest(score_tokens(model, sequences, mode), expected)
-        states = _states(model, sequences, batch, mode)
-        prompts = [sequence.prompt for sequence in sequences]
-        answers = greedy(model, prompts, max_new_tokens=8, stop_ids=(), mode=mode)
-        less = torch.cat([_less_likely(model, p, answer) for p, answer in zip(prompts, answers, strict=True)])
-        chosen = float(less.max() if dtype == torch.float32 else less.mean())
-        drawn = dtype != torch.float32 or _draws_alike(model, prompts[:3], mode)
-        rounding = _largest(log_probs_alone(model.float(), sequences), expected)
+        if not scores_alone:
+            states = _states(model, sequences, mode)
+            chosen = _chosen(model, sequences, mode)
+            drawn = dtype != torch.float32 or _draws_alike(model, [s.prompt for s in sequences[:3]], mode)
+        rounding = _largest(log_probs_alone(model.float(), sequences), expected) if dtype != torch.float32 else 0.0
         model.to(dtype)
-    try:
-        gradients = _gradients(with_lora(model), sequences, mode)
-    except LookupError:
-        gradients = math.nan
+    if not scores_alone:
+        try:
+            gradients = _gradients(with_lora(model), sequences, mode)
+        except LookupError:
+            gradients = math.nan
     return Finding(how, scores, states, chosen, drawn, gradients, rounding)
 
 
@@ -369,7 +369,7 @@ def _largest(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).abs().max())
 
 
-def _states(model: Any, sequences: Sequence[TokenSequence], batch: PackedBatch, mode: str) -> float:
+def _states(model: Any, sequences: Sequence[TokenSequence], mode: str) -> float:
     """The largest relative difference of what leaves the second decoder layer, by both functions that tell it."""
     try:
         seen: list[Tensor] = []
@@ -391,6 +391,14 @@ def _states(model: Any, sequences: Sequence[TokenSequence], batch: PackedBatch, 
     tops = [x[0, len(s.prompt) - 1 :] for x, s in zip(seen, sequences, strict=True)]
     scale = float(torch.cat(tops).abs().max())
     return max(_largest(kept, torch.cat(tops)), _largest(whole, torch.cat([x[0] for x in seen]))) / scale
+
+
+def _chosen(model: Any, sequences: Sequence[TokenSequence], mode: str) -> float:
+    """By how much the tokens of greedy answers are less likely than the likeliest: as `Finding.chosen` says."""
+    prompts = [sequence.prompt for sequence in sequences]
+    answers = greedy(model, prompts, max_new_tokens=8, stop_ids=(), mode=mode)
+    less = torch.cat([_less_likely(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)])
+    return float(less.max() if model.dtype == torch.float32 else less.mean())
 
 
 def _less_likely(model: Any, prompt: tuple[int, ...], answer: list[int]) -> Tensor:
