@@ -34,8 +34,8 @@ def clipped_sum(
     `records`: in the order in which `losses` runs them, for their lengths. Where everything trainable are weights of
     linear layers, as LoRA's factors are, it takes one forward pass of all records and one backward pass that stops at
     the layers' outputs: the gradient of a weight is Σ_t δ_t x_tᵀ over a record's tokens (Goodfellow 2015; Bu et al.
-    2023). Otherwise, as for a head that reads answer tokens only, or `exactly`, it takes a forward and a backward pass
-    for each record.
+    2023). Otherwise, as for a head that reads answer tokens only, a layer that takes part several times (records of
+    several lengths that are run plainly) or `exactly`, it takes a forward and a backward pass for each record.
     """
     if not records:
         return flat.grad.new_zeros(0)
@@ -45,9 +45,11 @@ def clipped_sum(
     with _watched(layers) as seen:
         values = losses(range(len(records)))
         used = [call for call in seen if call.output.requires_grad]
-        if len({id(call.layer) for call in used}) != len(used):
-            raise ValueError("a trainable layer takes part more than once in a forward pass")
-        gradients = torch.autograd.grad(values.sum(), [call.output for call in used], allow_unused=True)
+        once = len({id(call.layer) for call in used}) == len(used)
+        outputs = [call.output for call in used] if once else []
+        gradients = torch.autograd.grad(values.sum(), outputs, allow_unused=True) if outputs else ()
+    if not once:
+        return _one_by_one(flat, len(records), losses, norm)
     lengths = [len(record.prompt) + len(record.answer) - 1 for record in records]
     calls = [(call, gradient) for call, gradient in zip(used, gradients, strict=True) if gradient is not None]
     if not all(_by_tokens(call.input, lengths) for call, _ in calls):

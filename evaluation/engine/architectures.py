@@ -21,7 +21,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from evaluation.engine import llama
-from evaluation.engine.models import base_model
+from evaluation.engine.models import base_model, text_config
 
 ATTENTION = "oblivionis_packed"
 """The name of the packed way's attention function in transformers."""
@@ -138,7 +138,9 @@ def is_known(model: nn.Module) -> bool:
 def refusal(model: nn.Module) -> str | None:
     """Why no way can be right for a model, in one line; None where one is."""
     base: Any = base_model(model)
-    both = getattr(base.config, "use_bidirectional_attention", None) in (True, "all")
+    text = text_config(model)
+    both = getattr(text, "use_bidirectional_attention", None) in (True, "all")
+    both = both or getattr(text, "is_causal", True) is False
     if (wrong := refused_type(base.config.model_type, both=both)) is not None:
         return wrong
     adapters = getattr(model, "peft_config", None) or {}
@@ -175,8 +177,6 @@ def _not_known(base: Any) -> str | None:
 
 def _window(config: Any) -> int | None:
     """Longest sequence without a sliding window or a chunk border, None where attention has neither."""
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
     sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return min((int(size) for size in sizes if size), default=None)
 

@@ -109,34 +109,42 @@ def encode_all(
         else ()
     )
     encoded = [Encoded(text_start(tokenizer), r.tokens) if r.tokens else next(pairs) for r in kept]
-    _check_rows(encoded, [r.id for r in kept], tokenizer)
+    _check_fit(encoded, [r.id for r in kept], tokenizer)
     return encoded, sum(e.truncated for e in encoded)
 
 
-def limit_tokens(tokenizer: Any, rows: int) -> None:
-    """Say how many tokens the model embeds that a tokenizer belongs to.
+def limit_tokens(tokenizer: Any, *, rows: int | None = None, positions: int | None = None) -> None:
+    """Say what the model that a tokenizer belongs to can be given.
 
     Parameters
     ----------
     tokenizer : transformers tokenizer
-        It may know more tokens; what is encoded for the model may hold none of these.
-    rows : int
-        Those with an id below it are embedded.
+        What is encoded for the model is held to these limits.
+    rows : int, optional
+        Tokens with an id below it are embedded.
+    positions : int, optional
+        So many positions the model learned, one by one: no record may be longer.
     """
-    tokenizer.oblivionis_rows = rows
+    tokenizer.oblivionis_limits = (rows, positions)
 
 
-def _check_rows(encoded: Sequence[Encoded], names: Sequence[str], tokenizer: Any) -> None:
-    """DataError naming every record, and its first token that the model does not embed (see `limit_tokens`)."""
-    rows = getattr(tokenizer, "oblivionis_rows", None)
-    if rows is None:
-        return
-    problems = []
+def _check_fit(encoded: Sequence[Encoded], names: Sequence[str], tokenizer: Any) -> None:
+    """DataError naming every record that the model cannot be given (see `limit_tokens`)."""
+    rows, positions = getattr(tokenizer, "oblivionis_limits", (None, None))
+    beyond, longer = [], []
     for name, record in zip(names, encoded, strict=True):
-        beyond = next((i for i in (*record.prompt, *record.answer) if i >= rows), None)
-        if beyond is not None:
-            problems.append(f"{name}: token {beyond} ({tokenizer.convert_ids_to_tokens(beyond)!r})")
-    raise_if_any(f"records with tokens that the model does not embed (it has rows for {rows})", problems)
+        ids = (*record.prompt, *record.answer)
+        if rows is not None and max(ids) >= rows:
+            first = next(i for i in ids if i >= rows)
+            beyond.append(f"{name}: token {first} ({tokenizer.convert_ids_to_tokens(first)!r})")
+        if positions is not None and len(ids) > positions:
+            longer.append(f"{name}: {len(ids)} tokens")
+    raise_if_any(f"records with tokens that the model does not embed (it has rows for {rows})", beyond)
+    raise_if_any(
+        f"records longer than the {positions} positions that the model learned (shorten them, or set model.max_length="
+        f"{positions} and model.on_overflow=truncate)",
+        longer,
+    )
 
 
 def text_start(tokenizer: Any) -> tuple[int]:
@@ -208,7 +216,7 @@ def encode_pairs(
                 continuation = continuation[: max_length - len(prompt)]
         encoded.append(Encoded(prompt, continuation, truncated))
     raise_if_any(f"records longer than max_length={max_length} (raise it, or set on_overflow=truncate)", problems)
-    _check_rows(encoded, names, tokenizer)
+    _check_fit(encoded, names, tokenizer)
     return encoded
 
 

@@ -60,9 +60,14 @@ def skeleton(folder: Path, *, dtype: torch.dtype, eager: bool = False) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config.return_dict = True
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation="eager" if eager else None, trust_remote_code=False
+                config,
+                dtype=dtype,
+                attn_implementation="eager" if eager else None,
+                experts_implementation="eager",  # torch's products of groups cannot be tried without numbers
+                trust_remote_code=False,
             )
     except Exception as error:
         raise ModelError(f"cannot read the model's shape from {folder}: {one_line(error)}") from error

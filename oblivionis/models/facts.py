@@ -85,6 +85,7 @@ def facts_of(config: Model, fingerprint: str) -> ModelFacts:
     folder = resolve(config.source, config.revision)
     tokenizer, template = load_tokenizer(folder), prompt_template(config)
     example = example_of(tokenizer, template)
+    loading.check_config(folder, config.quantization)
     model = dry_run.skeleton(folder, dtype=loading.DTYPES[config.dtype])
     shape = model.config.get_text_config()
     stored = _stored_dtype(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,16 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from evaluation.engine.models import is_quantized, text_config
 from oblivionis.data.tokenize import limit_tokens
 from oblivionis.models.errors import ModelError, one_line, some
 from oblivionis.models.lora import attach_lora as attach_lora  # both were here, and stay for a release
 from oblivionis.models.lora import trainable as trainable
 from oblivionis.models.shared import share
-from oblivionis.models.source import load_tokenizer, resolve
+from oblivionis.models.source import load_tokenizer, read_config, resolve
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = ("none", "int8", "nf4")
 
+_OTHER_HEADS = re.compile(r"For\w*Classification|ForMaskedLM|ForQuestionAnswering|RewardModel|(?<!LMHead)(?<!LM)Model$")
+_POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings?|positions_embed|pos_encoding)(\.|$)")
+"""Tables of learned positions, by the names that architectures give them."""
 _PADDING = ("<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
 
 
@@ -48,6 +53,7 @@ def load_base(
     if quantization != "none":
         options["quantization_config"] = quantization_config(quantization, double_quantization, dtype)
     folder = resolve(source, revision)
+    check_config(folder, quantization)
     try:
         tokenizer = load_tokenizer(folder)
         with _quietly():
@@ -58,23 +64,68 @@ def load_base(
         raise
     except Exception as error:
         raise ModelError(f"cannot load the model {source!r} from {folder}: {one_line(error)}") from error
+    limit_tokens(tokenizer, rows=rows if len(tokenizer) > rows else None, positions=_learned_positions(model))
     if len(tokenizer) > rows:
-        limit_tokens(tokenizer, rows)
         _guard_rows(model, tokenizer, rows)
     _set_padding(tokenizer, rows)
     return model, tokenizer
 
 
+def check_config(folder: Path, quantization: str) -> None:
+    """What a folder's config.json says of its weights must be what they are used for.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a model.
+    quantization : str
+        As configured: one of `QUANTIZATIONS`.
+
+    Raises
+    ------
+    ModelError
+        For a checkpoint that was trained for something else than to continue texts, and for weights that are stored
+        in 8 or 4 bits where another `quantization` is configured, or in a format that cannot be used.
+    """
+    described = read_config(folder)
+    for name in described.get("architectures") or ():
+        if _OTHER_HEADS.search(name):
+            raise ModelError(f"{folder / 'config.json'}: architectures: {name} is no causal language model")
+    stored = described.get("quantization_config") or {}
+    method = stored.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in stored else None)
+    if not stored:
+        return
+    kind = "int8" if stored.get("load_in_8bit") else stored.get("bnb_4bit_quant_type", "fp4")
+    if method != "bitsandbytes" or kind not in QUANTIZATIONS:
+        found = kind if method == "bitsandbytes" else method
+        raise ModelError(
+            f"{folder / 'config.json'}: quantization_config: {found} is of no use here; expected int8 or nf4"
+        )
+    if kind != quantization:
+        raise ModelError(f"the weights in {folder} are kept as {kind} (its config.json); set model.quantization={kind}")
+
+
 def _check_causal(model: Any) -> None:
-    """ModelError for a model that cannot be read from left to right; one of a type that nobody knows is tried."""
-    from evaluation.engine.architectures import is_known, refusal
+    """ModelError for a model that cannot be read from left to right, or not at all: two tokens are tried.
+
+    Not of a Llama, which the fused way knows, nor of weights in 8 bits, which bitsandbytes repacks at the first pass.
+    """
+    from evaluation.engine import llama
+    from evaluation.engine.architectures import refusal
     from evaluation.engine.backends.plain import reads_ahead
 
     if (wrong := refusal(model)) is not None:
         raise ModelError(wrong)
-    if not is_known(model) and reads_ahead(model):
+    if not (llama.supports(model) or is_quantized(model)) and reads_ahead(model):
         kind = model.config.model_type
         raise ModelError(f"{kind} is no causal language model: what it says of a token depends on later ones")
+
+
+def _learned_positions(model: Any) -> int | None:
+    """How many positions a model knows that learned them one by one; None for others."""
+    names = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
+    learned = any(_POSITIONS.search(name) for name in names)
+    return getattr(text_config(model), "max_position_embeddings", None) if learned else None
 
 
 def _guard_rows(model: Any, tokenizer: Any, rows: int) -> None:
@@ -99,6 +150,8 @@ def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
     # A quantised model cannot be moved: it is loaded where it stays.
     quantized = "quantization_config" in options
     options |= {"device_map": {"": place}} if quantized else {}
+    if quantized and read_config(folder).get("quantization_config"):
+        del options["quantization_config"]  # they are kept so already
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         local_files_only=True,
@@ -110,8 +163,12 @@ def load_weights(folder: Path, place: torch.device, **options: Any) -> Any:
     )
     model, found = loaded
     _check_tensors(model, folder, found)
+    model.config.return_dict = True
     if quantized:
         keep_portable(model)
+        for module in model.modules():
+            if hasattr(module, "compute_dtype"):
+                module.compute_dtype = options["dtype"]
         return model.eval()
     if place.type == "cpu":
         share(model, folder)

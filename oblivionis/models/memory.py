@@ -127,6 +127,7 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
     settings, on_gpu = config.model, uses_gpu(config, machine)
     folder = loading.resolve(settings.source, settings.revision)
     dtype = loading.DTYPES[settings.dtype]
+    loading.check_config(folder, settings.quantization)
     model = dry_run.skeleton(folder, dtype=dtype, eager=settings.attn_implementation == "eager")
     parameters = sum(p.numel() for p in model.parameters())
     model = with_trainable(model, settings, seed=0)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from oblivionis.config.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
 from oblivionis.models.errors import ModelError, one_line, some
 from oblivionis.models.lora import ADAPTER, wrapped
+from oblivionis.models.roles import role
 
 KINDS = ("LORA", "IA3", "LOHA", "LOKR", "OFT", "VERA")
 """Kinds of adapters that change layers token by token, so that any way of reading the model reads them, too."""
@@ -107,12 +108,12 @@ def attach_adapter(model: Any, folder: Path, *, trained: bool = False, dropout: 
     peft_model = wrapped(model, config, key=str(folder))
     if any(p.device.type == "meta" for p in model.parameters()):
         return peft_model
-    _load(peft_model, folder)
+    _load(peft_model, folder, trained=trained)
     peft_model.requires_grad_(False)
     return peft_model.eval()
 
 
-def _load(peft_model: Any, folder: Path) -> None:
+def _load(peft_model: Any, folder: Path, *, trained: bool) -> None:
     """The tensors of a folder, all of them and no others."""
     from peft.utils import load_peft_weights
 
@@ -125,6 +126,13 @@ def _load(peft_model: Any, folder: Path) -> None:
     except (RuntimeError, ValueError, KeyError, OSError, TypeError, SafetensorError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ModelError(f"{folder} does not fit the model: {lines[min(1, len(lines) - 1)]}") from error
+    own = peft_model.peft_config[ADAPTER].modules_to_save or ()
+    base = sorted(k for k in given if role(k) is None and not any(f".{name}." in k for name in own))
+    if trained and getattr(peft_model.peft_config[ADAPTER], "peft_type", None) == "LORA" and base:
+        raise ModelError(
+            f"{folder / ADAPTER_WEIGHTS} holds base weights ({some(base)}), which would neither be trained nor sent; "
+            "name them in modules_to_save, or merge the adapter first"
+        )
     if not given or result.missing_keys:
         lacking = sorted(result.missing_keys) or ["all tensors"]
         raise ModelError(f"{folder / ADAPTER_WEIGHTS} lacks {some(lacking)}")

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from oblivionis.config.adapter_folder import ADAPTER_CONFIG, is_adapter, read_adapter
+from oblivionis.errors import FileError
+from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.errors import ModelError
 from oblivionis.models.packaged import PACKAGED, fetched
 
@@ -125,6 +127,18 @@ def cached(source: str, revision: str | None = None) -> Path | None:
         )
     except (OSError, ValueError):
         return None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a model folder's config.json says. Raises ModelError."""
+    path = folder / "config.json"
+    try:
+        found = parse_json(read_bytes(path), finite=False, unique=False)
+    except (OSError, ValueError, FileError) as error:
+        raise ModelError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: expected a JSON object")
+    return found
 
 
 def load_tokenizer(folder: Path) -> Any:

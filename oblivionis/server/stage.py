@@ -67,6 +67,7 @@ class Stage:
         self.before: ruler.Before | None = None
         self.label = SAMPLING[name]
         self.kept: dict[str, np.ndarray] = {}
+        self.left_out = ""
         self.updates = open_updates(self.config, self.run.path, name)
         self.private = server.private_mean(name)
         wanted = self.config.evaluation.rebound
@@ -280,6 +281,7 @@ class Stage:
 
     def _finish(self, seconds: float) -> None:
         rounds = self.done
+        self._check_replies()
         measured = self.evaluate(rounds, "end", self.vector)
         outcome = self._verify(rounds, measured)
         self.requests.close(rounds)
@@ -306,6 +308,14 @@ class Stage:
             measured.log,
         )
         self.events.stage_finished(self.name, seconds)
+
+    def _check_replies(self) -> None:
+        """RunFailed where every reply of the whole stage was left out: the model is the one that it began with."""
+        rows = [r for r in self.run.metrics() if (r["stage"], r["evaluator"]) == (self.name, "federation")]
+        failed = sum(row["metrics"]["failures"] for row in rows)
+        if failed and not any(row["metrics"]["replies"] for row in rows):
+            why = f"; the last one: {self.left_out}" if self.left_out else ""
+            raise RunFailed(f"stage {self.name}: nobody trained, all {failed:g} replies were left out{why}")
 
     def _traffic(self) -> dict[str, float]:
         """Mean bytes of a round, both ways."""
@@ -380,6 +390,8 @@ class _Recorder(Listener):
         self._failures += not ok
         self._clients.setdefault(self._kind if ok else "failed", []).append(node)
         self._stage.events.reply(node, ok, reason)
+        if not ok:
+            self._stage.left_out = f"client {node}: {reason}"
         if not ok and self._stage.config.strict:
             raise RunFailed(f"strict: client {node} failed in round {self._round}: {reason}")
 
