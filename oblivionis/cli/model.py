@@ -89,16 +89,18 @@ def model_info(
         print(json.dumps(dataclasses.asdict(facts), ensure_ascii=False, indent=1))
         return
 
-    from oblivionis.models import memory
     from oblivionis.models.machine import Machine
     from oblivionis.reports import summary as report
     from oblivionis.reports.example import print_example
-    from oblivionis.server.preflight import lengths_of, memory_table, summary
+    from oblivionis.server.preflight import estimated, memory_table, summary
 
     machine, console = Machine.here(), Console()
-    need = memory.estimate(config, machine, lengths_of(config))
-    report.print_model(config, facts, need, console)
+    need = estimated(config, machine)
+    report.print_model(config, facts, None if isinstance(need, str) else need, console)
     print_example(facts.example, console)
+    if isinstance(need, str):
+        console.print(need, markup=False, highlight=False)
+        return
     console.print(memory_table(need))
     console.print(f"a simulation here: {summary(need, machine)}", highlight=False)
 

@@ -7,6 +7,7 @@ architecture and for every way of running it, and are not guessed from a formula
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,7 +67,6 @@ def skeleton(folder: Path, *, dtype: torch.dtype, eager: bool = False) -> Any:
                 config,
                 dtype=dtype,
                 attn_implementation="eager" if eager else None,
-                experts_implementation="eager",  # torch's products of groups cannot be tried without numbers
                 trust_remote_code=False,
             )
     except Exception as error:
@@ -308,11 +308,14 @@ def _logits(model: nn.Module, batch: PackedBatch, mode: str) -> Tensor:
 
 @contextmanager
 def _without_masks() -> Iterator[None]:
-    """Leave no fake mask in the memory of the kernels, nor transformers' warnings on the terminal."""
+    """Leave no fake mask in the memory of the kernels, nor what transformers and torch say of it on the terminal."""
     kernels.forget_masks()
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
+            logger.disabled = before
             kernels.forget_masks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -456,10 +456,8 @@ def _progress(run: RunDirectory, config: Config, stage: str) -> str:
     return f"{stage} {done}/{getattr(config.federation.rounds, stage)}"
 
 
-def print_model(config: Config, facts: ModelFacts, need: Estimate, console: Console) -> None:
-    """What the configured model is, and what of it is trained and sent."""
-    trainable, vector = need.trainable, 4 * need.trainable
-    total = need.parameters + (trainable + need.frozen if config.model.mode == "lora" else 0)
+def print_model(config: Config, facts: ModelFacts, need: Estimate | None, console: Console) -> None:
+    """What the configured model is, and what of it is trained and sent, where `need` tells."""
     table = RichTable(show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
@@ -479,14 +477,22 @@ def print_model(config: Config, facts: ModelFacts, need: Estimate, console: Cons
     table.add_row("linear layers", Text(", ".join(facts.linear_layers)))
     if facts.example.kind == "chat":
         table.add_row("template's arguments", Text(", ".join(facts.template_variables) or "none"))
-    how = f"lora, aggregation {config.model.lora.aggregation}" if config.model.mode == "lora" else config.model.mode
-    table.add_row("trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {how})")
-    if need.frozen:
-        why = "A: drawn from the seed on either side, never sent"
-        table.add_row("frozen adapter parameters", f"{need.frozen:,} ({why})")
-    table.add_row("sent per client and exchange", f"{bytes_text(vector)} there, {bytes_text(vector)} back (float32)")
+    for what, value in () if need is None else _trained(config, need):
+        table.add_row(what, value)
     table.add_row("fingerprint", facts.fingerprint)
     console.print(Text(f"model {config.model.name}", style="bold"), table, sep="\n")
+
+
+def _trained(config: Config, need: Estimate) -> Iterator[tuple[str, str]]:
+    """What is trained and sent, in rows of a table."""
+    trainable, vector = need.trainable, bytes_text(4 * need.trainable)
+    lora = config.model.mode == "lora"
+    total = need.parameters + (trainable + need.frozen if lora else 0)
+    how = f"lora, aggregation {config.model.lora.aggregation}" if lora else config.model.mode
+    yield "trainable parameters", f"{trainable:,} ({trainable / total:.2%}, {how})"
+    if need.frozen:
+        yield "frozen adapter parameters", f"{need.frozen:,} (A: drawn from the seed on either side, never sent)"
+    yield "sent per client and exchange", f"{vector} there, {vector} back (float32)"
 
 
 def _number_format(config: Config) -> str:

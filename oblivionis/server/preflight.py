@@ -41,13 +41,9 @@ def preflight(config: Config, console: Console) -> None:
     layout_of(tokenizer_of(config), prompt_template(config.model))
     for hint in check(config, machine):
         console.print(f"hint: {hint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-    try:
-        need = estimate(config, machine, lengths_of(config))
-    except OblivionisError:
-        raise
-    except Exception as error:  # a model whose pass cannot be tried without numbers may still run
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        console.print(f"memory: cannot be told beforehand for this model ({reason})", style="yellow", markup=False)
+    need = estimated(config, machine)
+    if isinstance(need, str):
+        console.print(need, style="yellow", markup=False)
         return
     console.print(f"memory: {summary(need, machine)}", highlight=False, soft_wrap=True)
     lacking = need.lacks(machine)
@@ -60,6 +56,21 @@ def preflight(config: Config, console: Console) -> None:
     if config.strict:
         raise ResourceError(f"strict: {text}")
     console.print(f"warning: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def estimated(config: Config, machine: Machine) -> Estimate | str:
+    """How much memory a run takes, or in a line why that cannot be told.
+
+    Raises OblivionisError for what is wrong with the configuration or the model. A model whose pass cannot be tried
+    without numbers may still run.
+    """
+    try:
+        return estimate(config, machine, lengths_of(config))
+    except OblivionisError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"memory: cannot be told beforehand for this model ({reason})"
 
 
 def lengths_of(config: Config) -> Lengths | None:
