@@ -98,9 +98,7 @@ def check_config(folder: Path, quantization: str) -> None:
     kind = "int8" if stored.get("load_in_8bit") else stored.get("bnb_4bit_quant_type", "fp4")
     if method != "bitsandbytes" or kind not in QUANTIZATIONS:
         found = kind if method == "bitsandbytes" else method
-        raise ModelError(
-            f"{folder / 'config.json'}: quantization_config: {found} is of no use here; expected int8 or nf4"
-        )
+        raise ModelError(f"{folder / 'config.json'}: quantization_config: {found}; expected bitsandbytes' int8 or nf4")
     if kind != quantization:
         raise ModelError(f"the weights in {folder} are kept as {kind} (its config.json); set model.quantization={kind}")
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 from support import tiny_llama
+from support.architectures import tiny_model, with_lora
 from torch import nn
 
 from clients import losses
@@ -95,6 +96,23 @@ def test_a_padded_batch_gives_the_same(exactly):
     clipped_sum(model, flat, RECORDS, mean_losses(model, RECORDS), 0.3, exactly=exactly)
     expected = torch.stack([g * min(1.0, 0.3 / float(g.norm())) for g in own]).sum(0)
     torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_take_part_once_for_each_length_are_clipped_record_by_record_too():
+    """As where a model is run plainly."""
+    expected, found = [], []
+    for exactly, into in ((True, expected), (False, found)):
+        model = with_lora(tiny_model("mamba2", vocab_size=tiny_llama.VOCABULARY))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+        flat = FlatParameters(model)
+        into += [
+            clipped_sum(model, flat, RECORDS, mean_losses(model, RECORDS), 0.3, exactly=exactly),
+            flat.grad.clone(),
+        ]
+    assert len({len(r.prompt) + len(r.answer) for r in RECORDS}) > 1
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("exactly", [False, True])

@@ -46,6 +46,7 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
         ("phi3", PHI, "packed", "plain"),
         ("mistral", {}, "packed", "padded"),
         ("mistral", {"sliding_window": None}, "packed", "packed"),
+        ("mistral", {"use_sliding_window": False}, "packed", "padded"),
         ("gemma2", {}, "padded", "padded"),
         ("gemma3_text", {"attn_logit_softcapping": 30.0}, "padded", "padded"),
         ("mistral", {"per_layer_config": {1: {"sliding_window": 8}}}, "plain", "plain"),
@@ -102,7 +103,10 @@ def test_plain_passes_never_hold_sequences_of_two_lengths(monkeypatch: pytest.Mo
     assert shapes == [(lengths.count(n), n) for n in dict.fromkeys(lengths)]
 
 
-@pytest.mark.parametrize(("kind", "options"), [("bert", {}), ("gemma3_text", {"use_bidirectional_attention": True})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("bert", {}), ("gemma3_text", {"use_bidirectional_attention": True}), ("llama", {"is_causal": False})],
+)
 def test_a_model_that_reads_both_sides_is_refused(kind: str, options: dict[str, Any]) -> None:
     model = tiny_model(kind, **options)
     with pytest.raises(ValueError, match=f"{kind} is no causal language model"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -19,11 +20,14 @@ from support import tiny_models
 from oblivionis.audits.target import find_target, is_model
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Lora, Model
+from oblivionis.data.errors import DataError
+from oblivionis.data.tokenize import PromptTemplate, encode_pairs
 from oblivionis.errors import OblivionisError
 from oblivionis.models import loading
 from oblivionis.models.assembly import assemble, assemble_untrained
 from oblivionis.models.errors import ModelError
 from oblivionis.models.fingerprint import fingerprint_model
+from oblivionis.models.peft_adapters import attach_adapter
 from oblivionis.models.source import base_of, resolve
 
 IDS = torch.tensor([[1, 5, 9, 17, 33, 2]])
@@ -166,6 +170,20 @@ def test_a_run_starts_from_an_adapter(name: str, base: Any, tmp_path: Path) -> N
     torch.testing.assert_close(numbers(assembled.model), expected, rtol=0, atol=1e-5)
     stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert assembled.flat.size == sum(t.numel() for t in stored.values())
+
+
+def test_an_adapter_that_brings_base_weights_is_measured_but_not_trained_on(base: Any, tmp_path: Path) -> None:
+    """As peft saves one with `save_embedding_layers`: what is neither trained nor sent would be lost on the way."""
+    kind, config = READ["plain"]
+    made = peft.get_peft_model(tiny_reference(base(kind)), peft.PeftConfig.from_peft_type(**config))
+    with torch.no_grad():
+        made.get_input_embeddings().weight.add_(0.1)
+    made.save_pretrained(tmp_path, save_embedding_layers=True)
+    reference = peft.PeftModel.from_pretrained(tiny_reference(base(kind)), tmp_path).eval()
+    read = attach_adapter(tiny_reference(base(kind)), tmp_path)
+    torch.testing.assert_close(numbers(read), numbers(reference))
+    with pytest.raises(ModelError, match=r"holds base weights \(.*embed_tokens"):
+        assemble(starting(tmp_path, base(kind)), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +356,57 @@ def test_nonsense_in_a_configuration_is_one_line(copy: Any, key: str, value: Any
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     with pytest.raises(ModelError, match=r"^[^\n]+$"):
         loading.load_base(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"architectures": ["MistralForSequenceClassification"]}, "MistralForSequenceClassification is no causal"),
+        ({"architectures": ["MistralModel"]}, "MistralModel is no causal language model"),
+        ({"is_causal": False}, "mistral is no causal language model"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: fp8; expected bitsandbytes' int8"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+            "set model.quantization=int8",
+        ),
+        (
+            {"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}},
+            "kept as nf4 .*set model.quantization=nf4",
+        ),
+    ],
+)
+def test_what_a_configuration_says_of_its_weights_is_taken_at_its_word(copy: Any, more: Any, message: str) -> None:
+    path = copy("mistral") / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    with pytest.raises(ModelError, match=rf"^[^\n]*{message}[^\n]*$"):
+        loading.load_base(str(path.parent))
+
+
+def test_a_configuration_that_wants_tuples_gives_the_same_numbers(copy: Any, base: Any) -> None:
+    path = copy("mistral") / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "return_dict": False}))
+    torch.testing.assert_close(
+        numbers(loading.load_base(str(path.parent))[0]), numbers(tiny_reference(base("mistral")))
+    )
+
+
+def test_damaged_weights_are_told_when_they_are_loaded(copy: Any) -> None:
+    file = copy("mistral") / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"][0, 0] = math.nan
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="is no number: its weights may be damaged"):
+        loading.load_base(str(file.parent))
+
+
+def test_records_longer_than_the_learned_positions_are_named(base: Any) -> None:
+    _, known = loading.load_base(str(base("gpt2")))
+    text = "a b c " * 40
+    with pytest.raises(
+        DataError, match=r"longer than the 64 positions that the model learned(.|\n)*pair 0: \d+ tokens"
+    ):
+        encode_pairs([("q", text)], known, PromptTemplate())
+    assert encode_pairs([("q", text)], loading.load_base(str(base("mistral")))[1], PromptTemplate())
 
 
 @pytest.mark.parametrize("kind", ["mistral", "phi", "gpt2", "gemma", "qwen3", "gpt_neox", "mixtral"])
