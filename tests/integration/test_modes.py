@@ -19,7 +19,7 @@ from oblivionis.client import worker
 from oblivionis.client.app import app
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
-from oblivionis.errors import RunInterrupted
+from oblivionis.errors import RunFailed, RunInterrupted
 from oblivionis.models import loading, lora
 from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory
@@ -99,6 +99,17 @@ def test_full_mode_resumes_to_the_same_numbers(full: RunDirectory, tmp_path: Pat
     execute(run)
     np.testing.assert_array_equal(run.load_checkpoint("unlearn").vector, full.load_checkpoint("unlearn").vector)
     assert final(run) == final(full)
+
+
+def test_a_stage_in_which_nobody_trained_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ValueError("no numbers today")
+
+    monkeypatch.setattr(Worker, "finetune", fails)
+    run = new(tmp_path, "nobody", "stages=[finetune]", "strict=false")
+    with pytest.raises(RunFailed, match=r"stage finetune: nobody trained, all \d+ replies .*no numbers today"):
+        execute(run)
+    assert run.stage_summary("finetune") is None
 
 
 def test_bfloat16_on_the_cpu_runs_to_the_end(tmp_path: Path) -> None:
