@@ -21,7 +21,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from evaluation.engine import llama
-from evaluation.engine.models import base_model, text_config
+from evaluation.engine.models import base_model
 
 ATTENTION = "oblivionis_packed"
 """The name of the packed way's attention function in transformers."""
@@ -138,7 +138,7 @@ def is_known(model: nn.Module) -> bool:
 def refusal(model: nn.Module) -> str | None:
     """Why no way can be right for a model, in one line; None where one is."""
     base: Any = base_model(model)
-    text = text_config(model)
+    text = getattr(base.config, "text_config", None) or base.config
     both = getattr(text, "use_bidirectional_attention", None) in (True, "all")
     both = both or getattr(text, "is_causal", True) is False
     if (wrong := refused_type(base.config.model_type, both=both)) is not None:

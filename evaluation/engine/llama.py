@@ -58,16 +58,19 @@ def supports(model: nn.Module, device: str | None = None) -> bool:
 
 
 def _is_known_layer(layer: Any) -> bool:
-    """Whether every part of a decoder layer that is not called is one that this module knows."""
-    attention, mlp = layer.self_attn, layer.mlp
-    linear = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    return (
-        type(layer) is LlamaDecoderLayer
-        and type(attention) is LlamaAttention
-        and type(mlp) is LlamaMLP
-        and all(type(norm) is LlamaRMSNorm for norm in (layer.input_layernorm, layer.post_attention_layernorm))
-        and all(type(m) in _LINEAR for m in (*linear, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    )
+    """Whether every part of a decoder layer is one that this module knows: most of them are not called.
+
+    Modules are looked up where they lie: this is asked before every pass, too.
+    """
+    if type(layer) is not LlamaDecoderLayer:
+        return False
+    parts = layer._modules
+    attention, mlp = parts["self_attn"], parts["mlp"]
+    if type(attention) is not LlamaAttention or type(mlp) is not LlamaMLP:
+        return False
+    norms = (parts["input_layernorm"], parts["post_attention_layernorm"])
+    linear = [m for name, m in (*attention._modules.items(), *mlp._modules.items()) if name.endswith("_proj")]
+    return all(type(norm) is LlamaRMSNorm for norm in norms) and all(type(m) in _LINEAR for m in linear)
 
 
 def _is_special(module: nn.Module) -> bool:
