@@ -177,6 +177,8 @@ def _not_known(base: Any) -> str | None:
 
 def _window(config: Any) -> int | None:
     """Longest sequence without a sliding window or a chunk border, None where attention has neither."""
+    if set(getattr(config, "layer_types", None) or ()) == {"full_attention"}:
+        return None
     sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return min((int(size) for size in sizes if size), default=None)
 

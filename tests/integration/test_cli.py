@@ -82,7 +82,7 @@ def test_every_command_has_help(command):
 
 def test_help_explains_the_arguments():
     assert "federation.rounds.unlearn=5" in " ".join(call("simulate", "--help").out.split())
-    assert "A run directory, a checkpoint file" in call("evaluate", "--help").out
+    assert "A run directory, a checkpoint, a name in conf/model" in " ".join(call("evaluate", "--help").out.split())
 
 
 def test_the_version_is_printed():

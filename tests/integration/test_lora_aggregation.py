@@ -13,7 +13,7 @@ from oblivionis import seeds
 from oblivionis.assessment.assessor import evaluate_checkpoint
 from oblivionis.audits.leakage import find_subject
 from oblivionis.client.worker import resident
-from oblivionis.errors import RunError, RunInterrupted
+from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.models import adapters, lora
 from oblivionis.models.assembly import assemble
 from oblivionis.runs.directory import RunDirectory
@@ -138,8 +138,8 @@ def test_a_client_with_another_frozen_a_refuses(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("oblivionis.client.worker._worker", None)
     monkeypatch.setattr("oblivionis.client.worker.assemble", lambda settings, seed: assemble(settings, seed + 1))
-    events, _ = execute(config, run)
-    assert events.left_out and all("would train other parameters" in reason for _, _, reason in events.left_out)
+    with pytest.raises(RunFailed, match="nobody trained, all 2 replies were left out; .* would train other parameters"):
+        execute(config, run)
 
 
 def test_the_server_averages_products_in_both_exchanges(tmp_path, monkeypatch):

@@ -265,7 +265,7 @@ def nothing_runs():
     """A simulation whose files are accepted is not run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "_check", lambda config, console, new: cli_check(config))
-        patch.setattr(cli, "_simulate", lambda config, run, console, told, forks, full: console.print("accepted"))
+        patch.setattr(cli, "_simulate", lambda config, run, console, told, forks: console.print("accepted"))
         yield
 
 
