@@ -138,7 +138,7 @@ def test_a_client_with_another_frozen_a_refuses(tmp_path, monkeypatch):
     )
     monkeypatch.setattr("oblivionis.client.worker._worker", None)
     monkeypatch.setattr("oblivionis.client.worker.assemble", lambda settings, seed: assemble(settings, seed + 1))
-    with pytest.raises(RunFailed, match=r"nobody trained, all 2 replies were left out; .* would train other parameters"):
+    with pytest.raises(RunFailed, match=r"nobody trained, all 2 replies .* would train other parameters"):
         execute(config, run)
 
 
