@@ -25,6 +25,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 SUPPORT = PROJECT / "tests" / "support"
 WHOLE_RUN = PROJECT / "tests" / "integration" / "test_whole_run.py"
 LONGEST = (
+    "test_architectures.py",
+    "test_model_families.py",
     "test_exchanges.py",
     "test_faults.py",
     "test_deployment_guide.py",
