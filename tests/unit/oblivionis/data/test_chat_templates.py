@@ -339,7 +339,7 @@ def test_a_chat_template_that_is_not_used_need_not_be_of_use() -> None:
         stop_ids(tokenizer, None, PromptTemplate("chat"))
 
 
-CASE = Path("/work/shared/cases/models/think_template/model")
+CASE = Path(__file__).parents[5] / "shared" / "cases" / "models" / "think_template" / "model"
 
 
 @pytest.mark.skipif(not CASE.is_dir(), reason="the case is not on this machine")
