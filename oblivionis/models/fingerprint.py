@@ -31,7 +31,7 @@ from oblivionis.errors import FileError
 from oblivionis.files import checked, parse_json, read_bytes, write_json
 from oblivionis.models.cache import cache_root
 from oblivionis.models.errors import ModelError
-from oblivionis.models.source import resolve
+from oblivionis.models.source import read_object, resolve
 
 _CHUNK = 8 * 2**20
 _VOLATILE = ("transformers_version", "_name_or_path", "_commit_hash")
@@ -88,7 +88,7 @@ def fingerprint_model(model: Model) -> str:
     if model.adapter is None:
         return base
     folder = Path(model.adapter).expanduser()
-    described = {k: v for k, v in _json(folder / ADAPTER_CONFIG).items() if k not in _PLACES}
+    described = {k: v for k, v in read_object(folder / ADAPTER_CONFIG).items() if k not in _PLACES}
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise ModelError(f"{folder} holds no {ADAPTER_WEIGHTS}; only safetensors weights can be used")
     digest = hashlib.sha256(f"{base}\n".encode() + _canonical(described))
@@ -124,14 +124,14 @@ def compute(folder: Path) -> str:
         digest.update(f"{label} {len(data)}\n".encode())
         digest.update(data)
 
-    config = _json(folder / "config.json")
+    config = read_object(folder / "config.json")
     add("config", _canonical({k: v for k, v in config.items() if k not in _VOLATILE}))
     if (folder / "tokenizer.json").is_file():
-        tokenizer = _json(folder / "tokenizer.json")
+        tokenizer = read_object(folder / "tokenizer.json")
         add("tokenizer", _canonical({k: v for k, v in tokenizer.items() if k not in _TOKENIZER_STATE}))
     elif (folder / "tokenizer.model").is_file():
         add("tokenizer", read_bytes(folder / "tokenizer.model"))
-    described = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    described = read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     add("special tokens", _canonical({k: _content(described[k]) for k in _TOKENIZER_CONFIG if k in described}))
     template = folder / "chat_template.jinja"
     text = template.read_text(encoding="utf-8") if template.is_file() else described.get("chat_template")
@@ -161,7 +161,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         raise ModelError(f"{folder} holds no model.safetensors; only safetensors weights can be used")
     try:
-        shards = sorted(set(checked(_json(index), _Index).get("weight_map", {}).values()))
+        shards = sorted(set(checked(read_object(index), _Index).get("weight_map", {}).values()))
     except ValueError as error:
         raise ModelError(f"{index}: {error}") from None
     missing = [name for name in shards if not (folder / name).is_file()]
@@ -201,20 +201,6 @@ def _blocks(tensor: _Tensor) -> Iterator[bytes]:
                 raise ModelError(f"{tensor.file}: ends within the tensor {tensor.name}")
             left -= len(block)
             yield block
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = parse_json(read_bytes(path), finite=False, unique=False)
-    except FileNotFoundError as error:
-        raise ModelError(f"{path}: no such file; expected a model saved with save_pretrained") from error
-    except FileError as error:
-        raise ModelError(str(error)) from error
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object")
-    return value
 
 
 def _canonical(value: Any) -> bytes:

@@ -131,14 +131,22 @@ def cached(source: str, revision: str | None = None) -> Path | None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """What a model folder's config.json says. Raises ModelError."""
-    path = folder / "config.json"
+    return read_object(folder / "config.json")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder. Raises ModelError."""
     try:
-        found = parse_json(read_bytes(path), finite=False, unique=False)
-    except (OSError, ValueError, FileError) as error:
+        value = parse_json(read_bytes(path), finite=False, unique=False)
+    except FileNotFoundError as error:
+        raise ModelError(f"{path}: no such file; expected a model saved with save_pretrained") from error
+    except FileError as error:
+        raise ModelError(str(error)) from error
+    except ValueError as error:
         raise ModelError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object")
-    return found
+    return value
 
 
 def load_tokenizer(folder: Path) -> Any:
