@@ -46,6 +46,13 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
+def remove_torn(folder: Path) -> None:
+    """Remove from `folder` and below what a process that was killed within `write_atomic` left behind."""
+    for torn in folder.rglob(".*.tmp"):
+        if torn.is_file():
+            torn.unlink()
+
+
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Errors of writing say where: the operating system tells it of names only."""

@@ -19,6 +19,7 @@ from benchmarks.meta.metrics import JUDGES
 from benchmarks.meta.models import JUDGED, KNOWS, LABELS, MODELS, ORACLE, STATES, training_records
 from benchmarks.meta.settings import Settings
 from oblivionis.errors import OblivionisError, RunFailed
+from oblivionis.files import remove_torn
 
 _LOOK_S = 0.5
 
@@ -41,6 +42,7 @@ def run(settings: Settings, folder: Path, console: Console, jobs: int) -> None:
 
     Raises OblivionisError for what `federation` raises, RunFailed for a process that ended early.
     """
+    remove_torn(folder)
     work = [seed for seed in settings.seeds if results.pending(folder, seed)]
     if work:
         columns = (TextColumn("models measured"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

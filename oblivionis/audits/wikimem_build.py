@@ -28,7 +28,7 @@ from oblivionis.data.wikidata.reader import Labels, Options, Survey, wanted_labe
 from oblivionis.data.wikidata.stream import BEGINNING, Batch, DamagedDump, Dump, DumpError, Position
 from oblivionis.data.wikidata.tables import tables
 from oblivionis.errors import FileError, OblivionisError, RunFailed
-from oblivionis.files import read_json, write_atomic, write_json
+from oblivionis.files import read_json, remove_torn, write_atomic, write_json
 from oblivionis.version import __version__
 
 CHECKPOINT, SUMMARY = "checkpoint.json", "summary.json"
@@ -157,8 +157,7 @@ def _saved(job: _Build) -> dict[str, Any] | None:
     The dump may be longer than it was, where it was cut off before.
     """
     path = job.out / CHECKPOINT
-    for torn in job.out.glob(".*.json*.tmp"):  # left behind where a process was killed while it wrote
-        torn.unlink()
+    remove_torn(job.out)
     try:
         saved = read_json(path)
         same_dump = saved["fingerprint"] == job.dump.fingerprint(min(saved["size"], _HEAD))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.stages import execute, new_run
+from support.stages import Recorded, execute, new_run
 
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.problems import ConfigError
+from oblivionis.errors import RunFailed
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.privacy import read_account
 from strategies import protocol
@@ -95,6 +96,7 @@ def test_a_client_sends_nothing_bare_in_a_run_with_masks(both, tmp_path):
 
     grids: list[InProcessGrid] = []
     config, run = new_run(tmp_path, "bare", *MASKED, "stages=[finetune]")
+    events = Recorded()
 
     class Kept(InProcessGrid):
         def __init__(self, *args, **kwargs):
@@ -103,7 +105,8 @@ def test_a_client_sends_nothing_bare_in_a_run_with_masks(both, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("support.stages.InProcessGrid", Kept)
-        events, _ = execute(config, run, bare)
+        with pytest.raises(RunFailed, match="nobody trained, all 3 replies were left out"):
+            execute(config, run, bare, events)
     assert len(events.left_out) == 3
     assert all("the message asks for this client's own" in reason for _, _, reason in events.left_out)
 

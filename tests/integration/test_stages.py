@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
-from support.stages import execute, final_metrics, new_run, tombstones
+from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
 from oblivionis.assessment.assessor import Assessor, assemble_for
 from oblivionis.errors import RunError, RunFailed
@@ -165,7 +165,9 @@ def test_strict_stops_at_the_first_failed_client(tmp_path):
 def test_a_client_with_another_base_model_refuses(tmp_path, monkeypatch):
     config, run = new_run(tmp_path, "foreign", "stages=[finetune]", "federation.rounds.finetune=1")
     monkeypatch.setattr("oblivionis.server.context.fingerprint_model", lambda *_: "f" * 64)
-    events, _ = execute(config, run)
+    events = Recorded()
+    with pytest.raises(RunFailed, match=r"nobody trained, all 2 replies were left out; .* another base model"):
+        execute(config, run, events=events)
     assert len(events.left_out) == 2
     assert all("another base model" in reason for _, _, reason in events.left_out)
 

@@ -6,11 +6,8 @@ import pytest
 from support.stages import execute, new_run
 
 
-def test_a_run_stores_its_verdicts_though_retrain_comes_last(tmp_path):
-    config, run = new_run(tmp_path, "late", "stages=[finetune, unlearn]")
-    execute(config, run)
-    assert not (run.path / "verdicts.json").exists()
-    config.stages = ["finetune", "retrain", "unlearn"]
+def test_a_run_stores_its_verdicts_and_an_older_one_gets_them_when_it_is_resumed(tmp_path):
+    config, run = new_run(tmp_path, "whole", "stages=[finetune, retrain, unlearn]")
     execute(config, run)
     stored = json.loads((run.path / "verdicts.json").read_text())
     assert (stored["model"], stored["oracle"]) == ("unlearn", "retrain")
@@ -19,4 +16,10 @@ def test_a_run_stores_its_verdicts_though_retrain_comes_last(tmp_path):
     assert stored["measures"]["prob"]["questions"] == stored["measures"]["truth_ratio"]["questions"] == 3
     (run.path / "verdicts.json").unlink()
     execute(config, run)
-    assert json.loads((run.path / "verdicts.json").read_text()) == stored, "an older run gets them when it is resumed"
+    assert json.loads((run.path / "verdicts.json").read_text()) == stored
+
+
+def test_a_run_without_a_retrained_model_has_no_verdicts(tmp_path):
+    config, run = new_run(tmp_path, "alone", "stages=[finetune, unlearn]")
+    execute(config, run)
+    assert not (run.path / "verdicts.json").exists()

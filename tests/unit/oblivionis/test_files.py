@@ -1,13 +1,14 @@
 """Reading what others wrote: every fault with its place, nothing that hangs, torn lines told."""
 
 import os
+from pathlib import Path
 from typing import TypedDict
 
 import pytest
 
 from oblivionis import files
 from oblivionis.errors import FileError
-from oblivionis.files import checked, is_torn, parse_json, read_bytes, read_json, read_lines
+from oblivionis.files import checked, is_torn, parse_json, read_bytes, read_json, read_lines, remove_torn, write_atomic
 
 
 class Row(TypedDict):
@@ -108,3 +109,23 @@ def test_beginnings_of_an_object_are_torn(text):
 @pytest.mark.parametrize("text", ["nonsense", '{"a": 1,, "b": 2}', '{"a": NaN}', '["a"', "5"])
 def test_other_lines_are_not(text):
     assert not is_torn(text)
+
+
+def test_what_a_killed_write_leaves_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    kept = [tmp_path / name for name in ("a.json", ".hidden", "below/b.json", "c.tmp")]
+    for path in kept:
+        write_atomic(path, "whole")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # as where the process ended before
+        for path in kept:
+            with pytest.raises(KeyboardInterrupt):
+                write_atomic(path, "torn")
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 8
+    remove_torn(tmp_path)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+    assert all(path.read_text() == "whole" for path in kept)
