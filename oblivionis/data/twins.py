@@ -1,0 +1,242 @@
+"""Twins: records that say, word for word or nearly, what other records say, so that forgetting one leaves the other.
+
+Two records are compared by their words, whatever their order, spaces, punctuation, letter case and Unicode forms are. A
+shared word weighs log(1 + N / n), where n of the N subjects use it, so that phrases that stand in many records count
+little; with the share of that weight Dice's coefficient is formed, of question and answer together and of the answer
+alone, for an answer is what is to be forgotten. Records about different people are no twins where the kept one names
+its own person by a word that the other lacks: templates ("The author's full name is …") share most of their words. How
+thresholds were chosen: `docs/concepts/twins.md`.
+
+Pieces of text are compared with every two neighbouring pieces of a passage, since the same passage can be cut elsewhere:
+what counts is the share of the piece's weight that these two hold, rare words weighing the cube of the above.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import regex
+from scipy import sparse
+
+from evaluation.metrics.words import words
+from oblivionis.data.records import Corpus, Record
+
+WORD_FOR_WORD, NEARLY = "word for word", "nearly"
+LEAST_SHARED, LEAST_SHARED_ANSWER = 0.55, 0.45
+"""Dice's coefficient, by weight, from which on records are twins: of all their words, and of their answers'."""
+LEAST_HELD, LEAST_WORDS = 0.5, 12
+"""The share of a piece of text that two neighbouring pieces must hold, and the fewest words of a piece to be told."""
+TEXT_POWER = 3
+"""Two pieces are longer than the one, and have more words by chance: the weight of rare ones is raised to this."""
+RARE, RARE_NAME = 0.1, 0.5
+"""A word names a person where no larger share of all subjects uses it: the latter if it is of the subject's name."""
+_CHUNK = 1_000_000
+_GRAPHEMES = regex.compile(r"\S(?<=\X)", flags=regex.VERSION1)
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Ids of a record and of a kept one that says the same; how: `WORD_FOR_WORD` or `NEARLY`; similarity in (0, 1]."""
+
+    forget: str
+    kept: str
+    how: str
+    similarity: float
+
+
+def find_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
+    """The pairs of a record of `forget` and its twin in `kept`, in the order of `forget`, the most similar first.
+
+    Both are questions with answers, or both pieces of text, those of a passage in their order.
+    """
+    if not forget or not kept:
+        return []
+    found = _text_twins(forget, kept) if forget[0].tokens else _question_twins(forget, kept)
+    place = {record.id: i for i, record in enumerate(forget)}
+    return sorted(found, key=lambda twin: (place[twin.forget], -twin.similarity, twin.kept))
+
+
+def twins_of(corpus: Corpus) -> list[Twin]:
+    """The twins of the records to forget among the training records that stay."""
+    forget = [record for record in corpus.train if record.id in corpus.forget_ids]
+    return find_twins(forget, [record for record in corpus.train if record.id not in corpus.forget_ids])
+
+
+def with_twins(wanted: Iterable[str], records: Sequence[Record]) -> frozenset[str]:
+    """The ids `wanted` of `records`, and those of their twins, of the twins' twins and so on."""
+    ids = frozenset(wanted)
+    new = [record for record in records if record.id in ids]
+    while new:
+        added = {twin.kept for twin in find_twins(new, [record for record in records if record.id not in ids])}
+        ids |= added
+        new = [record for record in records if record.id in (ids if record.tokens else added)] if added else []
+    return ids
+
+
+class _Said:
+    """The words of a record, and of its answer alone."""
+
+    def __init__(self, record: Record) -> None:
+        self.id, self.subject = record.id, record.subject
+        self.question, self.answer = _words(record.question), _words(record.answer)
+
+    @cached_property
+    def all(self) -> frozenset[str]:
+        return frozenset((*self.question, *self.answer))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Words, or where a text has none the signs that it has."""
+    return words(text) or tuple(_GRAPHEMES.findall(unicodedata.normalize("NFKC", text)))
+
+
+def _question_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
+    ours, theirs = [_Said(record) for record in forget], [_Said(record) for record in kept]
+    corpus = _Weights([(said.all, said.subject) for said in (*ours, *theirs)], _names((*forget, *kept)))
+    least = LEAST_SHARED / (2 - LEAST_SHARED)  # of either record's weight, whatever the other's is
+    mine, other = (corpus.matrix([said.all for said in of]) for of in (ours, theirs))
+    found = []
+    for i, j, shared in _sharing(mine, other, least, least):
+        a, b = ours[i], theirs[j]
+        if (a.question, a.answer) == (b.question, b.answer):
+            found.append(Twin(a.id, b.id, WORD_FOR_WORD, 1.0))
+            continue
+        alike = 2 * shared / (mine.total[i] + other.total[j])
+        if alike >= LEAST_SHARED and corpus.alike(a.answer, b.answer) >= LEAST_SHARED_ANSWER and corpus.same(a, b):
+            found.append(Twin(a.id, b.id, NEARLY, float(alike)))
+    return found
+
+
+def _text_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
+    ours, theirs = [_words(record.answer) for record in forget], [_words(record.answer) for record in kept]
+    follows = [i + 1 < len(kept) and kept[i].subject == kept[i + 1].subject for i in range(len(kept))]
+    pairs = [(*of, *theirs[i + 1]) if follows[i] else of for i, of in enumerate(theirs)]
+    both = [(frozenset(of), r.subject) for of, r in zip((*ours, *theirs), (*forget, *kept), strict=True)]
+    corpus = _Weights(both, {}, TEXT_POWER)
+    mine, other = corpus.matrix(map(frozenset, ours)), corpus.matrix(map(frozenset, pairs))
+    best: dict[tuple[int, int], float] = {}
+    for i, j, shared in _sharing(mine, other, LEAST_HELD, 0.0):
+        if len(ours[i]) < LEAST_WORDS or shared < LEAST_HELD * mine.total[i]:
+            continue
+        holders = (j, j + 1) if follows[j] else (j,)
+        holder = max(holders, key=lambda k: corpus.weight(set(ours[i]).intersection(theirs[k])))
+        best[i, holder] = max(best.get((i, holder), 0.0), float(shared / mine.total[i]))
+    return [
+        Twin(forget[i].id, kept[k].id, WORD_FOR_WORD if _within(ours[i], pairs, k, follows) else NEARLY, value)
+        for (i, k), value in best.items()
+    ]
+
+
+def _within(mine: Sequence[str], pairs: Sequence[Sequence[str]], k: int, follows: Sequence[bool]) -> bool:
+    """Whether the words stand in a row where piece `k` is; the outermost ones may have been cut within a word."""
+    inner = f" {' '.join(mine[1:-1])} "
+    before = [k - 1] if k and follows[k - 1] else []
+    return any(inner in f" {' '.join(pairs[j])} " for j in (*before, k))
+
+
+def _names(records: Iterable[Record]) -> dict[str, frozenset[str]]:
+    """The words of each subject's name that most other names do not have; none where only an id names it."""
+    found = {record.subject: frozenset(words(record.subject)) for record in records if record.subject != record.id}
+    often = Counter(word for name in found.values() for word in name)
+    return {subject: frozenset(w for w in name if 2 * often[w] <= len(found)) for subject, name in found.items()}
+
+
+class _Weights:
+    """What a word of some records weighs, by how many of them use it, and by which words subjects are told apart.
+
+    used: the words and the subject of each record; names: the words of subjects' names.
+    """
+
+    def __init__(self, used: Sequence[tuple[frozenset[str], str]], names: Mapping[str, frozenset[str]], power: int = 1) -> None:
+        self._names = names
+        self._by_subject: dict[str, list[frozenset[str]]] = defaultdict(list)
+        for of, subject in used:
+            self._by_subject[subject].append(of)
+        users = Counter(word for of, _ in used for word in of)
+        # From the rarest word to the most frequent one, as `_sharing` needs them.
+        self._place = {word: i for i, word in enumerate(sorted(users, key=lambda word: (users[word], word)))}
+        self._weight = {word: math.log1p(len(used) / n) ** power for word, n in users.items()}
+        subjects = Counter(word for mine in self._by_subject.values() for word in frozenset().union(*mine))
+        self._rare, self._rare_name = (
+            frozenset(word for word, n in subjects.items() if n <= max(2.0, share * len(self._by_subject)))
+            for share in (RARE, RARE_NAME)
+        )
+        self._named_by: dict[str, frozenset[str]] = {}
+
+    def weight(self, of: Iterable[str]) -> float:
+        return sum(self._weight[word] for word in of)
+
+    def alike(self, one: Sequence[str], other: Sequence[str]) -> float:
+        """Dice's coefficient of two texts by weight."""
+        a, b = set(one), set(other)
+        return 2 * self.weight(a & b) / (self.weight(a) + self.weight(b))
+
+    def same(self, one: _Said, kept: _Said) -> bool:
+        """Whether the kept record names nobody else: in its question by what the other's asks, anywhere by its words."""
+        if one.subject == kept.subject:
+            return True
+        names = self._named(kept.subject)
+        return names.intersection(kept.question) <= set(one.question) and names & kept.all <= one.all
+
+    def _named(self, subject: str) -> frozenset[str]:
+        """The rare words that name a subject: those of its name, and those in at least half of its records."""
+        if subject not in self._named_by:
+            mine = self._by_subject[subject]
+            often = Counter(word for of in mine for word in of)
+            usual = {word for word, n in often.items() if len(mine) > 1 and 2 * n >= len(mine)}
+            self._named_by[subject] = (self._rare & usual) | (self._rare_name & self._names.get(subject, frozenset()))
+        return self._named_by[subject]
+
+    def matrix(self, of: Iterable[frozenset[str]]) -> _Matrix:
+        """A row for each set of words."""
+        rows = [sorted(self._place[word] for word in mine) for mine in of]
+        by_place = np.array([self._weight[word] for word in self._place])
+        starts = np.cumsum([0, *map(len, rows)])
+        columns = np.fromiter((place for row in rows for place in row), np.int32, count=starts[-1])
+        return _Matrix(sparse.csr_array((by_place[columns], columns, starts), shape=(len(rows), len(self._place))))
+
+
+class _Matrix:
+    """Weights of words, a row for each record, the rarest word first; total: (rows,), their sums."""
+
+    def __init__(self, weights: sparse.csr_array) -> None:
+        self.weights = weights
+        self.total = np.asarray(weights.sum(axis=1)).ravel()
+
+    def rarest(self, share: float) -> sparse.csr_array:
+        """1 for each word of a row without which it could not share `share` of its weight: the rarest ones, until the
+        others weigh less than that."""
+        of = self.weights
+        row = np.repeat(np.arange(of.shape[0]), np.diff(of.indptr))
+        before = np.concatenate([[0.0], np.cumsum(of.data)])[:-1]
+        rest = self.total[row] - (before - before[of.indptr[:-1].clip(max=max(len(before) - 1, 0))][row])
+        kept = rest >= share * self.total[row] * (1 - 1e-9)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(row[kept], minlength=of.shape[0]))])
+        ones = np.ones(int(kept.sum()), np.int32)
+        return sparse.csr_array((ones, of.indices[kept], starts), shape=of.shape)
+
+
+def _sharing(mine: _Matrix, other: _Matrix, least: float, least_other: float) -> Iterable[tuple[int, int, float]]:
+    """Pairs of rows that share at least `least` of one's weight and `least_other` of the other's: with that weight.
+
+    Two such rows share a word among the rarest of either (prefix filtering, Chaudhuri et al. 2006): nothing is missed.
+    """
+    few, others = mine.rarest(least), other.rarest(least_other).T.tocsr()
+    size = np.asarray(few @ np.asarray(others.sum(axis=1)).ravel()).ravel()  # products of each row, at most
+    bounds = np.searchsorted(np.cumsum(size), np.arange(0, size.sum() + 1, 10 * _CHUNK), side="right")
+    for start, end in zip(bounds, [*bounds[1:], len(size)], strict=True):
+        pairs = (few[start:end] @ others).tocoo()
+        for at in range(0, pairs.nnz, _CHUNK):
+            i, j = pairs.row[at : at + _CHUNK] + start, pairs.col[at : at + _CHUNK]
+            # The weight of shared words: of both rows it is the same.
+            ours, theirs = mine.weights[i], other.weights[j]
+            theirs.data[:] = 1.0
+            shared = np.asarray(ours.multiply(theirs).sum(axis=1)).ravel()
+            enough = (shared >= least * mine.total[i] * (1 - 1e-9)) & (shared >= least_other * other.total[j] * 0.999)
+            yield from zip(i[enough].tolist(), j[enough].tolist(), shared[enough].tolist(), strict=True)
