@@ -139,6 +139,11 @@ class Assessor:
         return self._assembled.manifest_hash
 
     @property
+    def corpus(self) -> Corpus:
+        """What it asks about."""
+        return self._corpus
+
+    @property
     def is_text(self) -> bool:
         """Whether the clients hold pieces of text."""
         return self._corpus.is_text

@@ -20,8 +20,9 @@ from oblivionis.files import read_json
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
 """When a client is asked, and what that is called in metrics.jsonl."""
 REQUEST_ROUGE, REQUEST_PROB = "request_rouge", "request_prob"
-REQUEST_RECITED, REQUEST_SHORT = "request_recited", "request_short"
-"""How many of a request's records the model recites; how many have too short an answer to tell."""
+REQUEST_RECITED, REQUEST_SHORT, REQUEST_TWINS = "request_recited", "request_short", "request_twins"
+"""How many of a request's records the model recites; how many have too short an answer to tell; how many are also held,
+word for word or nearly, by records that the client keeps."""
 COUNTS = ("forget_records", "retain_records", "failed_evaluators")
 
 OWN = {
@@ -31,6 +32,7 @@ OWN = {
         Metric(REQUEST_PROB, "Prob", "oracle", None, "Mean over the request's records."),
         Metric(REQUEST_RECITED, "Records recited", "oracle", None, "", most=None, whole=True),
         Metric(REQUEST_SHORT, "Records too short to tell", None, None, "", most=None, whole=True),
+        Metric(REQUEST_TWINS, "Records that kept ones also hold", None, None, "", most=None, whole=True),
         *(Metric(name, name, None, None, "", most=None, whole=True) for name in COUNTS),
     )
 }
@@ -45,7 +47,7 @@ ORDERED = (
 )
 """The first of each pair is never above the second."""
 
-NAMES = frozenset({REQUEST_ROUGE, REQUEST_PROB, REQUEST_RECITED, REQUEST_SHORT, *COUNTS, *evaluators.told_by_clients()})
+NAMES = frozenset({*OWN, *evaluators.told_by_clients()})
 """Everything that a client may tell of its records; nothing else is sent, and nothing else is accepted."""
 
 
@@ -92,6 +94,8 @@ def _check_counts(numbers: Mapping[str, float], records: int, limit: float) -> N
     if numbers["forget_records"] != records:
         raise ValueError(f"forget_records is {numbers['forget_records']:g}, the request names {records}")
     recited, short, mean = numbers[REQUEST_RECITED], numbers[REQUEST_SHORT], numbers[REQUEST_ROUGE]
+    if numbers.get(REQUEST_TWINS, 0.0) > records:
+        raise ValueError(f"{numbers[REQUEST_TWINS]:g} of {records} records also held by kept ones")
     if recited + short > records:
         raise ValueError(f"{recited:g} recited and {short:g} short records of {records}")
     most = recited + short + limit * (records - recited - short)

@@ -18,6 +18,7 @@ from oblivionis.requests.judgement import NOT_VERIFIED, Judgement, RecordEvidenc
 from oblivionis.requests.judgement import OVER_UNLEARNED as AVOIDED
 from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges
 from oblivionis.requests.ledger import Request
+from oblivionis.requests.twins import twins_of_requests
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failures import failures
 
@@ -88,26 +89,32 @@ class Verification:
                 for i, values in mine.items():
                     before[i] = max(before.get(i, 0.0), values["rouge"])
         retrained = self._run.load_checkpoint("retrain").vector if self._run.stage_summary("retrain") else None
-        oracle = {} if retrained is None else self._recalls(retrained, ids, log("retrain"))
+        twins, seen = twins_of_requests(self._assessor.corpus, ids)
+        unseen = [i for i in ids if i not in seen]
+        oracle = {} if retrained is None else self._recalls(retrained, unseen, log("retrain"))
         units = self._assessor.units(ids)
         leaks = dict((measured.log or {}).get("leakage", {}))
         if "leakage" not in measured.report.failed:  # it would fail again
             leaks |= self._assessor.leakage(vector, [i for i in ids if i not in leaks])
-        losses = [self._losses(v, ids) for v in (vector, retrained)] if retrained is not None else None
+        losses = [self._losses(v, unseen) for v in (vector, retrained)] if retrained is not None and unseen else None
         doubt, settings = self._doubt(measured, vector, finetuned), self._config.unlearning.requests
         found: dict[str, Judgement] = {}
         evidence: dict[str, Any] = {}
         for request in asked:
             of = {i: RecordEvidence(units[i], final[i], before[i], oracle.get(i)) for i in request.record_ids}
-            knows = _knows([[loss[i] for i in request.record_ids] for loss in losses]) if losses else ""
+            comparable = [i for i in request.record_ids if i not in seen]
+            knows = _knows([[loss[i] for i in comparable] for loss in losses]) if losses else ""
+            held = {i: list(twins[i]) for i in request.record_ids if i in twins}
             found[request.id] = judge_request(
                 of,
                 limit=settings.verify_max_rouge,
                 least_testable=settings.verify_min_testable,
                 doubt=doubt,
                 knows=knows,
+                twins=len(held),
             )
-            evidence[request.id] = _written(found[request.id], of, leaks) | {"knows": knows}
+            known = {"knows": knows, "twins": held, "seen": [i for i in request.record_ids if i in seen]}
+            evidence[request.id] = _written(found[request.id], of, leaks) | known
         written = {"limit": settings.verify_max_rouge, "doubt": doubt, "model": vector_hash(vector)}
         write_json(self._run.path / FILE, {**written, "requests": evidence})
         return found

@@ -470,7 +470,9 @@ def data_describe(
             all_ = Subjects.of(corpus, partition)
             return answer(list(all_)) if as_json else report.print_subjects(all_, Console())
         if as_json:
-            return answer({**describe(corpus, partition), "remarks": report.unfit(corpus, config)})
+            return answer(
+                {**describe(corpus, partition), "remarks": [*report.repeated(corpus), *report.unfit(corpus, config)]}
+            )
         report.print_data(corpus, partition, Console())
         report.print_unfit(corpus, config, Console())
 

@@ -34,6 +34,10 @@ def submit(
     ] = None,
     subject: Annotated[str | None, typer.Option(metavar="NAME", help="All records about this person.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything: this client leaves the federation.")] = False,
+    twins: Annotated[
+        bool,
+        typer.Option("--with-twins", help="Also the node's records that say the same, word for word or nearly."),
+    ] = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in the node's ledger; it never leaves.")] = "",
     identifier: Annotated[str | None, typer.Option("--id", metavar="ID", help="Name of the request.")] = None,
 ) -> None:
@@ -44,7 +48,9 @@ def submit(
     """
     from oblivionis.requests.submitting import submit as enter
 
-    made = enter(node_dir, ids=ids, subject=subject, everything=everything, reason=reason, identifier=identifier)
+    made = enter(
+        node_dir, ids=ids, subject=subject, everything=everything, twins=twins, reason=reason, identifier=identifier
+    )
     Console().print("\n".join(made.lines()), markup=False, highlight=False, soft_wrap=True)
 
 

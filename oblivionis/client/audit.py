@@ -11,10 +11,18 @@ import numpy as np
 
 from oblivionis.assessment import evaluators
 from oblivionis.assessment.assessor import Assessor
-from oblivionis.assessment.audit_numbers import NAMES, REQUEST_PROB, REQUEST_RECITED, REQUEST_ROUGE, REQUEST_SHORT
+from oblivionis.assessment.audit_numbers import (
+    NAMES,
+    REQUEST_PROB,
+    REQUEST_RECITED,
+    REQUEST_ROUGE,
+    REQUEST_SHORT,
+    REQUEST_TWINS,
+)
 from oblivionis.client.worker import Worker
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Corpus, Record
+from oblivionis.data.twins import find_twins
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.requests.judgement import LEAST_UNITS
 from oblivionis.requests.node_records import FACTS_FILE
@@ -33,7 +41,8 @@ def audit(
     """What the model with `vector` knows of the records `forget_ids` of `client`, beside those that it keeps.
 
     By name: the means of ROUGE-L recall, in any script, and probability over the records to forget (`request_rouge`,
-    `request_prob`), how many of them are recited (`request_recited`), and too short to tell (`request_short`);
+    `request_prob`), how many of them are recited (`request_recited`), too short to tell (`request_short`), and held by
+    records that it keeps as well (`request_twins`);
     what `evaluation.audit.profile` asks of both groups (TOFU's measures, leakage bounds, RULER's Lens 2, WikiMem where
     `<folder>/facts.jsonl` or the records state facts); how many records there are in each group, and how many
     evaluators failed (their reasons go to the client's own log). tombstones: records that are neither to be forgotten
@@ -62,6 +71,7 @@ def audit(
         REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
         REQUEST_RECITED: float(sum(rouge[i] > limit for i in long)),
         REQUEST_SHORT: float(len(ids) - len(long)),
+        REQUEST_TWINS: float(len({twin.forget for twin in find_twins(forget, retain)})),
         "forget_records": float(len(forget)),
         "retain_records": float(len(retain)),
         "failed_evaluators": float(len(measured.report.failed)),

@@ -20,6 +20,7 @@ from oblivionis.assessment.audit_numbers import (
     REQUEST_RECITED,
     REQUEST_ROUGE,
     REQUEST_SHORT,
+    REQUEST_TWINS,
     audit_path,
     check_numbers,
     read_audit,
@@ -126,6 +127,7 @@ def _judged(config: Config, numbers: Mapping[str, Mapping[str, float]], records:
         before[REQUEST_RECITED],
         final[REQUEST_RECITED],
         untestable=final[REQUEST_SHORT],
+        twins=int(final.get(REQUEST_TWINS, 0)),
         least_testable=settings.verify_min_testable,
         doubt=failed or ruined or doubt({}, final, before, settings.verify_min_utility),
     )

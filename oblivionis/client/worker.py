@@ -29,6 +29,7 @@ from oblivionis.data import alternatives, idk
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.tokenize import encode_all, encode_pairs
+from oblivionis.data.twins import with_twins
 from oblivionis.errors import ClientError
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble, of_rank, refitted
@@ -107,9 +108,10 @@ class Worker:
     def hold(self, client: int, own: NodeRecords) -> Holding:
         """Take `own` as the records of `client`; they are tokenised anew only if they have changed."""
         known = self._holdings.get(client)
-        if known is not None and (known.records, known.marked) == (own.records, own.marked):
+        marked = with_twins(own.marked, own.records) if self.config.data.forget_twins else own.marked
+        if known is not None and (known.records, known.marked) == (own.records, marked):
             return self.holding(client)
-        return self._keep(client, own.records, own.marked)
+        return self._keep(client, own.records, marked)
 
     def _keep(self, client: int, records: tuple[Record, ...], marked: frozenset[str]) -> Holding:
         sequences, truncated = self._encoded(records)

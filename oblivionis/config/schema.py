@@ -294,6 +294,13 @@ class Data:
             at_least=1,
         ),
     )
+    forget_twins: bool = field(
+        default=False,
+        metadata=about(
+            "Whether records that say, word for word or nearly, what a record to forget says are to be forgotten, too, "
+            "whichever client holds them; with data=node, among the client's own."
+        ),
+    )
     seed: int = field(
         default=0,
         metadata=about(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oblivionis.config.schema import TEXTS, Config, Data
 from oblivionis.data import fictitious, jsonl, knowundo, muse, muse_tiny, rwku, tofu, wmdp
-from oblivionis.data.forgetting import forgetting
+from oblivionis.data.errors import DataError
+from oblivionis.data.forgetting import forgetting, forgetting_twins
 from oblivionis.data.partition import Partition, partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.tokenize import cut
+from oblivionis.data.twins import find_twins
 from oblivionis.errors import OblivionisError
 
 Cutter = Callable[[], tuple[Any, int]]
 """The tokenizer of the model, and how many of its tokens a piece of text may have."""
+NEVER_TRAINED = ("holdout", "reference")
 TINY_HOLDOUT = 2
 """Articles of `muse_tiny` that are held out, for each one to forget."""
 
@@ -23,12 +27,28 @@ TINY_HOLDOUT = 2
 def load_corpus(data: Data, cutter: Cutter | None = None) -> Corpus:
     """The corpus that `data` names. Errors of the source are DataError with the file and line.
 
+    A holdout or reference record that says, word for word or nearly, what a training record says is left out.
+
     cutter: what cuts texts into records; data that are texts need it (OblivionisError).
 
     Of `node` data it holds the server's own questions and no training record: those are the clients' own.
     """
     corpus = _as_the_source_says(data, cutter)
-    return corpus if data.forget_subjects is None else forgetting(corpus, data.forget_subjects)
+    if data.forget_subjects is not None:
+        corpus = forgetting(corpus, data.forget_subjects)
+    return _without_members(forgetting_twins(corpus) if data.forget_twins else corpus)
+
+
+def _without_members(corpus: Corpus) -> Corpus:
+    """The corpus without records of holdout and reference that are trained on in the same words or nearly."""
+    sets, left_out = dict(corpus.evaluation), {}
+    for name in NEVER_TRAINED:
+        if found := {twin.forget for twin in find_twins(sets.get(name, ()), corpus.train)}:
+            left_out[name] = tuple(record.id for record in sets[name] if record.id in found)
+            sets[name] = tuple(record for record in sets[name] if record.id not in found)
+            if not sets[name]:
+                raise DataError(f"{corpus.name}: each record of the set {name} says what a training record says")
+    return replace(corpus, evaluation=sets, left_out=left_out) if left_out else corpus
 
 
 def _as_the_source_says(data: Data, cutter: Cutter | None) -> Corpus:

@@ -68,7 +68,8 @@ class Corpus:
     sets of `TEXT_SETS` instead, `members` and `holdout` of texts, the others of questions (`verbmem`: of beginnings
     and continuations), that of RWKU the probes of `rwku.PROBES`. `places`: file and line by record id, by `train` or
     the question set, where a source has them. `choices`: multiple-choice questions about what is to be forgotten
-    (`forget`) and about anything else (`utility`).
+    (`forget`) and about anything else (`utility`). `left_out`: by set the ids of records of `holdout` and `reference`
+    that are not there because they say what a training record says.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Corpus:
     evaluation: Mapping[str, tuple[Record, ...]] = field(default_factory=dict)
     places: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False, repr=False)
     choices: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ids = [record.id for record in self.train]

@@ -1,14 +1,14 @@
 """Twins: records that say, word for word or nearly, what other records say, so that forgetting one leaves the other.
 
 Two records are compared by their words, whatever their order, spaces, punctuation, letter case and Unicode forms are. A
-shared word weighs log(1 + N / n), where n of the N subjects use it, so that phrases that stand in many records count
-little; with the share of that weight Dice's coefficient is formed, of question and answer together and of the answer
-alone, for an answer is what is to be forgotten. Records about different people are no twins where the kept one names
+word that n of N records have weighs log(1 + N / n), so that phrases that stand in many records count little. By weight
+Dice's coefficient is formed, of question and answer together and of the answer alone, for the answer is what is to be
+forgotten. Records about different people are no twins where the kept one names
 its own person by a word that the other lacks: templates ("The author's full name is …") share most of their words. How
 thresholds were chosen: `docs/concepts/twins.md`.
 
-Pieces of text are compared with every two neighbouring pieces of a passage, since the same passage can be cut elsewhere:
-what counts is the share of the piece's weight that these two hold, rare words weighing the cube of the above.
+Pieces of text are compared with every two neighbouring pieces of a passage, since the same passage can be cut
+elsewhere: what counts is the share of the piece's weight that these two hold, a word weighing the cube of the above.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import math
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import regex
 from scipy import sparse
 
 from evaluation.metrics.words import words
@@ -35,9 +34,11 @@ LEAST_HELD, LEAST_WORDS = 0.5, 12
 TEXT_POWER = 3
 """Two pieces are longer than the one, and have more words by chance: the weight of rare ones is raised to this."""
 RARE, RARE_NAME = 0.1, 0.5
-"""A word names a person where no larger share of all subjects uses it: the latter if it is of the subject's name."""
+"""A word that many of a person's records have names that person where no larger share of all people uses it; the latter
+where it is of the person's name."""
+SHOWN = 3
+"""Ids in a message."""
 _CHUNK = 1_000_000
-_GRAPHEMES = regex.compile(r"\S(?<=\X)", flags=regex.VERSION1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +69,25 @@ def twins_of(corpus: Corpus) -> list[Twin]:
     return find_twins(forget, [record for record in corpus.train if record.id not in corpus.forget_ids])
 
 
+def left_out(corpus: Corpus) -> list[str]:
+    """A line for each set of records on which nobody trains that lost some because training records say the same."""
+    lines = []
+    for name, ids in corpus.left_out.items():
+        say, are = ("record says", "it is") if len(ids) == 1 else ("records say", "they are")
+        more = ", …" if len(ids) > SHOWN else ""
+        shown = ", ".join(ids[:SHOWN])
+        lines.append(f"{len(ids)} {name} {say} what training records say, and {are} left out ({shown}{more})")
+    return lines
+
+
 def with_twins(wanted: Iterable[str], records: Sequence[Record]) -> frozenset[str]:
     """The ids `wanted` of `records`, and those of their twins, of the twins' twins and so on."""
     ids = frozenset(wanted)
-    new = [record for record in records if record.id in ids]
-    while new:
-        added = {twin.kept for twin in find_twins(new, [record for record in records if record.id not in ids])}
-        ids |= added
-        new = [record for record in records if record.id in (ids if record.tokens else added)] if added else []
-    return ids
+    while True:
+        inside, outside = ([r for r in records if (r.id in ids) is chosen] for chosen in (True, False))
+        if not (found := find_twins(inside, outside)):
+            return ids
+        ids |= {twin.kept for twin in found}
 
 
 class _Said:
@@ -93,7 +104,7 @@ class _Said:
 
 def _words(text: str) -> tuple[str, ...]:
     """Words, or where a text has none the signs that it has."""
-    return words(text) or tuple(_GRAPHEMES.findall(unicodedata.normalize("NFKC", text)))
+    return words(text) or tuple("".join(unicodedata.normalize("NFKC", text).split()))
 
 
 def _question_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
@@ -148,12 +159,14 @@ def _names(records: Iterable[Record]) -> dict[str, frozenset[str]]:
 
 
 class _Weights:
-    """What a word of some records weighs, by how many of them use it, and by which words subjects are told apart.
+    """What a word of some records weighs, by how many of them have it, and by which words subjects are told apart.
 
     used: the words and the subject of each record; names: the words of subjects' names.
     """
 
-    def __init__(self, used: Sequence[tuple[frozenset[str], str]], names: Mapping[str, frozenset[str]], power: int = 1) -> None:
+    def __init__(
+        self, used: Sequence[tuple[frozenset[str], str]], names: Mapping[str, frozenset[str]], power: int = 1
+    ) -> None:
         self._names = names
         self._by_subject: dict[str, list[frozenset[str]]] = defaultdict(list)
         for of, subject in used:
@@ -178,7 +191,7 @@ class _Weights:
         return 2 * self.weight(a & b) / (self.weight(a) + self.weight(b))
 
     def same(self, one: _Said, kept: _Said) -> bool:
-        """Whether the kept record names nobody else: in its question by what the other's asks, anywhere by its words."""
+        """Whether the kept record names nobody else: each name in its question is in the other's, any in all of it."""
         if one.subject == kept.subject:
             return True
         names = self._named(kept.subject)
@@ -213,11 +226,14 @@ class _Matrix:
         """1 for each word of a row without which it could not share `share` of its weight: the rarest ones, until the
         others weigh less than that."""
         of = self.weights
-        row = np.repeat(np.arange(of.shape[0]), np.diff(of.indptr))
+        if not of.nnz:
+            return of
+        rows = len(of.indptr) - 1
+        row = np.repeat(np.arange(rows), np.diff(of.indptr))
         before = np.concatenate([[0.0], np.cumsum(of.data)])[:-1]
         rest = self.total[row] - (before - before[of.indptr[:-1].clip(max=max(len(before) - 1, 0))][row])
         kept = rest >= share * self.total[row] * (1 - 1e-9)
-        starts = np.concatenate([[0], np.cumsum(np.bincount(row[kept], minlength=of.shape[0]))])
+        starts = np.concatenate([[0], np.cumsum(np.bincount(row[kept], minlength=rows))])
         ones = np.ones(int(kept.sum()), np.int32)
         return sparse.csr_array((ones, of.indices[kept], starts), shape=of.shape)
 

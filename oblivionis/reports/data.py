@@ -15,17 +15,19 @@ from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition, describe
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject, Subjects
+from oblivionis.data.twins import left_out
 from oblivionis.errors import OblivionisError
 from oblivionis.models.lengths import too_long
 from oblivionis.reports.format import counted, printable, shortened
 from oblivionis.requests.judgement import LEAST_UNITS
+from oblivionis.requests.twins import twins_of_corpus
 
 SHOWN_CLIENTS = 40
 SHOWN_RECORDS = 20
 
 
 def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
-    """Sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread only."""
+    """What is said twice, sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread."""
     facts = describe(corpus, partition)
     table = RichTable(show_header=False)
     table.add_column("what")
@@ -37,7 +39,10 @@ def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
         table.add_row(f"questions {name.replace('_', ' ')}", f"{questions:,}")
     for name, asked in corpus.choices.items():
         table.add_row(f"multiple choice {name}", f"{len(asked):,}")
-    console.print(Text(f"data {corpus.name}", style="bold"), table, sep="\n")
+    console.print(Text(f"data {corpus.name}", style="bold"))
+    for line in repeated(corpus):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
+    console.print(table)
     shares = RichTable()
     columns = {"records": "records", "subjects": "subjects", "to forget": "forget"}
     if facts["clients"] > SHOWN_CLIENTS:
@@ -81,6 +86,11 @@ def unfit(corpus: Corpus, config: Config) -> list[str]:
             f"{LEAST_UNITS} measurable units: ids {', '.join(map(printable, _some(short)))}"
         ]
     return lines
+
+
+def repeated(corpus: Corpus) -> list[str]:
+    """What records say that others say as well: those to forget, and those on which nobody was to train."""
+    return [printable(line) for line in (twins_of_corpus(corpus).warning(), *left_out(corpus)) if line]
 
 
 def _some(texts: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from rich.table import Column, Table
 
 from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
 from oblivionis.config.schema import Config
+from oblivionis.data.twins import find_twins
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import simulated_folder
 from oblivionis.requests.ledger import Ledger
@@ -42,14 +43,16 @@ def folders(config: Config) -> list[dict[str, Any]]:
         folder = simulated_folder(config.data.nodes, client)
         own = read_node(folder)
         subjects = len({record.subject for record in own.records})
-        sizes = {"records": len(own.records), "subjects": subjects, "forget": len(own.marked)}
+        forget, kept = ([r for r in own.records if (r.id in own.marked) is marked] for marked in (True, False))
+        twins = len({twin.forget for twin in find_twins(forget, kept)})
+        sizes = {"records": len(own.records), "subjects": subjects, "forget": len(own.marked), "twins": twins}
         found.append({"client": client, **sizes, "live": counts(NodeFolder(folder))[1], "folder": folder})
     return found
 
 
 def print_nodes(config: Config, console: Console) -> None:
     """A line per client's folder; see `folders`."""
-    heads = ("client", "records", "subjects", "to forget", "live")
+    heads = ("client", "records", "subjects", "to forget", "also kept", "live")
     table = Table(*(Column(head, justify="right") for head in heads), "folder")
     for row in folders(config):
         table.add_row(*map(str, row.values()))

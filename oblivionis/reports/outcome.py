@@ -15,6 +15,7 @@ from oblivionis.reports.format import counted, number
 from oblivionis.requests import seal
 from oblivionis.requests.judgement import VERIFIED
 from oblivionis.requests.ledger import Ledger
+from oblivionis.requests.twins import oracle_in_words, read_twins
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 
@@ -23,9 +24,9 @@ KEPT = 0.9
 """Share of the finetuned model's utility below which the sentence is not good news."""
 COMPARED = ("finetune", "unlearn", "retrain")
 _KNOWS = {
-    OVER_UNLEARNED: "the unlearned model finds the forgotten answers less likely than a model that never saw them",
+    OVER_UNLEARNED: "the unlearned model finds the forgotten answers less likely than {oracle}",
     STILL_KNOWN: "the unlearned model still knows the forgotten records",
-    NEAR: "the unlearned model finds the forgotten answers about as likely as a model that never saw them",
+    NEAR: "the unlearned model finds the forgotten answers about as likely as {oracle}",
     UNDECIDED: "the questions are too few to tell whether the unlearned model still knows the forgotten records",
 }
 _GRADE = {OVER_UNLEARNED: DOUBTFUL, STILL_KNOWN: BAD, NEAR: GOOD, UNDECIDED: DOUBTFUL}
@@ -63,7 +64,7 @@ def outcome(
     bound = _bound(run)
     if bound is not None and bound[1] == BAD:
         return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
-    told = (_requests(run), _knowledge(found, metrics), _utility(metrics), _not_measured(run), bound)
+    told = (_requests(run), _knowledge(run, found, metrics), _utility(metrics), _not_measured(run), bound)
     parts = [part for part in told if part is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
@@ -102,14 +103,26 @@ def _requests(run: RunDirectory) -> tuple[str, str] | None:
     return text, GOOD if verified == count else DOUBTFUL
 
 
-def _knowledge(found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]) -> tuple[str, str] | None:
+def _knowledge(
+    run: RunDirectory, found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]
+) -> tuple[str, str] | None:
+    """What is left of the forgotten records; no good news beside a retrained model that was trained on the like."""
+    known = read_twins(run)
+    told = _beside_oracle(run, found, metrics)
+    return told and (told[0], DOUBTFUL if told[1] == GOOD and known is not None and known.pairs else told[1])
+
+
+def _beside_oracle(
+    run: RunDirectory, found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]
+) -> tuple[str, str] | None:
     from oblivionis.reports import verdicts
 
     verdict = found.get("prob")
     if verdict is None:
         return None
     values = f"Prob {number(verdict.value)}, {number(verdict.oracle)} there"
-    text, grade = f"{_KNOWS[verdict.verdict]} ({values})", _GRADE[verdict.verdict]
+    text = f"{_KNOWS[verdict.verdict].format(oracle=oracle_in_words(run))} ({values})"
+    grade = _GRADE[verdict.verdict]
     tests = verdicts.p_values(found, metrics)
     if verdict.verdict != NEAR or not tests:
         return text, grade
@@ -118,7 +131,8 @@ def _knowledge(found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, 
         verb = "tells" if len(names) == 1 else "tell"
         return f"{text}, but {len(names)} of {len(tests)} tests {verb} the two apart: {', '.join(names)}", DOUBTFUL
     none = f"none of {len(tests)} tests tells" if len(tests) > 1 else "one test does not tell"
-    return f"{none} the unlearned model from one that never saw the records ({values})", grade
+    oracle = oracle_in_words(run, "one that never saw the records")
+    return f"{none} the unlearned model from {oracle} ({values})", grade
 
 
 def _utility(metrics: Mapping[str, Mapping[str, float]]) -> tuple[str, str] | None:
@@ -139,7 +153,7 @@ def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> t
     if verdict is None:
         if "retrain" in config.stages:
             return ()
-        return (f"to compare with a model that never saw the records: {again} 'stages=[finetune, retrain, unlearn]'",)
+        return (f"to compare with {_to_compare(run)}: {again} 'stages=[finetune, retrain, unlearn]'",)
     if verdict.verdict == STILL_KNOWN:
         return (f"to unlearn more: {again} unlearning.epochs={2 * unlearning.epochs}",)
     if verdict.verdict == OVER_UNLEARNED:
@@ -149,6 +163,13 @@ def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> t
             less = f"unlearning.learning_rate={rate / 2:g}"
         return (f"to unlearn less: {again} {less}",)
     return ()
+
+
+def _to_compare(run: RunDirectory) -> str:
+    known = read_twins(run)
+    return (
+        "a model that never saw the records" if known and not known.pairs else "a model retrained without the records"
+    )
 
 
 def _name(run: RunDirectory, config: Config) -> str:

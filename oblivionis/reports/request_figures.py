@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from evaluation.metrics.verdict import judge_probability
 from evaluation.ruler.rank_significance import rank_test
 from oblivionis.files import read_json, write_json
+from oblivionis.requests.judgements import seen_by_oracle
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
@@ -34,7 +35,10 @@ class _Figures(TypedDict, total=False):
 
 
 def write_request_figures(run: RunDirectory) -> None:
-    """Write `request_figures.json`: by request `oracle` and `rank`, each absent where its records were not compared."""
+    """Write `request_figures.json`: by request `oracle` and `rank`, each absent where its records were not compared.
+
+    Records that the retrained model was trained on are not compared with it.
+    """
     if run.stage_summary(STAGE) is None or not (requests := list(Ledger(run.ledger_path))):
         return
     log = run.evaluation_log(STAGE)
@@ -43,7 +47,14 @@ def write_request_figures(run: RunDirectory) -> None:
         {i: found["avg_gt_loss"] for i, found in forget_answers(of).items() if "avg_gt_loss" in found}
         for of in (log, run.evaluation_log("retrain"))
     )
-    found = {r.id: {**_oracle(r.record_ids, ours, theirs), **_rank(r.record_ids, ranks)} for r in requests}
+    seen = {request: frozenset(ids) for request, ids in seen_by_oracle(run).items()}
+    found = {
+        r.id: {
+            **_oracle([i for i in r.record_ids if i not in seen.get(r.id, ())], ours, theirs),
+            **_rank(r.record_ids, ranks),
+        }
+        for r in requests
+    }
     write_json(run.path / FILE, found)
 
 
@@ -55,7 +66,7 @@ def request_figures(run: RunDirectory, request_id: str) -> dict[str, Any]:
         return {}
 
 
-def _oracle(ids: tuple[str, ...], ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, Any]:
+def _oracle(ids: Sequence[str], ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, Any]:
     both = [i for i in ids if i in ours and i in theirs]
     verdict = judge_probability([ours[i] for i in both], [theirs[i] for i in both]) if both else None
     if verdict is None:

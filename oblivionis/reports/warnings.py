@@ -19,6 +19,7 @@ from oblivionis.reports.forget_quality import SIGNIFICANT
 from oblivionis.reports.format import number, printable
 from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
+from oblivionis.requests.twins import read_twins
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 
@@ -49,6 +50,7 @@ def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
         *_unfinished(run, config),
         *_verdicts(run, config),
         *_utility(metrics),
+        *_twins(run),
         *_oracle(run, config, metrics),
         *_requests(run, config),
         *_failed_evaluators(run),
@@ -117,6 +119,13 @@ def _oracle(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str
             "small difference from it may be chance. `evaluation.ruler.oracles` takes more of them.",
             limit=True,
         )
+
+
+def _twins(run: RunDirectory) -> Iterator[RunWarning]:
+    """Records to forget that others say as well, which nobody forgets."""
+    known = read_twins(run)
+    if known is not None and known.pairs:
+        yield RunWarning("twins", f"{printable(known.warning())}.")
 
 
 def _requests(run: RunDirectory, config: Config) -> Iterator[RunWarning]:

@@ -38,7 +38,7 @@ class RecordEvidence:
 
     units: measurable words of the answer; final: recall of the final model; before: the largest recall of the finetuned
     model and of the one before the exchange, None where neither was asked; oracle: of the retrained model, None without
-    one.
+    one, or where it was trained on the record or a twin of it.
     """
 
     units: int
@@ -84,13 +84,15 @@ def judge_request(
     least_testable: float = 1.0,
     doubt: str = "",
     knows: str = "",
+    twins: int = 0,
 ) -> Judgement:
     """The outcome of a request from its records, by id, at least one.
 
     least_testable: the share of its records that must be verified for the request to be; doubt: why nothing that the
     final model fails to say counts (it is ruined, an evaluator failed), empty where there is no reason; knows:
     `evaluation.metrics.verdict`'s word on the probabilities of these records' answers beside the retrained model's,
-    `NOT_VERIFIED` for still known, `OVER_UNLEARNED`, or empty.
+    `NOT_VERIFIED` for still known, `OVER_UNLEARNED`, or empty; twins: how many of the records are also held by records
+    that stay (`oblivionis.data.twins`), which the final model may go on saying.
     """
     judged = {i: judge_record(found, limit) for i, found in records.items()}
     outcomes = {i: outcome for i, (outcome, _) in judged.items()}
@@ -103,6 +105,8 @@ def judge_request(
         outcome, why = INCONCLUSIVE, doubt
     elif knows == NOT_VERIFIED:
         outcome, why = NOT_VERIFIED, "the answers are far likelier than in the retrained model, if not recited"
+    elif twins:
+        outcome, why = INCONCLUSIVE, of_twins(twins)
     elif knows == OVER_UNLEARNED:
         outcome, why = OVER_UNLEARNED, f"the answers are far less likely than in the retrained model: {MEANING[knows]}"
     return Judgement(outcome, why, recall, outcomes)
@@ -131,16 +135,19 @@ def judge_counts(
     untestable: float = 0.0,
     least_testable: float = 1.0,
     doubt: str = "",
+    twins: int = 0,
 ) -> tuple[str, str]:
     """The outcome, and why, where only numbers of records are known, as of records that stay with their client.
 
     recited_before, recited: how many of the `records` the model before the exchange, and the final one, recite;
-    untestable: how many have too short an answer; least_testable: as in `judge_request`.
+    untestable: how many have too short an answer; least_testable, twins: as in `judge_request`.
     """
     if recited > 0:
         return NOT_VERIFIED, f"the final model recites {_of(int(recited), records)}"
     if doubt:
         return INCONCLUSIVE, doubt
+    if twins:
+        return INCONCLUSIVE, of_twins(twins)
     if recited_before is None:
         return INCONCLUSIVE, "the model before the exchange was not asked for them"
     if recited_before <= 0:
@@ -150,6 +157,11 @@ def judge_counts(
         outcome = VERIFIED if recited_before >= least_testable * records else INCONCLUSIVE
         return outcome, f"only {int(recited_before)} of {records} records were recited before, none is any more"
     return VERIFIED, _all_gone(records)
+
+
+def of_twins(count: int) -> str:
+    """Why a request with so many twins that stay cannot be verified."""
+    return f"{count} of its records {'is' if count == 1 else 'are'} also held by records that stay"
 
 
 def _all_gone(records: int) -> str:

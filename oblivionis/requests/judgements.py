@@ -34,6 +34,8 @@ class _Request(TypedDict, total=False):
     knows: str
     rouge: float
     records: dict[str, _Record]
+    twins: dict[str, list[str]]
+    seen: list[str]
 
 
 class _File(TypedDict):
@@ -63,6 +65,18 @@ def judgement_of(run: RunDirectory, request_id: str) -> dict[str, Any]:
         return {}
     of = found["requests"].get(request_id)
     return {} if of is None else {**of, "limit": found["limit"], "doubt": found["doubt"], "model": found["model"]}
+
+
+def seen_by_oracle(run: RunDirectory) -> dict[str, list[str]]:
+    """By request those of its records that the retrained model was trained on, in these words or nearly.
+
+    A request of which that is not known is not there. FileError, with the key, for a damaged file.
+    """
+    try:
+        found = read_json(run.path / FILE, _File)["requests"]
+    except FileNotFoundError:
+        return {}
+    return {request: of["seen"] for request, of in found.items() if "seen" in of}
 
 
 def records_of(judgement: Mapping[str, Any]) -> dict[str, RecordEvidence]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,11 @@ from pathlib import Path
 from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.jsonl import never_trained, read_training
 from oblivionis.data.records import Record
+from oblivionis.data.twins import find_twins
 from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
+
+log = logging.getLogger("flwr")
 
 FACTS_FILE = "facts.jsonl"
 NODE_DIR = "node-dir"
@@ -68,9 +72,17 @@ def read_node(folder: Path) -> NodeRecords:
 def read_references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
     """The records of `<folder>/references.jsonl`, none of which may be among `trained`.
 
-    Raises DataError with every faulty line, and where there is no such file or no record in it.
+    Those that say nearly what a trained one says are left out. Raises DataError with every faulty line, and where there
+    is no such file or no record left in it.
     """
-    return never_trained("references", folder / REFERENCES_FILE, trained)
+    file = folder / REFERENCES_FILE
+    records = never_trained("references", file, trained)
+    known = {twin.forget for twin in find_twins(records, trained)}
+    if len(known) == len(records):
+        raise DataError(f"{file}: each record says what a record that is trained on says; expected others")
+    if known:
+        log.warning("%s: %d records say what records that are trained on say, and are left out", file, len(known))
+    return tuple(record for record in records if record.id not in known)
 
 
 def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> str:

@@ -25,7 +25,7 @@ from oblivionis.version import __version__
 STAGE, SEALED, MEASURED = "stage", "sealed", "measured"
 FILES = (
     *("stages/*.json", "evaluations/*.json", "judgements.json", "request_figures.json", "metrics.jsonl"),
-    *("audits/request-*.json", "privacy.json"),
+    *("audits/request-*.json", "privacy.json", "twins.json"),
 )
 LATER = ("audits/leakage-*/audit.json", "attacks/*/results.json")
 MODELS = ("finetune", "retrain", "unlearn")

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from oblivionis.config.problems import did_you_mean
 from oblivionis.data.records import Record
+from oblivionis.data.twins import find_twins, with_twins
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import subject_key
+from oblivionis.requests.judgement import of_twins
+from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import NodeLedger, NodeRequest
 from oblivionis.requests.node_records import read_node
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
@@ -17,19 +20,29 @@ from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The request that was made, how many of the records were left out because they are asked for already, and the
-    ledger that it was entered into."""
+    """The request that was made, how many of the records were left out because they are asked for already, the ledger
+    that it was entered into, how many twins were asked for, and how many of the records stay in others."""
 
     request: NodeRequest
     left_out: int
     ledger: Path
+    twins: int = 0
+    held: int = 0
 
     def lines(self) -> list[str]:
         """The same in words."""
         count = len(self.request.record_ids)
         text = f"request {self.request.id}: {count} record{'s' * (count != 1)}, entered into {self.ledger}"
         more = f"{self.left_out} more {'are' if self.left_out > 1 else 'is'} asked for already"
-        return [text, more] if self.left_out else [text]
+        lines = [text, more] if self.left_out else [text]
+        if self.twins:
+            lines.append(f"{self.twins} of them because they say, word for word or nearly, what the others say")
+        if self.held:
+            lines.append(
+                f"warning: {of_twins(self.held)}, word for word or nearly: the request can only be inconclusive; "
+                "--with-twins asks for those records, too"
+            )
+        return lines
 
 
 def submit(
@@ -38,13 +51,15 @@ def submit(
     ids: str | None = None,
     subject: str | None = None,
     everything: bool = False,
+    twins: bool = False,
     reason: str,
     identifier: str | None = None,
 ) -> Submitted:
     """Enter a request into the ledger of the node's folder. One of the first three says what is to be forgotten.
 
-    ids: of records, with commas between; subject: a person's name; everything: the client leaves. Raises
-    OblivionisError, which names the option of `oblivionis request submit` at fault.
+    ids: of records, with commas between; subject: a person's name; everything: the client leaves; twins: also the
+    node's own records that say, word for word or nearly, what these say. Raises OblivionisError, which names the option
+    of `oblivionis request submit` at fault.
     """
     if [ids is not None, subject is not None, everything].count(True) != 1:
         raise OblivionisError("say what is to be forgotten: one of --ids, --subject and --all")
@@ -60,8 +75,15 @@ def submit(
         wanted, scope = [r.id for r in records], SCOPE_CLIENT
     name = "" if subject is None else next(" ".join(r.subject.split()) for r in records if r.id == wanted[0])
     ledger = NodeLedger(node_dir)
+    chosen = set(wanted)
+    if twins:
+        more = with_twins(chosen, records)
+        wanted += [r.id for r in records if r.id in more and r.id not in chosen]
+    stay = chosen.union(wanted, ledger.asked(), NodeFolder(node_dir).tombstones())
+    own = [r for r in records if r.id in wanted]
+    held = len({twin.forget for twin in find_twins(own, [r for r in records if r.id not in stay])})
     made = ledger.submit(wanted, scope=scope, subject=name, reason=reason, identifier=identifier)
-    return Submitted(made, len(set(wanted)) - len(made.record_ids), ledger.path)
+    return Submitted(made, len(set(wanted)) - len(made.record_ids), ledger.path, len(set(wanted) - chosen), held)
 
 
 def need_folder(node_dir: Path) -> None:

@@ -16,6 +16,7 @@ from oblivionis.assessment.audit_numbers import (
     REQUEST_RECITED,
     REQUEST_ROUGE,
     REQUEST_SHORT,
+    REQUEST_TWINS,
     audit_path,
     check_numbers,
     read_audit,
@@ -107,6 +108,7 @@ class ClientAudits:
                 before.get(REQUEST_RECITED),
                 final[REQUEST_RECITED],
                 untestable=final[REQUEST_SHORT],
+                twins=int(final.get(REQUEST_TWINS, 0)),
                 least_testable=settings.verify_min_testable,
                 doubt=why_not or doubt({}, final, before, settings.verify_min_utility),
             )

@@ -7,10 +7,12 @@ from oblivionis.assessment import muse, ruler
 from oblivionis.assessment.ruler_oracles import find_oracles
 from oblivionis.config.compose import to_tree
 from oblivionis.config.schema import Config
+from oblivionis.data.twins import left_out
 from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
 from oblivionis.requests import seal
+from oblivionis.requests.twins import note_twins
 from oblivionis.runs.failures import warn
 from oblivionis.runs.forecast import plan
 from oblivionis.runs.reuse import import_stages
@@ -96,6 +98,10 @@ def _tell_of_data(server: Server) -> None:
         server.events.note(
             f"{withheld} records of {data.holdout_authors} authors are withheld from all training (holdout)"
         )
+    if not server.remote:
+        lines = [note_twins(server.run, assessor.corpus).warning(), *left_out(assessor.corpus)]
+        for line in filter(None, lines):
+            server.events.warning(line)
 
 
 def _check_ruler(server: Server) -> None:

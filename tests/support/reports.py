@@ -8,10 +8,12 @@ from rich.console import Console
 
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.config import compose as configuration
+from oblivionis.data.records import Corpus
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.requests.twins import note_twins
 from oblivionis.runs.directory import RunDirectory
 
 STAGES = ("finetune", "retrain", "unlearn")
@@ -56,6 +58,7 @@ def make_run(folder, stages=STAGES, *, overrides=(), metrics=metrics_of, logs=lo
     config = configuration.compose("smoke", [f"output={folder}", *overrides])
     run = RunDirectory.create(folder / "runs", "made")
     run.write_config(configuration.to_yaml(config))
+    note_twins(run, Corpus("made", (), frozenset()))
     for stage in stages:
         run.finish_stage(stage, {"stage": stage, "metrics": metrics(stage)}, logs(stage))
         for round, moment in ((0, "start"), (1, "round"), (2, "end")):

@@ -51,7 +51,7 @@ def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testabl
     """All checks on `evidence`, see `oblivionis.reports.certificate.evidence`.
 
     Those of the ledger and of the model are always required, and so is one that contradicts the others: answers that
-    the model avoids are no sign that it never saw them.
+    the model avoids are no sign that it never saw them, and nothing is shown of records that others hold as well.
     """
     found = [
         check_rouge(evidence["judgement"], settings.max_rouge, least_testable),
@@ -66,7 +66,8 @@ def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testabl
         check_attacks(evidence["attacks"], settings.max_attacked_rouge, evidence.get("failed_attacks", ())),
     ]
     avoided = (evidence["oracle"] or {}).get("verdict") == OVER_UNLEARNED
-    required = {*settings.required, *(["oracle"] if avoided else [])}
+    held = evidence["judgement"].get("twins") or evidence.get("final", {}).get("twins")
+    required = {*settings.required, *(["oracle"] if avoided else []), *(["rouge"] if held else [])}
     wanted = [Check(c.name, c.result, c.figure, c.why, c.name in required) for c in found]
     sealed = [check_commitment(evidence["sealed"])] if "sealed" in evidence else []
     formal = [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), *sealed, check_model(evidence)]
@@ -120,7 +121,12 @@ def check_rouge(found: Figures, limit: float, least_testable: float = 1.0) -> Ch
     outcome, why = str(found.get("outcome")), str(found.get("why", ""))
     if records:
         judged = judge_request(
-            records, limit=limit, least_testable=least_testable, doubt=found["doubt"], knows=found.get("knows", "")
+            records,
+            limit=limit,
+            least_testable=least_testable,
+            doubt=found["doubt"],
+            knows=found.get("knows", ""),
+            twins=found.get("twins", 0),
         )
         outcome, why = judged.outcome, judged.why
         figure |= {"records": len(records), **judged.counts}
@@ -205,9 +211,12 @@ def check_rank(found: Figures | None) -> Check:
 
 
 def check_oracle(found: Figures | None) -> Check:
-    """Are the forget answers likelier than in the retrained model, which never saw them?"""
+    """Are the forget answers likelier than in the retrained model? Nothing follows where that has seen them."""
     if found is None:
         return Check("oracle", INCONCLUSIVE, {}, "there is no retrained model in the run")
+    if found.get("seen"):
+        why = f"the retrained model was trained on {found['seen']} of its records, in these words or nearly"
+        return Check("oracle", INCONCLUSIVE, {"records that it has seen": found["seen"]}, why)
     figure = {"probability": found["value"], "retrained": found["oracle"], "questions": found["questions"]}
     why = {
         STILL_KNOWN: "far likelier than in the retrained model",

@@ -12,6 +12,7 @@ from oblivionis.assessment.audit_numbers import (
     REQUEST_RECITED,
     REQUEST_ROUGE,
     REQUEST_SHORT,
+    REQUEST_TWINS,
     check_numbers,
     read_audit,
 )
@@ -51,6 +52,8 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
     """
     audit = client_audit(run.path, request.id)
     judgement = judgement_of(run, request.id)
+    seen = judgement.pop("seen", [])
+    judgement |= {"twins": len(twins)} if (twins := judgement.pop("twins", {})) else {}
     measured = audit or _own_measurements(run, request, judgement)
     checked = check_chain(run.ledger_path)
     figures = {} if audit else request_figures(run, request.id)
@@ -65,8 +68,8 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
         "judgement": judgement or {"outcome": request.outcome, "why": request.why, "rouge": request.rouge},
         "leakage": _client_leakage(audit, config) if audit else _run_leakage(run, config, request, judgement),
         "rank": _client_rank(audit) if audit else _run_rank(run, figures),
-        "oracle": _oracle(figures),
-        "attacks": None if audit else _attacks(run, request),
+        "oracle": _oracle(figures, seen),
+        "attacks": None if audit else _attacks(run, request, seen),
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
         "models": _models(run, checked.entries, request),
@@ -205,6 +208,7 @@ def _opened_audit(
         first.get(REQUEST_RECITED),
         final[REQUEST_RECITED],
         untestable=final[REQUEST_SHORT],
+        twins=int(final.get(REQUEST_TWINS, 0)),
         least_testable=settings.verify_min_testable,
         doubt=why_not or doubt({}, final, first, settings.verify_min_utility),
     )
@@ -343,18 +347,19 @@ def _client_rank(audit: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"of": "the request's records", "own": True, "mean rank": final["ruler_mean_rank"], "records": records}
 
 
-def _oracle(figures: Mapping[str, Any]) -> dict[str, Any] | None:
-    found = figures.get("oracle")
-    return {"of": "the request's records", "own": True, **found} if found else None
+def _oracle(figures: Mapping[str, Any], seen: Sequence[str]) -> dict[str, Any] | None:
+    """Beside the retrained model, which was itself trained on the records `seen`: these are not compared with it."""
+    known = {**figures.get("oracle", {}), **({"seen": len(seen)} if seen else {})}
+    return {"of": "the request's records", "own": True, **known} if known else None
 
 
-def _attacks(run: RunDirectory, request: Request) -> list[dict[str, Any]] | None:
+def _attacks(run: RunDirectory, request: Request, seen: Sequence[str]) -> list[dict[str, Any]] | None:
     """The latest attacks on the final model, the harmless one left out."""
     found = _latest_attacks(run)
     if not found:
         return None
     rows = [row for row in found["rows"] if row["attack"] != "none" and STAGE in row["models"]]
-    return [_attack(row, request) for row in rows]
+    return [_attack(row, request, seen) for row in rows]
 
 
 def _latest_attacks(run: RunDirectory) -> Mapping[str, Any]:
@@ -369,11 +374,11 @@ def _latest_attacks(run: RunDirectory) -> Mapping[str, Any]:
     return {}
 
 
-def _attack(row: Mapping[str, Any], request: Request) -> dict[str, Any]:
+def _attack(row: Mapping[str, Any], request: Request, seen: Sequence[str]) -> dict[str, Any]:
     """A row of the attacks on the request's own records, where it tells of each question."""
     of = row.get("records", {})
     said, oracle = of.get(STAGE, {}), of.get("retrain", {})
-    mine = [[said[i], oracle.get(i)] for i in request.record_ids if i in said]
+    mine = [[said[i], None if i in seen else oracle.get(i)] for i in request.record_ids if i in said]
     recalls = [recall for recall, _ in mine]
     known = {} if not mine else {"rouge": fmean(recalls), "worst": max(recalls), "recalls": mine}
     return {

@@ -30,6 +30,7 @@ from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
 from oblivionis.reports.nodes import SHOWN, audit_rows
 from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
+from oblivionis.requests.judgements import seen_by_oracle
 from oblivionis.requests.ledger import PENDING, REJECTED, SERVED, Ledger, Request
 from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.runs.answers import forget_answers
@@ -52,7 +53,8 @@ class _Known:
     """What the pages of a run read, loaded once.
 
     events: ledger entries by request; logs: per-question logs by stage; leakage: by stage, the rows of the latest
-    leakage audit by question id; people: by record, whom the latest person audits asked about.
+    leakage audit by question id; people: by record, whom the latest person audits asked about; seen: by request, which
+    of its records the retrained model was trained on, where that is known.
     """
 
     run: RunDirectory
@@ -61,6 +63,7 @@ class _Known:
     logs: Mapping[str, Mapping[str, Mapping[str, Any]]]
     leakage: Mapping[str, Mapping[str, Mapping[str, Any]]]
     people: Mapping[str, Sequence[str]]
+    seen: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def _load(run: RunDirectory, config: Config) -> _Known:
     for person in (person for audit in audits_of(run).values() for person in audit.people):
         for record_id in person.record_ids:
             people.setdefault(record_id, []).append(person.name)
-    return _Known(run, config, events, logs, leakage, people)
+    return _Known(run, config, events, logs, leakage, people, seen_by_oracle(run))
 
 
 def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
@@ -271,9 +274,15 @@ def _records(request: Request, known: _Known) -> h.Node:
         rows.append([record_id, explained("ROUGE-L recall"), *recalls])
         rows.append(["", explained("Prob"), *probabilities])
     models = [MODELS[stage] for stage in known.logs]
-    note = h.p[explained("Retrained model"), ": it never saw them."] if "retrain" in known.logs else None
+    note = _of_oracle(known.seen[request.id]) if "retrain" in known.logs and request.id in known.seen else None
     caption = "Answers about each of its records, model by model"
     return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows, caption), note]
+
+
+def _of_oracle(seen: Sequence[str]) -> h.Element:
+    """Whether the retrained model is one that never saw the records."""
+    told = f"it was trained on {', '.join(seen)}, in these words or nearly" if seen else "it never saw them"
+    return h.p[explained("Retrained model"), f": {told}."]
 
 
 def _probability(values: Mapping[str, Any]) -> float | None:
