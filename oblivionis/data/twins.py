@@ -198,11 +198,11 @@ class _Weights:
         return names.intersection(kept.question) <= set(one.question) and names & kept.all <= one.all
 
     def _named(self, subject: str) -> frozenset[str]:
-        """The rare words that name a subject: those of its name, and those in at least half of its records."""
+        """The rare words that name a subject: those of its name, and those in half of its records, two at least."""
         if subject not in self._named_by:
             mine = self._by_subject[subject]
             often = Counter(word for of in mine for word in of)
-            usual = {word for word, n in often.items() if len(mine) > 1 and 2 * n >= len(mine)}
+            usual = {word for word, n in often.items() if n > 1 and 2 * n >= len(mine)}
             self._named_by[subject] = (self._rare & usual) | (self._rare_name & self._names.get(subject, frozenset()))
         return self._named_by[subject]
 

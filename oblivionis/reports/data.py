@@ -27,7 +27,7 @@ SHOWN_RECORDS = 20
 
 
 def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
-    """What is said twice, sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread."""
+    """Sizes of the corpus and of every client's share (beyond SHOWN_CLIENTS clients their spread), and what is said twice."""
     facts = describe(corpus, partition)
     table = RichTable(show_header=False)
     table.add_column("what")
