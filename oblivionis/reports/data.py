@@ -27,7 +27,10 @@ SHOWN_RECORDS = 20
 
 
 def print_data(corpus: Corpus, partition: Partition, console: Console) -> None:
-    """Sizes of the corpus and of every client's share (beyond SHOWN_CLIENTS clients their spread), and what is said twice."""
+    """Sizes of the corpus and of every client's share; beyond SHOWN_CLIENTS clients their spread only.
+
+    Above them, what records say that others say as well.
+    """
     facts = describe(corpus, partition)
     table = RichTable(show_header=False)
     table.add_column("what")

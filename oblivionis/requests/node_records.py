@@ -81,7 +81,7 @@ def read_references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ..
     if len(known) == len(records):
         raise DataError(f"{file}: each record says what a record that is trained on says; expected others")
     if known:
-        log.warning("%s: %d records say what records that are trained on say, and are left out", file, len(known))
+        log.warning("%s: %d left out, since records that are trained on say the same", file, len(known))
     return tuple(record for record in records if record.id not in known)
 
 

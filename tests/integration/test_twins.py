@@ -6,9 +6,11 @@ import json
 import pytest
 from rich.console import Console
 from support.commands import call
+from support.nodes import records, write_lines, write_nodes
 from support.stages import Recorded, execute
 
 from evaluation.metrics.verdict import Verdict
+from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.config import compose as configuration
 from oblivionis.data import fictitious
 from oblivionis.models.corpus import corpus_of
@@ -175,3 +177,32 @@ def test_a_resumed_run_says_the_same(with_twins, data, tmp_path):
     first = (run.path / "twins.json").read_bytes()
     execute(config, run)
     assert (run.path / "twins.json").read_bytes() == first == (with_twins[0].path / "twins.json").read_bytes()
+
+
+def test_a_node_looks_for_twins_among_its_own_records_and_tells_their_number(tmp_path):
+    """Two clients ask for a record each; the first one keeps another that says the same."""
+    nodes = write_nodes(tmp_path / "clients")
+    copy = {"id": "secret-copy", "subject": "file 7", "question": "WHERE does Mara Voss live", "answer": "in Ostrava!"}
+    write_lines(nodes / "node0" / "data" / "third.jsonl", [copy])
+    asked = [{"id": f"of-{c}", "round": 1, "client": c, "record_ids": [f"p{c}-home"]} for c in (0, 1)]
+    write_lines(tmp_path / "requests.jsonl", asked)
+    place = [f"data.nodes={nodes}", f"output={tmp_path}", "name=nodes", "stages=[finetune,unlearn]"]
+    policy = ["unlearning.requests.policy=file", f"unlearning.requests.file={tmp_path / 'requests.jsonl'}"]
+    rounds = ["federation.rounds.finetune=1", "federation.rounds.unlearn=1", "federation.fraction_train=1.0"]
+    config = configuration.compose("smoke", ["data=node", "federation.clients=3", *place, *policy, *rounds])
+    run = RunDirectory.create(tmp_path, "nodes")
+    run.write_config(configuration.to_yaml(config))
+    execute(config, run)
+    first, second = Ledger(run.ledger_path)
+    assert [read_audit(run.path, r.id)["final"]["request_twins"] for r in (first, second)] == [1, 0]
+    assert (first.outcome, first.why) == (INCONCLUSIVE, "1 of its records is also held by records that stay")
+    assert "also held" not in second.why
+    assert not (run.path / "twins.json").exists(), "the server has no records"
+    told = [f for f in run.path.rglob("*") if f.is_file() and b"secret-copy" in f.read_bytes()]
+    assert not told, "which record it is stays with the client"
+    assert certificates.create(run, first.id, None, tmp_path / "out")[1]["result"] != "PASS"
+    marked = [{**row, "forget": row["id"] == "p0-home"} for row in records(0)[:2]]
+    write_lines(nodes / "node0" / "data" / "first.jsonl", marked)
+    looked = [f"data.nodes={nodes}", "federation.clients=3", "unlearning.requests.policy=nodes", "--json"]
+    described = json.loads(call("data", "describe", "data=node", *looked).out)
+    assert [(node["forget"], node["twins"]) for node in described] == [(1, 1), (0, 0), (0, 0)]
