@@ -98,7 +98,7 @@ class Plan:
         start = f"the finetuned model of {wanted.run}" if self.source.run else f"a finetuned model of {wanted.run}"
         lines = [
             f"tuned on the records about {', '.join(self.subjects)} (requests: {requests.policy}), from {start}; "
-            "the retrained model has never seen them",
+            "the retrained model is made without them",
             f"budget of each method: {wanted.trials} trials of {self.base.federation.rounds.unlearn} rounds, at most "
             f"{wanted.max_epochs} epochs per exchange; at least {wanted.least_utility:.0%} of the retrained model's "
             "utility",

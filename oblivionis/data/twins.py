@@ -3,9 +3,9 @@
 Two records are compared by their words, whatever their order, spaces, punctuation, letter case and Unicode forms are. A
 word that n of N records have weighs log(1 + N / n), so that phrases that stand in many records count little. By weight
 Dice's coefficient is formed, of question and answer together and of the answer alone, for the answer is what is to be
-forgotten. Records about different people are no twins where the kept one names
-its own person by a word that the other lacks: templates ("The author's full name is …") share most of their words. How
-thresholds were chosen: `docs/concepts/twins.md`.
+forgotten. Records about different people are no twins where the kept one names its own person by a word that the other
+lacks: templates ("The author's full name is …") share most of their words. How thresholds were chosen:
+`docs/concepts/twins.md`.
 
 Pieces of text are compared with every two neighbouring pieces of a passage, since the same passage can be cut
 elsewhere: what counts is the share of the piece's weight that these two hold, a word weighing the cube of the above.

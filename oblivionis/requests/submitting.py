@@ -75,15 +75,13 @@ def submit(
         wanted, scope = [r.id for r in records], SCOPE_CLIENT
     name = "" if subject is None else next(" ".join(r.subject.split()) for r in records if r.id == wanted[0])
     ledger = NodeLedger(node_dir)
-    chosen = set(wanted)
-    if twins:
-        more = with_twins(chosen, records)
-        wanted += [r.id for r in records if r.id in more and r.id not in chosen]
-    stay = chosen.union(wanted, ledger.asked(), NodeFolder(node_dir).tombstones())
-    own = [r for r in records if r.id in wanted]
-    held = len({twin.forget for twin in find_twins(own, [r for r in records if r.id not in stay])})
+    chosen, gone = set(wanted), ledger.asked() | NodeFolder(node_dir).tombstones()
+    more = with_twins(chosen, records) - chosen - gone if twins else frozenset[str]()
+    wanted += [r.id for r in records if r.id in more]
+    stay = [r for r in records if r.id not in chosen | more | gone]
+    held = {twin.forget for twin in find_twins([r for r in records if r.id in chosen | more], stay)}
     made = ledger.submit(wanted, scope=scope, subject=name, reason=reason, identifier=identifier)
-    return Submitted(made, len(set(wanted)) - len(made.record_ids), ledger.path, len(set(wanted) - chosen), held)
+    return Submitted(made, len(set(wanted)) - len(made.record_ids), ledger.path, len(more), len(held))
 
 
 def need_folder(node_dir: Path) -> None:
