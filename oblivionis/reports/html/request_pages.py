@@ -28,7 +28,7 @@ from oblivionis.reports.format import number
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
-from oblivionis.reports.nodes import SHOWN, audit_rows
+from oblivionis.reports.nodes import SHOWN, audit_note, audit_rows
 from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
 from oblivionis.requests.ledger import PENDING, REJECTED, SERVED, Ledger, Request
 from oblivionis.requests.ledger_lines import told_numbers
@@ -336,12 +336,14 @@ def _certified(found: Certificate | None) -> h.Node:
 
 def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
     """What the client measured of its own records."""
-    rows = audit_rows(read_audit(known.run.path, request.id) or {})
+    audit = read_audit(known.run.path, request.id) or {}
+    rows, note = audit_rows(audit), audit_note(audit)
     if not rows:
         return []
     heads = ["moment", *SHOWN.values()]
     table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows, "Measured by the client itself")
-    return [h.p[f"Measured by client {request.client} on its own records, which the server does not have:"], table]
+    told = h.p[f"Measured by client {request.client} on its own records, which the server does not have:"]
+    return [told, table, *([h.p[f"{note}."]] if note else [])]
 
 
 def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
