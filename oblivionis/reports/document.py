@@ -34,7 +34,8 @@ def run_document(run: RunDirectory, config: Config) -> dict[str, Any]:
         `run`, its folder; `state` and `stages`, how far it came; `metrics` by stage and by the names of the
         metrics, None for one that is left out for a reason in `notes`, which are by the same names; `outcome`, the
         sentence above the tables with its grade and the next steps; `verdicts` as in verdicts.json; `requests` with the
-        ledger's fields and each `outcome`; `audits`, what clients measured; `privacy` as in privacy.json; `failed`, the evaluations that failed; `report`, the page.
+        ledger's fields and each `outcome`; `audits`, what clients measured; `privacy` as in privacy.json; `failed`, the
+        evaluations that failed; `report`, the page.
     """
     seen = glance(run.path)
     evaluation, page, notes = config.evaluation, run.path / "report.html", stage_notes(run)
