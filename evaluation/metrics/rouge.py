@@ -30,7 +30,9 @@ must count, for the set to have a mean."""
 _READS = "the paper's ROUGE reads Latin letters and digits alone"
 _INSTEAD = "evaluation.rouge=any_script reads words of every script"
 NOT_READ = f"{_READS}, and most true answers are written in others; {_INSTEAD}"
-"""Why there is no ROUGE by the paper's rule."""
+"""Why a set has no ROUGE by the paper's rule."""
+UNREAD = {PAPER: f"{_READS}; {_INSTEAD}", ANY_SCRIPT: "the true answer has no letter and no digit"}
+"""By rule, why one answer has no ROUGE."""
 _CHOSEN = "ROUGE by words of every script (evaluation.rouge=any_script), not the paper's"
 
 _WORD = re.compile(r"[a-z0-9]+")

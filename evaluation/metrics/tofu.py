@@ -70,16 +70,21 @@ def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarr
 
 
 def rouge_recalls(log: Log, name: str) -> np.ndarray | None:
-    """ROUGE-L recall (n,) of each generated answer, NaN where it cannot count.
+    """ROUGE-L recall (n,) of each generated answer by the paper's rule, NaN where it cannot count.
 
-    The column of the log, else by the paper's rule from its texts [prompt, generated, reference]; None without either.
+    From the texts [prompt, generated, reference] of the log; None without them.
     """
-    recalls = _column(log, name, "rougeL_recall", gaps=True)
     texts = log.get(SECTIONS[name], {}).get("generated_text")
-    if recalls is not None or not texts:
-        return recalls
+    if not texts:
+        return None
     _, generated, references = zip(*texts.values(), strict=True)
     return rouge_by(PAPER, generated, references).recall
+
+
+def _recalls(log: Log, name: str) -> np.ndarray | None:
+    """The recalls (n,) that the log has, NaN where one cannot count; else those of its texts."""
+    recalls = _column(log, name, "rougeL_recall", gaps=True)
+    return rouge_recalls(log, name) if recalls is None else recalls
 
 
 def _probabilities(log: Log, name: str) -> np.ndarray | None:
@@ -103,7 +108,7 @@ def _truth_ratio_score(ratios: np.ndarray, name: str) -> float:
 
 
 def _measures(log: Log, name: str, convention: str) -> Iterator[tuple[str, float]]:
-    recalls = rouge_recalls(log, name)
+    recalls = _recalls(log, name)
     if recalls is not None and (mean := mean_of(recalls)) is not None:
         yield f"ROUGE {TITLES[name]}", mean
     probabilities = _probabilities(log, name)
@@ -161,7 +166,7 @@ def _notes(log: Log, aggregates: Mapping[str, float], rule: str) -> dict[str, st
     """Under the names of `aggregates`, what a reader must know of each ROUGE and of the utility made of them."""
     found = {}
     for name in SECTIONS:
-        recalls = rouge_recalls(log, name)
+        recalls = _recalls(log, name)
         if recalls is not None and (note := note_of(recalls, rule)):
             found[f"ROUGE {TITLES[name]}"] = note
     parts = [f"{measure} {TITLES[name]}" for measure in MEASURES for name in UTILITY_SETS]

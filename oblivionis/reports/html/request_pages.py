@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 import htpy as h
 
+from evaluation.metrics.rouge import UNREAD
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.audits.people_outcomes import audits_of, person_slug
 from oblivionis.config.schema import Config
@@ -273,7 +274,10 @@ def _records(request: Request, known: _Known) -> h.Node:
     models = [MODELS[stage] for stage in known.logs]
     note = h.p[explained("Retrained model"), ": it never saw them."] if "retrain" in known.logs else None
     caption = "Answers about each of its records, model by model"
-    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows, caption), note]
+    asked = [log[i] for log in known.logs.values() for i in request.record_ids if i in log]
+    left_out = any(values.get("rougeL_recall", 0) is None for values in asked)
+    unread = h.p[f"ROUGE-L recall –: {UNREAD[known.config.evaluation.rouge]}."] if left_out else None
+    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows, caption), unread, note]
 
 
 def _probability(values: Mapping[str, Any]) -> float | None:
