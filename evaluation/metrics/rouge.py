@@ -25,8 +25,8 @@ PAPER, ANY_SCRIPT = "paper", "any_script"
 RULES = (PAPER, ANY_SCRIPT)
 """What a word is: a run of a-z and 0-9, as in rouge-score and the published numbers; or a word of any script."""
 LEAST_SHARE = 0.5
-"""How many words of a true text must hold a letter or digit of the rule, for the text to count; how many texts of a set
-must count, for the set to have a mean."""
+"""The share of a true text's words that must hold a letter or digit of the rule, for the text to count; and of a set's
+texts that must count, for the set to have a mean."""
 _READS = "the paper's ROUGE reads Latin letters and digits alone"
 _INSTEAD = "evaluation.rouge=any_script reads words of every script"
 NOT_READ = f"{_READS}, and most true answers are written in others; {_INSTEAD}"
