@@ -27,11 +27,13 @@ logger = logging.getLogger(__name__)
 class Result:
     """What an evaluator found: finite metrics by name, and details (plain values) to keep beside them.
 
-    Raises ValueError for a metric that is not a finite number: a metric that is undefined is left out.
+    notes: by the name of a metric, why it is left out, or how its value is to be read. Raises ValueError for a metric
+    that is not a finite number: a metric that is undefined is left out.
     """
 
     metrics: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in self.metrics.items():

@@ -51,8 +51,10 @@ def _measured(node: Node, store: Path, folder: Path) -> Iterator[dict[str, Any]]
             }
         source = first if stage == BASE_MODEL else sources.get(stage, run)
         place = Path(os.path.relpath(source.path, folder)).as_posix()
-        for metric, value in values.items():
-            yield {"stage": stage, "status": DONE, "error": "", "run": place, "metric": metric, "value": value}
+        notes = _notes_of_base(first) if stage == BASE_MODEL else (summary or {}).get("notes", {})
+        for metric, value in {**dict.fromkeys(notes), **values}.items():
+            row = {"stage": stage, "status": DONE, "error": notes.get(metric, ""), "run": place}
+            yield {**row, "metric": metric, "value": value}
         for evaluator, why in _failed(source, stage).items():
             lacking = {"stage": stage, "status": NOT_MEASURED, "error": why, "run": place}
             yield {**lacking, "metric": evaluator, "value": None}
@@ -68,8 +70,20 @@ def _of_base(run: RunDirectory) -> Mapping[str, float]:
     """The metrics of the base model, where `evaluation.base` or `evaluation.at_start` had them measured."""
     if (summary := run.stage_summary(BASE_MODEL)) is not None:
         return summary["metrics"]
-    rows = [r for r in run.metrics() if (r["stage"], r["moment"]) == ("finetune", "start")]
-    return {name: value for r in rows for name, value in named_metrics(r["evaluator"], r["metrics"]).items()}
+    return {name: value for r in _started(run) for name, value in named_metrics(r["evaluator"], r["metrics"]).items()}
+
+
+def _notes_of_base(run: RunDirectory) -> Mapping[str, str]:
+    """The notes on these."""
+    if (summary := run.stage_summary(BASE_MODEL)) is not None:
+        return summary.get("notes", {})
+    rows = [(r["evaluator"], r["notes"]) for r in _started(run) if "notes" in r]
+    return {name: note for evaluator, notes in rows for name, note in named_metrics(evaluator, notes).items()}
+
+
+def _started(run: RunDirectory) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl from before the first round of finetune."""
+    return [r for r in run.metrics() if (r["stage"], r["moment"]) == ("finetune", "start")]
 
 
 def facts(

@@ -1,9 +1,11 @@
 """The file of a suite's results: a tidy table, a row per cell, model and metric (`collecting.collect` makes it).
 
 Columns: `cell`, one text per axis, `stage` (whose final model was measured), `status`, `error`, `run` (that did the
-stage, relative to the suite's folder), `metric`, `value` (float64; `seconds` among the metrics). A failed cell has one
-row without a metric. An evaluator that failed at the end of a stage has a row of its name in the place of its metrics,
-`not measured`, with why as the error. It is read without pandas, which takes longer to load than a table to print.
+stage, relative to the suite's folder), `metric`, `value` (float64; `seconds` among the metrics). A metric that is left
+out for a reason has no value, and that reason as the error; one that is to be read with care has a note there. A failed
+cell has one row without a metric. An evaluator that failed at the end of a stage has a row of its name in the place of
+its metrics, `not measured`, with why as the error. It is read without pandas, which takes longer to load than a table
+to print.
 """
 
 from __future__ import annotations

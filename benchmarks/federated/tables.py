@@ -133,6 +133,7 @@ def _entries(
                 failed = _failed(_where(mine, at))
                 for measure in layout.measures:
                     found = _where(here, {"metric": measure.metric, "status": results.DONE, **at})
+                    found = [row for row in found if row["value"] is not None]
                     entries[column, measure.name] = _entry(found, measure, model, failed)
             yield model, value, entries
 
@@ -252,6 +253,12 @@ def _note(every: Rows, layout: Layout) -> str:
         parts.append("Runner-up: " + ", ".join(sorted({m.runner_up for m in layout.measures if m.best})) + ".")
     if layout.paper:
         parts.append(f"Paper: {papers.source(layout.paper)}.")
+    shown = {m.metric: m.name for m in layout.measures}
+    notes: dict[str, dict[str, None]] = {}
+    for row in _where(every, {"status": results.DONE}):
+        if row["error"] and row["metric"] in shown and row["stage"] in layout.models:
+            notes.setdefault(row["error"], {})[shown[row["metric"]]] = None
+    parts += [f"{', '.join(names)}: {note}." for note, names in notes.items()]
     failed = _labels(_where(every, {"status": results.FAILED}), "cell")
     if failed:
         parts.append(f"Failed: {', '.join(failed)}.")

@@ -120,7 +120,7 @@ def _cells(folder: Path, suite: SuiteView) -> h.Element:
     rows = []
     for cell, group in suite.cells.groupby("cell", sort=False):
         first = group.iloc[0]
-        errors = [str(e) for e in dict.fromkeys(group.error.fillna("")) if e]
+        errors = [str(e) for e in dict.fromkeys(group.error[group.status != "done"].fillna("")) if e]
         failed = (group.status == "failed").any()
         lacking = list(dict.fromkeys(group.metric[group.status == "not measured"]))
         state = h.b(".bad")["failed"] if failed else h.b(".bad")["not measured"] if lacking else "done"

@@ -22,6 +22,7 @@ from benchmarks.tuning import settings
 from benchmarks.tuning.requests import subjects_of
 from benchmarks.tuning.settings import Source
 from benchmarks.tuning.space import Dimension, read_file, space, untuned
+from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.config import methods
 from oblivionis.config.schema import Config
@@ -202,6 +203,9 @@ def _work(planned: Plan, console: Console) -> None:
     base = running.start_base(wanted.output / "base", planned.base, planned.source)
     running.complete(workers, {"finetuned and retrained model": (base, planned.base)})
     terms = _terms(base, planned)
+    if terms.utility != UTILITIES[0] and (note := _left_out(base, UTILITIES[: UTILITIES.index(terms.utility)])):
+        said = f"warning: the utility is {evaluators.reader_name(terms.utility)}, for {note}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     updates = planned.source.run or base
 
     def begin(folder: Path, config: Config) -> Any:
@@ -251,6 +255,12 @@ def _terms(base: Any, planned: Plan) -> Any:
         )
     oracle = objective.Oracle(values, errors, summary["metrics"][utility])
     return running.Terms(oracle, utility, planned.wanted.least_utility)
+
+
+def _left_out(base: Any, metrics: Sequence[str]) -> str:
+    """Why the retrained model has none of some metrics, where there is a reason; else empty."""
+    notes = base.stage_summary("retrain").get("notes", {})
+    return next((f"{evaluators.reader_name(name)} is left out: {notes[name]}" for name in metrics if name in notes), "")
 
 
 def _facts(planned: Plan, terms: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@
   On forget texts (NKM) lower is better, on retain texts (UP, utility) higher.
 - PrivLeak: how far the AUC of the Min-40 % attack is from that of the retrained model. 0 is best.
 
-ROUGE takes words as they are, without stemming, as in the published evaluation.
+ROUGE takes words as they are, without stemming, as in the published evaluation; what it cannot count
+(`evaluation.metrics.rouge.measurable`) is left out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from evaluation.hook import EvaluationSession, Result
 from evaluation.metrics.membership import SHARES, Candidate, auc, lowest_mean
-from evaluation.metrics.rouge import rouge_l
+from evaluation.metrics.rouge import PAPER, mean_of, note_of, or_none, rouge_by
 
 KNOWLEDGE = ("forget", "retain")
 PRIVLEAK_ATTACK = "min_k_40"
@@ -68,7 +71,8 @@ class MuseEvaluator:
 
     What has no items has no metric. knowledge: "forget" and "retain" -> questions; decode: token ids -> text;
     continuation, answer: most tokens that are generated; members, others: forget and holdout texts for the AUC, in
-    `details["auc"]`. The details hold per set id -> {shown, generated, truth, score}.
+    `details["auc"]`; rouge: what a word is, one of `evaluation.metrics.rouge.RULES`. The details hold per set id ->
+    {shown, generated, truth, score}, a score None where it cannot count.
     """
 
     passages: Sequence[Item]
@@ -79,6 +83,7 @@ class MuseEvaluator:
     oracle_auc: float | None = None
     continuation: int = 128
     answer: int = 32
+    rouge: str = PAPER
     name: str = field(default="muse", init=False)
 
     def __post_init__(self) -> None:
@@ -96,24 +101,19 @@ class MuseEvaluator:
 
     def evaluate(self, session: EvaluationSession) -> Result:
         """Measure."""
-        metrics: dict[str, float] = {}
-        details: dict[str, Any] = {}
+        found = Scored(self.rouge)
         if self.passages:
-            said = self._continued(session, self.passages, self.continuation)
-            scores = rouge_l(said, [x.truth for x in self.passages], stemmed=False).f1
-            metrics["verbmem"] = float(scores.mean())
-            details["verbmem"] = told(self.passages, said, scores)
+            found.add("verbmem", self.passages, self._continued(session, self.passages, self.continuation), "f1")
         for name, items in self.knowledge.items():
             if items:
                 said = [first_answer(text) for text in self._continued(session, items, self.answer)]
-                scores = rouge_l(said, [x.truth for x in items], stemmed=False).recall
-                metrics[f"knowmem_{name}"] = float(scores.mean())
-                details[f"knowmem_{name}"] = told(items, said, scores)
+                found.add(f"knowmem_{name}", items, said, "recall")
+        metrics, details = found.metrics, found.details
         if self.members and self.others:
             details["auc"] = self._auc(session)
             leak = None if self.oracle_auc is None else privleak(details["auc"], self.oracle_auc)
             metrics |= {} if leak is None else {"privleak": leak}
-        return Result(metrics, details)
+        return Result(metrics, details, found.notes)
 
     def _continued(self, session: EvaluationSession, items: Sequence[Item], limit: int) -> list[str]:
         return [self.decode(tokens) for tokens in session.greedy([x.prompt for x in items], limit)]
@@ -124,9 +124,26 @@ class MuseEvaluator:
         return auc(values[: len(self.members)], values[len(self.members) :])
 
 
-def told(items: Sequence[Item], said: Sequence[str], scores: Any) -> dict[str, dict[str, Any]]:
-    """By the item's id, what was asked, said and true, and how much of that was said."""
-    return {
-        x.id: {"shown": x.shown, "generated": text, "truth": x.truth, "score": float(score)}
-        for x, text, score in zip(items, said, scores, strict=True)
-    }
+@dataclass
+class Scored:
+    """Metrics, notes and details of sets of items by the mean ROUGE-L, without stemming, of what a model said.
+
+    rule: what a word is, one of `evaluation.metrics.rouge.RULES`.
+    """
+
+    rule: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, name: str, items: Sequence[Item], said: Sequence[str], part: str) -> None:
+        """What was said to the items of a set that is called `name`; part: `recall` or `f1`."""
+        scores: np.ndarray = getattr(rouge_by(self.rule, said, [x.truth for x in items], stemmed=False), part)
+        if (mean := mean_of(scores)) is not None:
+            self.metrics[name] = mean
+        if note := note_of(scores, self.rule):
+            self.notes[name] = note
+        self.details[name] = {
+            x.id: {"shown": x.shown, "generated": text, "truth": x.truth, "score": score}
+            for x, text, score in zip(items, said, or_none(scores), strict=True)
+        }

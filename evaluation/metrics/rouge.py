@@ -1,6 +1,7 @@
 """ROUGE-1 and ROUGE-L with Porter stemming or without, number for number those of the package rouge-score.
 
-With `any_script` words are those of `evaluation.metrics.words`: equal on English, and meaningful in every script.
+With `any_script` words are those of `evaluation.metrics.words`: equal on English, and meaningful in every script. Which
+texts the published rule can measure at all, `measurable` says.
 
 A text becomes a str with one character per stemmed word, so that strings are compared instead of lists of words.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -18,7 +19,21 @@ import numpy as np
 from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cpdist
 
-from evaluation.metrics.words import words
+from evaluation.metrics.words import words, words_as_written
+
+PAPER, ANY_SCRIPT = "paper", "any_script"
+RULES = (PAPER, ANY_SCRIPT)
+"""What a word is: a run of a-z and 0-9, as in rouge-score and the published numbers; or a word of any script."""
+LEAST_SHARE = 0.5
+"""The share of a true text's words that must hold a letter or digit of the rule, for the text to count; and of a set's
+texts that must count, for the set to have a mean."""
+_READS = "the paper's ROUGE reads Latin letters and digits alone"
+_INSTEAD = "evaluation.rouge=any_script reads words of every script"
+NOT_READ = f"{_READS}, and most true answers are written in others; {_INSTEAD}"
+"""Why a set has no ROUGE by the paper's rule."""
+UNREAD = {PAPER: f"{_READS}; {_INSTEAD}", ANY_SCRIPT: "the true answer has no letter and no digit"}
+"""By rule, why one answer has no ROUGE."""
+_CHOSEN = "ROUGE by words of every script (evaluation.rouge=any_script), not the paper's"
 
 _WORD = re.compile(r"[a-z0-9]+")
 
@@ -195,3 +210,80 @@ def rouge_l(
     conclusions about a person's records need. Raises ValueError where the lists differ in length.
     """
     return _rouge(predictions, references, ordered=True, stemmed=stemmed, any_script=any_script)
+
+
+def measurable(truth: str, rule: str = PAPER) -> bool:
+    """Whether ROUGE against a true text can tell anything.
+
+    Parameters
+    ----------
+    truth : str
+        What the ROUGE of an answer is taken against.
+    rule : {"paper", "any_script"}
+        What a word is.
+
+    Returns
+    -------
+    bool
+        By the paper's rule, whether at least `LEAST_SHARE` of the words of any script hold one of a-z and 0-9: words
+        that hold none vanish, and an answer equal to the truth has ROUGE 0 where all of them do. "Müller" counts, since
+        its pieces "m" and "ller" stay; of "COVID-19 是一种疾病" only two words of seven do. By the other rule, whether
+        there is a word at all.
+    """
+    if rule == ANY_SCRIPT:
+        return bool(words(truth))
+    found = words_as_written(truth)
+    return bool(found) and sum(_WORD.search(word) is not None for word in found) >= LEAST_SHARE * len(found)
+
+
+def rouge_by(rule: str, predictions: Sequence[str], references: Sequence[str], *, stemmed: bool = True) -> Rouge:
+    """As `rouge_l` by one of `RULES`, NaN for each pair whose reference is not `measurable` by it.
+
+    Raises ValueError for another rule.
+    """
+    if rule not in RULES:
+        raise ValueError(f"unknown rule {rule!r} of ROUGE, expected {' or '.join(RULES)}")
+    found = rouge_l(predictions, references, stemmed=stemmed, any_script=rule == ANY_SCRIPT)
+    counts = np.array([measurable(truth, rule) for truth in references], dtype=bool)
+    return Rouge(*(np.where(counts, values, np.nan) for values in (found.precision, found.recall, found.f1)))
+
+
+def rule_for(truth: str, rule: str) -> str:
+    """`rule` where it can measure a true text, else words of any script: for a look at single answers."""
+    return rule if measurable(truth, rule) else ANY_SCRIPT
+
+
+def mean_of(scores: np.ndarray) -> float | None:
+    """The mean of those of the scores (n,) that are not NaN; None where that is fewer than `LEAST_SHARE` of them."""
+    counted = scores[~np.isnan(scores)]
+    return float(counted.mean()) if counted.size and counted.size >= LEAST_SHARE * scores.size else None
+
+
+def note_of(scores: np.ndarray, rule: str) -> str:
+    """What a reader must know of `mean_of` these scores: why there is none, what it leaves out, by which words it goes;
+    empty for a mean of all by the paper's rule."""
+    counted, whole = int((~np.isnan(scores)).sum()), mean_of(scores) is not None
+    if rule == ANY_SCRIPT:
+        missing = "most true answers have no letter and no digit"
+        left_out = f"{_CHOSEN}; the mean over the {counted} of {scores.size} true answers with a letter or a digit"
+    else:
+        missing = NOT_READ
+        left_out = f"{_READS}: the mean over the {counted} of {scores.size} true answers written in them; {_INSTEAD}"
+    if not whole or counted < scores.size:
+        return left_out if whole else missing
+    return _CHOSEN if rule == ANY_SCRIPT else ""
+
+
+def left_out(truths: Mapping[str, Sequence[str]], rule: str) -> list[str]:
+    """Which sets (by name their true texts) have no mean ROUGE by `rule`, and why; a line for each reason."""
+    found: dict[str, list[str]] = {}
+    for name, of in truths.items():
+        counts = np.array([1.0 if measurable(truth, rule) else np.nan for truth in of])
+        if of and mean_of(counts) is None:
+            found.setdefault(note_of(counts, rule), []).append(name)
+    return [f"ROUGE is left out ({', '.join(names)}): {why}" for why, names in found.items()]
+
+
+def or_none(scores: np.ndarray) -> list[float | None]:
+    """The scores (n,) as plain values, None for NaN."""
+    return [None if np.isnan(score) else float(score) for score in scores]

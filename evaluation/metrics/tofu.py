@@ -16,7 +16,7 @@ import numpy as np
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationSession, Result
 from evaluation.metrics.answer import CONVENTIONS, exact_memorization, extraction_strength, probability, truth_ratio
-from evaluation.metrics.rouge import rouge_l
+from evaluation.metrics.rouge import PAPER, RULES, mean_of, note_of, or_none, rouge_by
 
 Log = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Section -> column -> question number -> value, as in the published logs."""
@@ -41,8 +41,11 @@ SHORT_NAMES = {
 } | {"Model Utility": "model_utility", "Forget Quality": "forget_quality", "KS Test Forget": "forget_ks"}
 
 
-def _column(log: Log, name: str, column: str) -> np.ndarray | None:
-    """Values (n,) or (n, E) of a column of a question set, None where the set or the column is missing or empty."""
+def _column(log: Log, name: str, column: str, *, gaps: bool = False) -> np.ndarray | None:
+    """Values (n,) or (n, E) of a column of a question set, None where the set or the column is missing or empty.
+
+    gaps: a value may be None, which becomes NaN.
+    """
     values = log.get(SECTIONS[name], {}).get(column)
     if not values:
         return None
@@ -50,7 +53,8 @@ def _column(log: Log, name: str, column: str) -> np.ndarray | None:
         array = np.asarray(list(values.values()), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{SECTIONS[name]}.{column} is not a table of numbers: {error}") from None
-    if not np.isfinite(array).all():
+    known = array[[value is not None for value in values.values()]] if gaps else array
+    if not np.isfinite(known).all():
         raise ValueError(f"{SECTIONS[name]}.{column} holds a value that is not finite")
     return array
 
@@ -66,12 +70,21 @@ def truth_ratios(log: Log, name: str, convention: str = "geometric") -> np.ndarr
 
 
 def rouge_recalls(log: Log, name: str) -> np.ndarray | None:
-    """ROUGE-L recall (n,) of each generated answer, from the texts [prompt, generated, reference] of the log."""
+    """ROUGE-L recall (n,) of each generated answer by the paper's rule, NaN where it cannot count.
+
+    From the texts [prompt, generated, reference] of the log; None without them.
+    """
     texts = log.get(SECTIONS[name], {}).get("generated_text")
     if not texts:
         return None
     _, generated, references = zip(*texts.values(), strict=True)
-    return rouge_l(generated, references).recall
+    return rouge_by(PAPER, generated, references).recall
+
+
+def _recalls(log: Log, name: str) -> np.ndarray | None:
+    """The recalls (n,) that the log has, NaN where one cannot count; else those of its texts."""
+    recalls = _column(log, name, "rougeL_recall", gaps=True)
+    return rouge_recalls(log, name) if recalls is None else recalls
 
 
 def _probabilities(log: Log, name: str) -> np.ndarray | None:
@@ -95,10 +108,9 @@ def _truth_ratio_score(ratios: np.ndarray, name: str) -> float:
 
 
 def _measures(log: Log, name: str, convention: str) -> Iterator[tuple[str, float]]:
-    recalls = _column(log, name, "rougeL_recall")
-    recalls = rouge_recalls(log, name) if recalls is None else recalls
-    if recalls is not None:
-        yield f"ROUGE {TITLES[name]}", float(recalls.mean())
+    recalls = _recalls(log, name)
+    if recalls is not None and (mean := mean_of(recalls)) is not None:
+        yield f"ROUGE {TITLES[name]}", mean
     probabilities = _probabilities(log, name)
     if probabilities is not None:
         yield f"Prob. {TITLES[name]}", float(probabilities.mean())
@@ -126,7 +138,8 @@ def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric"
     "ROUGE", "Prob." and "Truth Ratio" of "Forget", "Retain", "Real Authors", "Real World"; "Model Utility", the
     harmonic mean of the nine numbers without the forget set (0 if any is 0; Oblivionis eq. 18); with the oracle's log
     "Forget Quality" = "KS Test PVal Forget" and "KS Test Forget". convention: "geometric" (the published tables) or
-    "arithmetic" truth ratio. What the log has no data for is absent. Raises ValueError for an unknown convention, a
+    "arithmetic" truth ratio. What the log has no data for is absent, and so is a ROUGE to which too few answers count
+    (`evaluation.metrics.rouge.mean_of`), with the model utility. Raises ValueError for an unknown convention, a
     loss that is not finite, or an oracle without forget losses where the model has them.
     """
     if convention not in CONVENTIONS:
@@ -147,6 +160,21 @@ def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric"
         p_value, statistic = forget_quality(ratios, expected)
         result |= {"Forget Quality": p_value, "KS Test PVal Forget": p_value, "KS Test Forget": statistic}
     return result
+
+
+def _notes(log: Log, aggregates: Mapping[str, float], rule: str) -> dict[str, str]:
+    """Under the names of `aggregates`, what a reader must know of each ROUGE and of the utility made of them."""
+    found = {}
+    for name in SECTIONS:
+        recalls = _recalls(log, name)
+        if recalls is not None and (note := note_of(recalls, rule)):
+            found[f"ROUGE {TITLES[name]}"] = note
+    parts = [f"{measure} {TITLES[name]}" for measure in MEASURES for name in UTILITY_SETS]
+    noted = [part for part in parts if part in found]
+    if noted and all(part in aggregates or part in found for part in parts):
+        missing = [part for part in noted if part not in aggregates]
+        found["Model Utility"] = found[(missing or noted)[0]]
+    return found
 
 
 @dataclass(frozen=True)
@@ -198,7 +226,8 @@ class TofuEvaluator:
 
     questions: question set ("forget", "retain", "real_authors", "world_facts") -> questions; decode: generated ids ->
     text without special tokens; oracle: the retrain oracle's forget-set truth ratios of the same convention, gives
-    forget_quality and forget_ks. Beyond `aggregate`: extraction strength and exact memorisation of each set.
+    forget_quality and forget_ks; rouge: what a word of ROUGE is, one of `evaluation.metrics.rouge.RULES`. Beyond
+    `aggregate`: extraction strength and exact memorisation of each set.
     """
 
     questions: Mapping[str, Sequence[Question]]
@@ -206,11 +235,14 @@ class TofuEvaluator:
     convention: str = "geometric"
     oracle: Sequence[float] | None = None
     profile: Profile = FULL
+    rouge: str = PAPER
     name: str = field(default="tofu", init=False)
 
     def __post_init__(self) -> None:
         if self.convention not in CONVENTIONS:
             raise ValueError(f"unknown truth ratio convention {self.convention!r}, expected one of {CONVENTIONS}")
+        if self.rouge not in RULES:
+            raise ValueError(f"unknown rule of ROUGE {self.rouge!r}, expected one of {RULES}")
         if unknown := set(self.questions) - set(SECTIONS):
             raise ValueError(f"unknown question sets {sorted(unknown)}, expected some of {list(SECTIONS)}")
 
@@ -246,7 +278,8 @@ class TofuEvaluator:
             "convention": self.convention,
             "forget_truth_ratios": [] if ratios is None else ratios.tolist(),
         }
-        return Result(metrics, details)
+        notes = {SHORT_NAMES[key]: note for key, note in _notes(log, aggregates, self.rouge).items()}
+        return Result(metrics, details, notes)
 
     def _section(
         self, session: EvaluationSession, questions: Sequence[Question]
@@ -269,8 +302,8 @@ class TofuEvaluator:
                 for q, tokens in zip(questions, produced, strict=True)
             ]
             section["generated_text"] = _numbered(texts)
-            recall = rouge_l([text[1] for text in texts], [text[2] for text in texts]).recall
-            section["rougeL_recall"] = _numbered(recall.tolist())
+            recall = rouge_by(self.rouge, [text[1] for text in texts], [text[2] for text in texts]).recall
+            section["rougeL_recall"] = _numbered(or_none(recall))
         memorised = {
             "extraction_strength": float(np.mean([extraction_strength(scores.correct[i]) for i in answers])),
             "exact_memorization": float(np.mean([exact_memorization(scores.correct[i]) for i in answers])),

@@ -32,9 +32,20 @@ def words(text: str) -> tuple[str, ...]:
     and Hebrew with and without vowel points.
     """
     if text.isascii():
-        return tuple(_ASCII.findall(text.lower()))
-    plain = _POINTS.sub("", unicodedata.normalize("NFKC", text)).casefold()
-    return tuple(word for part in _BOUNDARY.split(plain) if _MEASURABLE.search(part) for word in _units(part))
+        return _cut(text.lower())
+    return _cut(_POINTS.sub("", unicodedata.normalize("NFKC", text)).casefold())
+
+
+def words_as_written(text: str) -> tuple[str, ...]:
+    """As `words`, in lower case alone: compatibility forms stay what they are, as for whatever does not unify them."""
+    return _cut(text.lower())
+
+
+def _cut(text: str) -> tuple[str, ...]:
+    """The words of a text in lower case."""
+    if text.isascii():
+        return tuple(_ASCII.findall(text))
+    return tuple(word for part in _BOUNDARY.split(text) if _MEASURABLE.search(part) for word in _units(part))
 
 
 def _units(part: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -31,12 +31,15 @@ class Evaluation:
     - `truth_ratios` (n,): of the forget questions, >= 0, for another model's forget quality; empty without perturbed
       answers.
     - `truth_ratio`: which convention they follow.
+    - `notes`: by metric, why one is left out, or how its value is to be read: the paper's ROUGE reads Latin letters and
+      digits alone.
     """
 
     metrics: Mapping[str, float]
     log: Mapping[str, Mapping[str, Mapping[str, Any]]]
     truth_ratios: np.ndarray
     truth_ratio: str
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluate_model(
@@ -46,6 +49,7 @@ def evaluate_model(
     template: PromptTemplate | None = None,
     oracle: Evaluation | None = None,
     truth_ratio: Literal["geometric", "arithmetic"] = "geometric",
+    rouge: Literal["paper", "any_script"] = "paper",
     max_new_tokens: int = 200,
     max_length: int | None = None,
     on_overflow: Literal["error", "truncate"] = "error",
@@ -58,6 +62,8 @@ def evaluate_model(
       "Answer:". `PromptTemplate("chat")` is the tokenizer's own chat template.
     - `oracle`: what this function gave for the retrained model, of the same forget questions.
     - `truth_ratio`: which mean over the perturbed answers; `geometric` in the published tables.
+    - `rouge`: what a word of ROUGE is; `paper`, in the published tables, a run of a-z and 0-9, `any_script` a word of
+      any script.
     - `max_new_tokens`: the longest greedy answer; 0: none are made, and there is no ROUGE.
     - `max_length`: most tokens of prompt and answer; None: as many as the model has positions.
     - `on_overflow`: what becomes of longer ones.
@@ -89,6 +95,7 @@ def evaluate_model(
         truth_ratio,
         None if oracle is None else oracle.truth_ratios.tolist(),
         Profile(max_new_tokens=max_new_tokens),
+        rouge,
     )
     pad_id: Any = tokenizer.pad_token_id
     session = EvaluationSession(network, stop_ids=stop_ids(tokenizer, network, style), pad_id=pad_id or 0)
@@ -98,4 +105,5 @@ def evaluate_model(
     except EvaluationError as error:
         raise ModelError(f"the model cannot be evaluated: {error.__cause__}") from error
     details = result.details
-    return Evaluation(result.metrics, details["log"], np.asarray(details["forget_truth_ratios"]), truth_ratio)
+    ratios = np.asarray(details["forget_truth_ratios"])
+    return Evaluation(result.metrics, details["log"], ratios, truth_ratio, result.notes)

@@ -58,6 +58,16 @@ class Measured:
         return {k: v for name, r in self.report.results.items() for k, v in named_metrics(name, r.metrics).items()}
 
     @property
+    def notes(self) -> dict[str, str]:
+        """By the same names, why a metric is left out, or how its value is to be read."""
+        return {k: note for name, r in self.report.results.items() for k, note in named_metrics(name, r.notes).items()}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the summary of a stage that ends with the model keeps: `metrics`, and `notes` where there are any."""
+        return {"metrics": self.metrics, **_noted(self.notes)}
+
+    @property
     def log(self) -> dict[str, Any] | None:
         """What each evaluator keeps of its details: TOFU the log in the shape of its own, with the question ids under
         `ids`, the others mostly something under their names. None where nothing is kept."""
@@ -77,7 +87,7 @@ class Measured:
         head = {"stage": stage, "round": server_round, "moment": moment}
         tail = {"seconds": self.seconds, "time": time.time()}
         found = [
-            {**head, "evaluator": name, "metrics": dict(result.metrics), **tail}
+            {**head, "evaluator": name, "metrics": dict(result.metrics), **_noted(result.notes), **tail}
             for name, result in self.report.results.items()
         ]
         return found + [
@@ -379,6 +389,10 @@ def _joined(one: Report, other: Report, order: Iterable[str]) -> Report:
 
     seconds, failed = both(one.seconds, other.seconds), both(one.failed, other.failed)
     return Report(both(one.results, other.results), seconds, one.shared_seconds + other.shared_seconds, failed)
+
+
+def _noted(notes: Mapping[str, str]) -> dict[str, Any]:
+    return {"notes": dict(notes)} if notes else {}
 
 
 def _recalled(texts: Sequence[str], answers: Sequence[str]) -> list[float]:

@@ -79,6 +79,7 @@ class Muse:
             (oracle or {}).get("muse", {}).get("auc"),
             settings.continuation,
             settings.answer,
+            config.evaluation.rouge,
         )
 
 

@@ -137,6 +137,7 @@ def attack_run(
         "adapters": {m.stage: vector_hash(m.vector) for m in models},
         "truth_ratio": config.evaluation.truth_ratio,
         "questions": len(battery.questions),
+        "any_script": battery.any_script,
         "settings": _settings(config),
         "versions": package_versions(),
         "rows": [row for a in attacks if not a.by_group for row in _table(a, found, models)],
@@ -213,6 +214,7 @@ def _place(attack: Attack, model: Attacked, battery: Battery, folder: Path) -> t
         "truth_ratio": battery.truth_ratio,
         "questions": hashlib.sha256(questions.encode()).hexdigest(),
         "attack": json.loads(json.dumps(attack.settings)),
+        **({"any_script": battery.any_script} if battery.any_script else {}),
     }
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:8]
     return folder / "questions" / f"{attack.name}.{model.stage}.{digest}.jsonl", made_from

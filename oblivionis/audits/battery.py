@@ -12,6 +12,7 @@ import numpy as np
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.hook import EvaluationSession, Evaluator, Hook, Result
 from evaluation.metrics.answer import probability, truth_ratio
+from evaluation.metrics.rouge import ANY_SCRIPT, rouge_l, rule_for
 from evaluation.metrics.tofu import SECTIONS, Profile, Question, TofuEvaluator
 from oblivionis.assessment.questions import encode_questions
 from oblivionis.config.schema import Config
@@ -42,8 +43,9 @@ class Attack:
 class Battery:
     """The forget questions of a run, and its model to ask them.
 
-    `requested`: ids of all records that somebody asked to forget; `base`: the vector before any training. The assembled
-    model is changed from attack to attack; each begins by loading its vector.
+    `requested`: ids of all records that somebody asked to forget; `base`: the vector before any training; `any_script`:
+    of how many questions ROUGE is by words of any script. The assembled model is changed from attack to attack; each
+    begins by loading its vector.
     """
 
     def __init__(self, assembled: Assembled, corpus: Corpus, config: Config, requested: Sequence[str] = ()) -> None:
@@ -52,8 +54,9 @@ class Battery:
         profile = Profile(config.attack.questions)
         self.records: tuple[Record, ...] = profile.pick(corpus.evaluation.get("forget", ()))  # type: ignore[arg-type, assignment]
         self.questions = self.encoded(self.records)
+        self.any_script = sum(rule_for(q.text, config.evaluation.rouge) == ANY_SCRIPT for q in self.questions)
         self.untouchable = corpus.forget_ids.union(requested)
-        self.truth_ratio = config.evaluation.truth_ratio
+        self.truth_ratio, self.rouge = config.evaluation.truth_ratio, config.evaluation.rouge
         self.max_new_tokens = config.attack.max_new_tokens or config.evaluation.full.max_new_tokens
 
     def settings(self, kind: str) -> Mapping[str, Any]:
@@ -70,19 +73,27 @@ class Battery:
         return self.assembled
 
     def ask(self, assembled: Assembled, questions: Sequence[Question], variant: str) -> list[Row]:
-        """Prob, ROUGE-L recall and truth ratio R (where there are perturbed answers) of each question."""
+        """Prob, ROUGE-L recall and truth ratio R (where there are perturbed answers) of each question.
+
+        The recall is by words of any script where `evaluation.rouge` cannot measure the true answer.
+        """
         tofu = TofuEvaluator(
             {"forget": questions},
             self.decode,
             self.truth_ratio,
             profile=Profile(None, self.max_new_tokens, ("forget",)),
+            rouge=self.rouge,
         )
         log = self.evaluate(assembled, tofu).details["log"][SECTIONS["forget"]]
         rows = []
         for i, question in enumerate(questions):
             loss, wrong = log["avg_gt_loss"][str(i)], log.get("average_perturb_loss", {}).get(str(i))
             row: Row = {"variant": variant, "id": question.id, "loss": loss, "prob": float(probability(loss))}
-            row |= {"rouge": log["rougeL_recall"][str(i)], "answer": log["generated_text"][str(i)][1]}
+            _, answer, truth = log["generated_text"][str(i)]
+            recall = log["rougeL_recall"][str(i)]
+            if recall is None:
+                recall = float(rouge_l([answer], truth, any_script=True).recall[0])
+            row |= {"rouge": recall, "answer": answer}
             if wrong:
                 right = log["avg_paraphrased_loss"][str(i)]
                 row["truth_ratio"] = float(truth_ratio(right, wrong, self.truth_ratio))

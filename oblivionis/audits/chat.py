@@ -17,7 +17,7 @@ from evaluation.engine.decoding import greedy
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.models import text_config
 from evaluation.engine.sampling import Rule, sample
-from evaluation.metrics.rouge import rouge_l
+from evaluation.metrics.rouge import ANY_SCRIPT, rouge_l, rule_for
 from oblivionis import seeds
 from oblivionis.assessment.assessor import assemble_for
 from oblivionis.config.schema import Config
@@ -105,7 +105,7 @@ class Reply:
     """One question with each model's answers, by the model's name.
 
     For a question that the run's data know: `known` names its set, `truth` is the true answer and `recalls` holds the
-    ROUGE-L recall of each answer. problems: why a model has no answer.
+    ROUGE-L recall of each answer, by words of any script where `any_script`. problems: why a model has no answer.
     """
 
     question: str
@@ -114,6 +114,7 @@ class Reply:
     known: str = ""
     truth: str | None = None
     recalls: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    any_script: bool = False
 
 
 class Chat:
@@ -201,8 +202,10 @@ class Chat:
         self._answered += 1
         if record is None:
             return Reply(question, answers, problems)
-        recalls = {model: rouge_l(texts, record.answer).recall.tolist() for model, texts in answers.items()}
-        return Reply(question, answers, problems, name, record.answer, recalls)
+        truth, rule = record.answer, rule_for(record.answer, self.config.evaluation.rouge)
+        any_script = rule == ANY_SCRIPT
+        recalls = {m: rouge_l(texts, truth, any_script=any_script).recall.tolist() for m, texts in answers.items()}
+        return Reply(question, answers, problems, name, truth, recalls, any_script)
 
     def _answers(self, vector: np.ndarray, prompt: tuple[int, ...], room: int) -> list[str]:
         """Raises ValueError where the model's logits are not finite."""

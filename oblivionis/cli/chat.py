@@ -153,7 +153,7 @@ def print_reply(reply: Reply, console: Console) -> None:
     table.add_column("model", no_wrap=True)
     table.add_column("answer", overflow="fold")
     if reply.truth is not None:
-        table.add_column("ROUGE-L recall", justify="right")
+        table.add_column(f"ROUGE-L recall{', any script' if reply.any_script else ''}", justify="right")
         table.add_row("truth", Text(printable(reply.truth)), end_section=True)
     for model in MODELS.values():
         answers, recalls = reply.answers.get(model, []), reply.recalls.get(model, [])

@@ -316,11 +316,13 @@ def evaluate(
 
         failed = {name: one_line(reason) for name, reason in measured.report.failed.items()}
         if as_json:
-            answer({**of, "metrics": measured.metrics, "failed": failed})
+            metrics, notes = document.with_left_out(measured.metrics, measured.notes), measured.notes
+            answer({**of, "metrics": metrics, "notes": notes, "failed": failed})
         else:
             place = of.get("stage", "base")
             found = document.failed_now(place, of.get("round", 0), failed)
-            Console().print(report.comparison({place: measured.metrics}, title=title, failed=found).rich())
+            told = report.comparison({place: measured.metrics}, title, failed=found, notes={place: measured.notes})
+            Console().print(told.rich())
         if failed:
             raise not_measured([f"{name}: {reason}" for name, reason in failed.items()])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,11 +19,6 @@ from oblivionis.config.problems import Problem, did_you_mean
 from oblivionis.config.values import Key, check_value, expectation, keys_of
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import read_bytes
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 POLICY_FILE = "node.toml"
 MOST_RANK = 4096

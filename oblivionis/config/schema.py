@@ -956,6 +956,14 @@ class Evaluation:
             choices=("geometric", "arithmetic"),
         ),
     )
+    rouge: str = field(
+        default="paper",
+        metadata=about(
+            "Words of ROUGE: `paper` runs of a-z and 0-9, which published numbers go by; `any_script` words of every "
+            "script, for texts that are not in Latin letters.",
+            choices=("paper", "any_script"),
+        ),
+    )
     token_budget: int = field(
         default=16384,
         metadata=about("Tokens in one forward pass of the evaluation.", unit="tokens", at_least=64),

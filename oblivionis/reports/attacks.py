@@ -100,6 +100,7 @@ class _Made(TypedDict):
 
 class _Results(_Made, total=False):
     adapters: dict[str, str]
+    any_script: int
 
 
 def latest(run: RunDirectory) -> list[dict[str, Any]]:
@@ -244,6 +245,8 @@ def _membership_rows(results: Mapping[str, Any]) -> list[list[str]]:
 def _words(results: Mapping[str, Any]) -> list[str]:
     """What stands below the tables."""
     lines = [_outcome(results), LEGEND] if results["oracle"] else [LEGEND, NO_ORACLE]
+    if others := results.get("any_script"):
+        lines.append(f"ROUGE goes by words of every script for {others} of the true answers, not by the paper's.")
     lines += [MEMBERSHIP_LEGEND] if results["membership"] else []
     for row in results["rows"]:
         sampled = row["models"][results["stage"]]["after"]

@@ -10,7 +10,7 @@ from typing import Any
 from oblivionis.config.schema import Config
 from oblivionis.reports import nodes as node_report
 from oblivionis.reports import outcome, verdicts
-from oblivionis.reports.summary import stage_metrics
+from oblivionis.reports.summary import stage_metrics, stage_notes
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.directory import RunDirectory, list_runs
 from oblivionis.runs.failures import Failure, failures
@@ -32,17 +32,20 @@ def run_document(run: RunDirectory, config: Config) -> dict[str, Any]:
     -------
     dict
         `run`, its folder; `state` and `stages`, how far it came; `metrics` by stage and by the names of the
-        metrics; `outcome`, the sentence above the tables with its grade and the next steps; `verdicts` as in
-        verdicts.json; `requests` with the ledger's fields and each `outcome`; `audits`, what clients measured;
-        `privacy` as in privacy.json; `failed`, the evaluations that failed; `report`, the page.
+        metrics, None for one that is left out for a reason in `notes`, which are by the same names; `outcome`, the
+        sentence above the tables with its grade and the next steps; `verdicts` as in verdicts.json; `requests` with the
+        ledger's fields and each `outcome`; `audits`, what clients measured; `privacy` as in privacy.json; `failed`, the
+        evaluations that failed; `report`, the page.
     """
     seen = glance(run.path)
-    evaluation, page = config.evaluation, run.path / "report.html"
+    evaluation, page, notes = config.evaluation, run.path / "report.html", stage_notes(run)
+    metrics = stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence)
     return {
         "run": run.path,
         "state": seen.state,
         "stages": [asdict(stage) for stage in seen.stages],
-        "metrics": stage_metrics(run, evaluation.truth_ratio, evaluation.membership.confidence),
+        "metrics": {stage: with_left_out(values, notes.get(stage, {})) for stage, values in metrics.items()},
+        "notes": notes,
         "outcome": outcome.of_run(run, config),
         "verdicts": verdicts.verdict_document(run, evaluation.truth_ratio),
         "requests": [asdict(request) | {"outcome": request.outcome} for request in Ledger(run.ledger_path)],
@@ -61,3 +64,8 @@ def runs_document(folder: Path) -> list[dict[str, Any]]:
 def failed_now(stage: str, server_round: int, failed: Mapping[str, str]) -> list[Failure]:
     """The evaluators that failed, by name why, as failures at the end of a stage."""
     return [Failure(stage, server_round, "end", name, reason) for name, reason in failed.items()]
+
+
+def with_left_out(metrics: Mapping[str, float], notes: Mapping[str, str]) -> dict[str, float | None]:
+    """Metrics of a model, and None for each that is left out for a reason in `notes`."""
+    return {**dict.fromkeys(notes), **metrics}

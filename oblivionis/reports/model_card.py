@@ -170,4 +170,5 @@ def _measured(run: RunDirectory, config: Config) -> Sequence[str]:
     failed = failures(run)
     if not any(metrics.values()) and not failed:
         return []
-    return [summary.comparison(metrics, "What was measured", failed=failed).markdown().strip(), summary.LEGEND]
+    table = summary.comparison(metrics, "What was measured", failed=failed, notes=summary.stage_notes(run))
+    return [table.markdown().strip(), summary.LEGEND]

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from evaluation.metrics.rouge import NOT_READ
 from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
 from oblivionis.config.schema import Config
 from oblivionis.data.twins import find_twins
@@ -78,6 +79,13 @@ def audit_rows(audit: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
+def audit_note(audit: Mapping[str, Any]) -> str:
+    """Why a client that measured its other records has no ROUGE of them; empty where it has one or measured nothing."""
+    measured = [audit[moment] for moment in MOMENTS if moment in audit]
+    left_out = any("retain_prob" in numbers and "retain_rouge" not in numbers for numbers in measured)
+    return f"{SHOWN['retain_rouge']} –: {NOT_READ}" if left_out else ""
+
+
 def audit_table(run: RunDirectory) -> Table | None:
     """What the clients measured of their requests, None where none did."""
     table = Table("request", "client", "moment", *(Column(head, justify="right") for head in SHOWN.values()))
@@ -85,4 +93,6 @@ def audit_table(run: RunDirectory) -> Table | None:
     for audit in audits(run):
         for number, row in enumerate(audit_rows(audit)):
             table.add_row(*((audit["request"], str(audit["client"])) if number == 0 else ("", "")), *row)
+        if note := audit_note(audit):
+            table.caption, table.caption_justify = note, "left"
     return table if table.rows else None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from evaluation.metrics.rouge import ANY_SCRIPT
 from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN, UNDECIDED, Verdict
 from oblivionis.chain import check_chain
 from oblivionis.config.schema import Config
@@ -64,7 +65,8 @@ def outcome(
     bound = _bound(run)
     if bound is not None and bound[1] == BAD:
         return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
-    told = (_requests(run), _knowledge(run, found, metrics), _utility(metrics), _not_measured(run), bound)
+    utility = _utility(metrics, config.evaluation.rouge) or _no_utility(run)
+    told = (_requests(run), _knowledge(run, found, metrics), utility, _not_measured(run), bound)
     parts = [part for part in told if part is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
@@ -135,13 +137,21 @@ def _beside_oracle(
     return f"{none} the unlearned model from {oracle} ({values})", grade
 
 
-def _utility(metrics: Mapping[str, Mapping[str, float]]) -> tuple[str, str] | None:
-    for key, name in (("model_utility", "utility"), ("retain_rouge", "retain ROUGE")):
+def _utility(metrics: Mapping[str, Mapping[str, float]], rouge: str) -> tuple[str, str] | None:
+    words = " (words of every script)" if rouge == ANY_SCRIPT else ""
+    for key, name in (("model_utility", f"utility{words}"), ("retain_rouge", f"retain ROUGE{words}")):
         before, after = metrics.get("finetune", {}).get(key), metrics["unlearn"].get(key)
         if before and after is not None:
             share = after / before
             return f"{name} {share:.0%} of the finetuned model's", GOOD if share >= KEPT else DOUBTFUL
     return None
+
+
+def _no_utility(run: RunDirectory) -> tuple[str, str] | None:
+    """That nothing is said of the utility because what it goes by is left out for a reason."""
+    summary = run.stage_summary("unlearn") or {}
+    left_out = "retain_rouge" in summary.get("notes", {}) and "retain_rouge" not in summary["metrics"]
+    return ("nothing on utility: retain ROUGE is left out (see the note on it)", DOUBTFUL) if left_out else None
 
 
 def _steps(run: RunDirectory, config: Config, found: Mapping[str, Verdict]) -> tuple[str, ...]:

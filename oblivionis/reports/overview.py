@@ -8,6 +8,7 @@ from typing import Any
 
 import htpy as h
 
+from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config.schema import Config
 from oblivionis.reports import summary as report
 from oblivionis.reports.markup import explained, facts_list, folded, html_table
@@ -59,6 +60,7 @@ def asked(run: RunDirectory, config: Config) -> h.Element:
             ("Unlearning", _method(config) if asking else ""),
             (explained("FedTU", "Who asks to forget"), _policy(config) if asking else ""),
             (explained("Truth ratio"), config.evaluation.truth_ratio),
+            ("ROUGE", "words of every script" if config.evaluation.rouge == ANY_SCRIPT else ""),
             ("Software", _software(run.environment())),
         ]
     )

@@ -100,6 +100,22 @@ def _stage_metrics(run: RunDirectory, convention: str, confidence: float) -> dic
     return found
 
 
+def stage_notes(run: RunDirectory) -> dict[str, dict[str, str]]:
+    """Of each finished stage, by metric, why it is left out or how its value is to be read; `stage_metrics` beside."""
+    summaries = {stage: run.stage_summary(stage) for stage in MODELS}
+    return {stage: found["notes"] for stage, found in summaries.items() if found is not None and "notes" in found}
+
+
+def note_lines(notes: Mapping[str, Mapping[str, str]], among: Collection[str] | None = None) -> list[str]:
+    """What the notes on metrics say, a line each with the metrics that it is about; among: of these metrics alone."""
+    found: dict[str, dict[str, None]] = {}
+    for of in notes.values():
+        for key, note in of.items():
+            if among is None or key in among:
+                found.setdefault(note, {})[evaluators.reader_name(key)] = None
+    return [f"{', '.join(names)}: {note}." for note, names in found.items()]
+
+
 def _forget_ratios(run: RunDirectory, stage: str, convention: str) -> Any:
     """Truth ratios (n,) of a stage's forget questions; None when its log has none or holds a non-finite loss."""
     log = run.evaluation_log(stage)
@@ -120,19 +136,24 @@ def method(config: Config) -> str:
 
 
 def rows(
-    metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False
+    metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False, noted: Collection[str] = ()
 ) -> list[tuple[str, str, str, list[float | None]]]:
-    """(key, question set, measure, one value per model) of the comparison; rows that no model has are left out."""
+    """(key, question set, measure, one value per model) of the comparison; rows that no model has are left out, but
+    those of the `noted` metrics."""
     return [
         (key, metric.group.title, metric.title, [m.get(key) for m in metrics.values()])
-        for key, metric in _shown(metrics, chief=chief).items()
+        for key, metric in _shown(metrics, chief=chief, noted=noted).items()
         if metric.group is not None
     ]
 
 
-def _shown(metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False) -> dict[str, Metric]:
-    """The metrics of the comparison that a model has, by their keys, in the order of the rows; or the chief ones."""
+def _shown(
+    metrics: Mapping[str, Mapping[str, float]], *, chief: bool = False, noted: Collection[str] = ()
+) -> dict[str, Metric]:
+    """The metrics of the comparison that a model has or that are `noted`, by their keys, in the order of the rows; or
+    the chief ones."""
     measured = {key: None for model in metrics.values() for key, value in model.items() if value is not None}
+    measured |= dict.fromkeys(noted)
     found = {key: metric for key, metric in evaluators.among(measured).items() if metric.group is not None}
     few = {key: metric for key, metric in found.items() if metric.chief}
     return few if chief and few else found
@@ -151,17 +172,20 @@ def comparison(
     doubted: Collection[str] = (),
     chief: bool = False,
     failed: Sequence[Failure] = (),
+    notes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Table:
     """A row per question set and measure, a column per model, and a row per evaluator that failed.
 
     marks: metric -> what stands before the unlearned model's value; doubted: metrics whose values say nothing and stand
     in parentheses; chief: the few rows that matter most alone; failed: of them those count that leave a model without
-    figures.
+    figures; notes: by stage and metric, why one is left out or how it is to be read, which stands below the table.
     """
+    noted = {key for of in (notes or {}).values() for key in of}
+    shown = rows(metrics, chief=chief, noted=noted)
     lines: list[Sequence[str] | None] = []
     previous = ""
     lacking = {(f.stage, f.evaluator) for f in failed if f.final}
-    for key, group, measure, values in rows(metrics, chief=chief):
+    for key, group, measure, values in shown:
         if previous and group != previous and not chief:
             lines.append(None)
         mark = (marks or {}).get(key, "")
@@ -173,7 +197,8 @@ def comparison(
         previous = group
     lines += _failed_rows(metrics, failed)
     models = [Term(MODELS.get(stage, stage), EXPLAINED.get(stage, "")) for stage in metrics]
-    return Table(title, ["questions", "measure", *models], lines, framed=True)
+    below = " ".join(note_lines(notes or {}, [key for key, *_ in shown]))
+    return Table(title, ["questions", "measure", *models], lines, below, framed=True)
 
 
 def _failed_rows(stages: Collection[str], failed: Sequence[Failure]) -> list[Sequence[str]]:
@@ -372,11 +397,12 @@ def summary(run: RunDirectory, config: Config, *, full: bool = False) -> Group:
     found = verdicts.find_verdicts(run, config.evaluation.truth_ratio)
     result = outcome.of_run(run, config)
     failed = failures(run)
+    notes = stage_notes(run)
     measured = any(metrics.values()) or any(f.final and f.stage in metrics for f in failed)  # by the server
     marks, doubt = verdicts.marks(found), forget_quality.doubt(run)
     doubted = ("forget_quality",) if doubt else ()
     parts: list[Any] = [Text(result.sentence, style=f"bold {COLOURS[result.grade]}")] if result else []
-    table = comparison(metrics, title, marks, doubted=doubted, chief=not full, failed=failed)
+    table = comparison(metrics, title, marks, doubted=doubted, chief=not full, failed=failed, notes=notes)
     parts.append(table.rich() if measured else Text(title))
     parts += [Text(line, style="bold red") for line in failure_lines(run)]
     parts += [nodes] if (nodes := node_report.audit_table(run)) is not None else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evaluation.metrics.rouge import ANY_SCRIPT
 from evaluation.metrics.verdict import OVER_UNLEARNED, STILL_KNOWN
 from oblivionis.config import methods
 from oblivionis.config.schema import Config
@@ -49,7 +50,7 @@ def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
     found = [
         *_unfinished(run, config),
         *_verdicts(run, config),
-        *_utility(metrics),
+        *_utility(metrics, config.evaluation.rouge),
         *_twins(run),
         *_oracle(run, config, metrics),
         *_requests(run, config),
@@ -76,9 +77,10 @@ def _verdicts(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
             yield RunWarning(verdict.verdict, line[2:])
 
 
-def _utility(metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
+def _utility(metrics: Mapping[str, Mapping[str, float]], rouge: str) -> Iterator[RunWarning]:
     before, after = metrics.get("finetune", {}), metrics.get("unlearn", {})
-    for key, name in (("model_utility", "Model utility"), ("retain_rouge", "Retain ROUGE-L recall")):
+    words = " (words of every script)" if rouge == ANY_SCRIPT else ""
+    for key, name in (("model_utility", f"Model utility{words}"), ("retain_rouge", f"Retain ROUGE-L recall{words}")):
         old, new = before.get(key), after.get(key)
         if old is None or new is None:
             continue

@@ -94,6 +94,7 @@ def differing(ours: Config, theirs: Config) -> list[str]:
     )
     pairs["privacy.level"] = (ours.privacy.level, theirs.privacy.level)
     pairs["evaluation.full"] = (ours.evaluation.full, theirs.evaluation.full)
+    pairs["evaluation.rouge"] = (ours.evaluation.rouge, theirs.evaluation.rouge)
     return [name for name, (a, b) in pairs.items() if _plain(a) != _plain(b)]
 
 

@@ -22,11 +22,13 @@ class _Measured(TypedDict):
 
 
 class MetricsRow(_Measured, total=False):
-    """A line of metrics.jsonl. requests: by measure and request; clients: by exchange, in a row of the federation."""
+    """A line of metrics.jsonl. notes: by metric, why it is left out or how it is to be read; requests: by measure and
+    request; clients: by exchange, in a row of the federation."""
 
     moment: str
     evaluator: str
     error: str
+    notes: dict[str, str]
     clients: dict[str, list[int]]
     requests: dict[str, dict[str, float | Numbers]]
     seconds: float
@@ -127,6 +129,7 @@ class Summary(_Finished, total=False):
     seed: int
     fingerprint: str
     standard_deviation: Known
+    notes: dict[str, str]
     requests: dict[str, int]
     ruler: RulerFacts
     rebound: dict[str, dict[str, dict[str, float | bool | None]]]

@@ -123,8 +123,10 @@ def _row(server: Server, stage: str, client: int, vector: np.ndarray) -> list[di
 def _summarise(server: Server, stage: str, seconds: float) -> None:
     """The mean of each metric over the clients that have it, and its standard deviation."""
     by_client: dict[int, dict[str, float | None]] = {}
+    notes: dict[str, str] = {}
     for row in server.run.metrics():
         if row["stage"] == stage:
+            notes |= named_metrics(row["evaluator"], row.get("notes", {}))
             by_client.setdefault(row["round"], {}).update(named_metrics(row["evaluator"], row["metrics"]))
     rows = list(by_client.values())
     if not rows:
@@ -144,6 +146,7 @@ def _summarise(server: Server, stage: str, seconds: float) -> None:
             "fingerprint": server.fingerprint,
             "metrics": {k: float(np.mean(v)) for k, v in values.items()},
             "standard_deviation": {k: float(np.std(v, ddof=1)) if len(v) > 1 else None for k, v in values.items()},
+            **({"notes": notes} if notes else {}),
         },
         None,
     )

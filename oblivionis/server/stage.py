@@ -299,6 +299,7 @@ class Stage:
                 "seconds": seconds,
                 "seed": self.config.seed,
                 "fingerprint": self.server.fingerprint,
+                **measured.facts,
                 "metrics": {**measured.metrics, **rebound},
                 "traffic": self._traffic(),
                 "requests": outcome,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from evaluation.engine.watch import watched
+from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.assessment import muse, ruler
 from oblivionis.assessment.ruler_oracles import find_oracles
 from oblivionis.config.compose import to_tree
@@ -84,7 +85,7 @@ def _measure_base(server: Server) -> None:
     events.evaluated(0, "base model", measured.metrics, measured.seconds)
     warn(events, measured.report.failed)
     facts = {"stage": BASE, "rounds": 0, "seconds": measured.seconds, "seed": server.config.seed}
-    run.finish_stage(BASE, {**facts, "fingerprint": server.fingerprint, "metrics": measured.metrics}, measured.log)
+    run.finish_stage(BASE, {**facts, "fingerprint": server.fingerprint, **measured.facts}, measured.log)
 
 
 def _tell_of_data(server: Server) -> None:
@@ -94,6 +95,8 @@ def _tell_of_data(server: Server) -> None:
         server.events.note(NO_QUESTIONS if assessor.empty else OWN_QUESTIONS)
     if assessor.is_text:
         server.events.note(muse.LEFT_OUT)
+    if server.config.evaluation.rouge == ANY_SCRIPT:
+        server.events.note("ROUGE goes by words of every script (evaluation.rouge=any_script), not by the paper's")
     if (withheld := assessor.withheld) and data.name == "tofu":
         server.events.note(
             f"{withheld} records of {data.holdout_authors} authors are withheld from all training (holdout)"

@@ -1,4 +1,5 @@
 """Records that are not written in Latin letters: recited, they are not verified; forgotten, they are; and certified so.
+The paper's ROUGE of them is a dash, and words of every script are a choice.
 
 Twenty made-up records in Chinese and twenty in Arabic, learned by heart, then four of them unlearned, by a method that
 does nothing and by one that does.
@@ -10,6 +11,10 @@ import pytest
 from support.commands import call
 from support.stages import execute
 
+from evaluation.metrics.rouge import rouge_l
+from oblivionis.assessment.assessor import evaluate_checkpoint
+from oblivionis.audits.attack import attack_run
+from oblivionis.audits.chat import Chat
 from oblivionis.config import compose as configuration
 from oblivionis.reports.certificate import signing as certificates
 from oblivionis.requests.judgements import judgement_of
@@ -113,3 +118,33 @@ def test_what_is_not_recited_any_more_is_verified(learned, tmp_path):
     assert request.outcome == "verified", evidence
     assert certificate["result"] == "PASS"
     assert len(evidence) == 4 and all(of["units"] >= 3 and of["before"] > 0.5 for of in evidence.values())
+
+
+def test_the_papers_rouge_is_left_out_and_words_of_every_script_are_a_choice(learned):
+    _, _, run = learned
+    summary = run.stage_summary("finetune")
+    assert not {"forget_rouge", "retain_rouge"} & set(summary["metrics"]) and summary["metrics"]["retain_prob"] > 0.8
+    assert all("evaluation.rouge=any_script" in summary["notes"][name] for name in ("forget_rouge", "retain_rouge"))
+    measured = evaluate_checkpoint(run.path, None, ["evaluation.rouge=any_script"])[2]
+    assert measured.log is not None
+    texts = measured.log["eval_log"]["generated_text"].values()
+    by_hand = [rouge_l([said], truth, any_script=True).recall[0] for _, said, truth in texts]
+    assert measured.metrics["retain_rouge"] == pytest.approx(sum(by_hand) / len(by_hand))
+    assert measured.metrics["retain_rouge"] > 0.8
+    assert all("not the paper's" in measured.notes[name] for name in ("forget_rouge", "retain_rouge"))
+
+
+def test_a_look_at_single_answers_goes_by_words_of_every_script(learned):
+    _, _, run = learned
+    reply = Chat(run.path).ask_known("forget")
+    assert reply.any_script and reply.recalls["finetuned"][0] > 0.8
+    result = call("chat", run.path, "--question", reply.question)
+    assert "ROUGE-L recall, any script" in " ".join(result.out.split())
+
+
+def test_an_attack_on_answers_in_another_script_sees_them(learned):
+    _, _, run = learned
+    overrides = ["attack.attacks=[rephrase]", "attack.rephrasings=['{question}']"]
+    results = attack_run(run.path, "finetune", overrides)[2]
+    assert results["any_script"] == results["questions"] == 4
+    assert all(row["models"]["finetune"]["after"]["rouge"] > 0.8 for row in results["rows"])

@@ -67,6 +67,19 @@ def prepare(context: Context) -> Muse | None:
     return Muse.of(context.corpus, context.assembled, context.config)
 
 
+def lacks(context: Context) -> list[str]:
+    """Which of its metrics are left out, because ROUGE cannot read the true texts."""
+    from evaluation.metrics.rouge import left_out
+
+    texts: Muse | None = context.prepared
+    if texts is None:
+        return []
+    items = {"verbmem": texts.passages, **{f"knowmem_{name}": of for name, of in texts.knowledge.items()}}
+    titles = {metric.key: metric.label for metric in METRICS}
+    truths = {titles[name]: [item.truth for item in of] for name, of in items.items()}
+    return left_out(truths, context.config.evaluation.rouge)
+
+
 def build(context: Context) -> list[Evaluator]:
     """The items of the profile; PrivLeak, on the records of membership inference, in the full one only."""
     from oblivionis.assessment.membership import Groups

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evaluation.metrics.catalogue import Direction, Group, Metric
 
@@ -49,13 +49,14 @@ LEGEND = (
 class ProbeEvaluator:
     """Of each set that has probes: the mean ROUGE-L recall, in [0, 1], of the first line of the greedy answers.
 
-    decode: token ids -> text; max_new_tokens: longest answer. The details hold per set id -> {shown, generated, truth,
-    score}.
+    decode: token ids -> text; max_new_tokens: longest answer; rouge: what a word is, one of
+    `evaluation.metrics.rouge.RULES`. The details hold per set id -> {shown, generated, truth, score}.
     """
 
     sets: Mapping[str, Sequence[Item]]
     decode: Callable[[Sequence[int]], str]
     max_new_tokens: int
+    rouge: str
     name: str = field(default="rwku", init=False)
 
     def request(self, session: EvaluationSession) -> None:
@@ -66,18 +67,14 @@ class ProbeEvaluator:
     def evaluate(self, session: EvaluationSession) -> Result:
         """Measure."""
         from evaluation.hook import Result
-        from evaluation.metrics.muse import told
-        from evaluation.metrics.rouge import rouge_l
+        from evaluation.metrics.muse import Scored
 
-        metrics: dict[str, float] = {}
-        details: dict[str, Any] = {}
+        found = Scored(self.rouge)
         for name, items in self.sets.items():
             produced = session.greedy([item.prompt for item in items], self.max_new_tokens)
             said = [self.decode(tokens).strip().split("\n")[0].strip() for tokens in produced]
-            scores = rouge_l(said, [item.truth for item in items], stemmed=False).recall
-            metrics[name] = float(scores.mean())
-            details[name] = told(items, said, scores)
-        return Result(metrics, details)
+            found.add(name, items, said, "recall")
+        return Result(found.metrics, found.details, found.notes)
 
 
 def prepare(context: Context) -> dict[str, tuple[Item, ...]] | None:
@@ -103,6 +100,16 @@ def prepare(context: Context) -> dict[str, tuple[Item, ...]] | None:
     return found
 
 
+def lacks(context: Context) -> list[str]:
+    """Which of its metrics are left out, because ROUGE cannot read the true answers."""
+    from evaluation.metrics.rouge import left_out
+
+    titles = {m.key: f"{m.group.title}: {m.label}" for m in METRICS if m.group is not None}
+    sets: Mapping[str, Sequence[Item]] = context.prepared or {}
+    truths = {titles[name]: [item.truth for item in items] for name, items in sets.items()}
+    return left_out(truths, context.config.evaluation.rouge)
+
+
 def build(context: Context) -> list[Evaluator]:
     """As many probes of each set as the profile asks questions."""
     from oblivionis.assessment.questions import spread
@@ -111,4 +118,5 @@ def build(context: Context) -> list[Evaluator]:
         return []
     count = context.profile().questions
     sets = {name: spread(items, count) for name, items in context.prepared.items()}
-    return [ProbeEvaluator(sets, context.decode, context.settings["max_new_tokens"])]
+    settings, rouge = context.settings, context.config.evaluation.rouge
+    return [ProbeEvaluator(sets, context.decode, settings["max_new_tokens"], rouge)]

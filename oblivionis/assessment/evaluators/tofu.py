@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evaluation.metrics.catalogue import Group, Metric
@@ -21,7 +22,8 @@ _PROB = (
 )
 _ROUGE = (
     "Longest common subsequence of the greedy and the true answer over the length of the true one, in stemmed words. "
-    "0 to 1."
+    "0 to 1. The paper's words are runs of Latin letters and digits; of texts in other letters there is none, unless "
+    "`evaluation.rouge=any_script` takes the words of every script."
 )
 _TRUTH_RATIO = (
     "Mean of max(0, 1 − R), R = wrong/right: how much likelier the right answer is than the perturbed ones. 0 to 1; "
@@ -91,8 +93,18 @@ def build(context: Context) -> list[Evaluator]:
             convention=convention,
             oracle=None if ratios is None else ratios.tolist(),
             profile=context.profile(),
+            rouge=context.config.evaluation.rouge,
         )
     ]
+
+
+def lacks(context: Context) -> list[str]:
+    """Which question sets have no ROUGE-L recall, because it cannot read their true answers."""
+    from evaluation.metrics.rouge import left_out
+
+    profile = replace(context, full=True).profile()
+    asked = {name: profile.pick(context.questions.get(name, ())) for name in profile.sets}
+    return left_out({SETS[name]: [q.text for q in of] for name, of in asked.items()}, context.config.evaluation.rouge)
 
 
 def to_log(details: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 import htpy as h
 
+from evaluation.metrics.rouge import UNREAD
 from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.audits.people_outcomes import audits_of, person_slug
 from oblivionis.config.schema import Config
@@ -28,7 +29,7 @@ from oblivionis.reports.format import number
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
-from oblivionis.reports.nodes import SHOWN, audit_rows
+from oblivionis.reports.nodes import SHOWN, audit_note, audit_rows
 from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
 from oblivionis.requests.judgements import seen_by_oracle
 from oblivionis.requests.ledger import PENDING, REJECTED, SERVED, Ledger, Request
@@ -276,7 +277,10 @@ def _records(request: Request, known: _Known) -> h.Node:
     models = [MODELS[stage] for stage in known.logs]
     note = _of_oracle(known.seen[request.id]) if "retrain" in known.logs and request.id in known.seen else None
     caption = "Answers about each of its records, model by model"
-    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows, caption), note]
+    asked = [log[i] for log in known.logs.values() for i in request.record_ids if i in log]
+    left_out = any(values.get("rougeL_recall", 0) is None for values in asked)
+    unread = h.p[f"ROUGE-L recall –: {UNREAD[known.config.evaluation.rouge]}."] if left_out else None
+    return [html_table(["record", "measure", *models], ["", "", *["n"] * len(models)], rows, caption), unread, note]
 
 
 def _of_oracle(seen: Sequence[str]) -> h.Element:
@@ -345,12 +349,14 @@ def _certified(found: Certificate | None) -> h.Node:
 
 def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
     """What the client measured of its own records."""
-    rows = audit_rows(read_audit(known.run.path, request.id) or {})
+    audit = read_audit(known.run.path, request.id) or {}
+    rows, note = audit_rows(audit), audit_note(audit)
     if not rows:
         return []
     heads = ["moment", *SHOWN.values()]
     table = html_table(heads, ["who", *["n"] * len(SHOWN)], rows, "Measured by the client itself")
-    return [h.p[f"Measured by client {request.client} on its own records, which the server does not have:"], table]
+    told = h.p[f"Measured by client {request.client} on its own records, which the server does not have:"]
+    return [told, table, *([h.p[f"{note}."]] if note else [])]
 
 
 def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:

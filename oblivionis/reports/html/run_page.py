@@ -119,10 +119,12 @@ def _comparison(run: RunDirectory, config: Config, metrics: Mapping[str, Mapping
     doubted = ("forget_quality",) if doubt else ()
     marks = verdicts.marks(found)
     side_by_side = "The final models side by side"
-    table = report.comparison(metrics, side_by_side, marks, doubted=doubted, failed=failures(run)).html_table()
+    failed, notes = failures(run), report.stage_notes(run)
+    table = report.comparison(metrics, side_by_side, marks, doubted=doubted, failed=failed, notes=notes).html_table()
     return [
         section_heading("comparison", "Comparison", "Retrained model", "Over-unlearned (↓)"),
         table if metrics else h.p["No stage is finished."],
+        paragraphs(report.note_lines(notes)),
         paragraphs(verdicts.sentences(found), "verdict"),
         paragraphs(ruler_report.sentences(run)),
         paragraphs(membership_report.sentences(metrics)),

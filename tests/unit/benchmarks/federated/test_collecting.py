@@ -85,3 +85,20 @@ def test_what_was_run_and_found_and_failed(collected, tmp_path):
 def test_keeping_what_is_not_there_is_refused(tmp_path):
     result = call("bench", "keep", tmp_path, tmp_path / "new")
     assert result.code == 2 and "cannot be read as results of a suite" in result.err
+
+
+def test_a_metric_that_is_left_out_has_its_reason_and_no_value(tmp_path):
+    (tmp_path / "small.yaml").write_text(SUITE)
+    settings = suites.load(tmp_path / "small.yaml", [])[1]
+    cells = settings.cells()
+    plan = graph.plan(cells)
+    for node in plan.nodes:
+        for stage in [*node.config.stages, "base"]:
+            run = node.run(tmp_path / "store")
+            (run.path / "stages").mkdir(parents=True, exist_ok=True)
+            head = {"stage": stage, "rounds": 1, "seconds": 1.0, "metrics": {"retain_prob": 0.5}}
+            (run.path / "stages" / f"{stage}.json").write_text(json.dumps({**head, "notes": {"retain_rouge": "why"}}))
+    rows = collecting.collect(settings.axes(), cells, plan, tmp_path / "store", tmp_path, {}).to_pylist()
+    of = {(r["stage"], r["value"], r["error"], r["status"]) for r in rows if r["metric"] == "retain_rouge"}
+    assert of == {(stage, None, "why", "done") for stage in ("base", "finetune", "retrain", "unlearn")}
+    assert {r["error"] for r in rows if r["metric"] == "retain_prob"} == {""}

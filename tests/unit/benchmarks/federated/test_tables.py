@@ -338,3 +338,17 @@ def test_mistakes_are_told(folder, arguments, expected):
 def test_a_suite_of_the_other_kind_has_no_jobs(tmp_path):
     result = call("bench", suites.FOLDER / "ruler_tabular.yaml", "--jobs", "2", "--output", tmp_path / "x")
     assert result.code == 2 and "leave --jobs out" in result.err
+
+
+WHY = "the paper's ROUGE reads Latin letters and digits alone; evaluation.rouge=any_script reads others"
+
+
+def test_a_metric_that_is_left_out_is_a_dash_with_its_reason_under_the_table():
+    found = grid(GRID, ("0", "1")).to_pylist()
+    unread = [{**row, "value": None, "error": WHY} if row["metric"] == "model_utility" else row for row in found]
+    table = results.table_of(unread, AXES)
+    made = build(table, AXES, LAYOUT)
+    assert {row[1] for row in made.rows if row} == {"–"} and f"MU: {WHY}." in made.note
+    assert "–" in made.csv() and "nan" not in made.csv().lower() and WHY in made.markdown().replace("\\", "")
+    assert list(unknown_metrics(table, LAYOUT)) == []
+    assert "reads Latin" not in build(grid(GRID), AXES, LAYOUT).note

@@ -4,8 +4,9 @@ import math
 import statistics
 
 import pytest
+from support.reports import make_run
 
-from benchmarks.tuning import objective
+from benchmarks.tuning import objective, tune
 from benchmarks.tuning.objective import Oracle
 
 LOG = {
@@ -72,3 +73,12 @@ def test_a_rounds_metrics_give_what_a_round_measures():
     metrics = {"forget_prob": 0.3, "membership_auc_loss": 0.6, "forget_rouge": 0.9}
     assert objective.measured(metrics, None, "geometric") == {"probability": 0.3, "membership": 0.6}
     assert list(objective.measured({**metrics, "leakage_mean": 0.1}, LOG, "geometric")) == list(objective.MEASURES)
+
+
+def test_a_utility_that_is_left_out_is_told_with_its_reason(tmp_path):
+    run, _ = make_run(tmp_path, ["retrain"])
+    known = run.stage_summary("retrain")
+    assert tune._left_out(run, tune.UTILITIES[:2]) == ""
+    run.finish_stage("retrain", {**known, "notes": {"retain_rouge": "it reads Latin letters alone"}}, None)
+    said = "Retain ROUGE-L recall is left out: it reads Latin letters alone"
+    assert tune._left_out(run, tune.UTILITIES[:2]) == said and tune._left_out(run, tune.UTILITIES[:1]) == ""

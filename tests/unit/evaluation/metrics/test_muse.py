@@ -108,3 +108,23 @@ def test_what_has_no_items_has_no_metric() -> None:
     assert set(result.metrics) == {"knowmem_retain"}
     with pytest.raises(ValueError, match="unknown sets"):
         MuseEvaluator([], {"world": []}, decode)
+
+
+@pytest.mark.parametrize("rule", ["paper", "any_script"])
+def test_texts_that_rouge_cannot_read_have_no_metric_but_a_note(rule: str) -> None:
+    model, prompts = tiny_llama.base(), [(5, 6, 7), (9, 4), (11, 12, 13)]
+
+    def cyrillic(ids) -> str:
+        return " ".join(f"слово{chr(0x430 + i % 32)}" for i in ids)
+
+    said = [cyrillic(x) for x in greedy(model, prompts, max_new_tokens=8, stop_ids=[])]
+    passages = [Item(f"v{i}", p, cyrillic(p), t) for i, (p, t) in enumerate(zip(prompts, said, strict=True))]
+    knowledge = {"forget": [Item("f", prompts[0], "", "только другое")], "retain": [Item("r", prompts[1], "", "Oslo")]}
+    evaluator = MuseEvaluator(passages, knowledge, cyrillic, continuation=8, answer=3, rouge=rule)
+    result = Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[])).results["muse"]
+    if rule == "paper":
+        assert result.metrics == {"knowmem_retain": 0.0} and set(result.notes) == {"verbmem", "knowmem_forget"}
+        assert {x["score"] for x in result.details["verbmem"].values()} == {None}
+    else:
+        assert result.metrics == {"verbmem": 1.0, "knowmem_forget": 0.0, "knowmem_retain": 0.0}
+        assert all("not the paper's" in note for note in result.notes.values()) and len(result.notes) == 3

@@ -159,3 +159,99 @@ def test_text_without_words_scores_zero_and_lengths_must_agree() -> None:
     assert rouge.rouge_l([], []).recall.shape == (0,)
     with pytest.raises(ValueError, match="1 predictions for 2 references"):
         rouge.rouge_1(["a"], ["a", "b"])
+
+
+COUNTS = {
+    # words that hold a letter of a-z or a digit, of all words
+    "She lives in Minsk.": True,
+    "Müller wohnt über der Bäckerei": True,  # 4 of 4
+    "Öl": True,  # l
+    "Anh Nguyễn Văn Đức sống ở Hà Nội": True,  # 7 of 8: ở has none
+    "Iğdır'da yaşıyor, İstanbul'u sever": True,
+    "À Œ": False,  # 0 of 2, Latin letters though they are
+    "12.3.1953": True,
+    "E = mc²": True,
+    "α = 2πr": True,  # 1 of 2
+    "α + β = γ": False,
+    "He works at 北京大学 in Beijing": True,  # 5 of 9
+    "COVID-19 是一种疾病": False,  # 2 of 7
+    "iPhone 手机": False,  # 1 of 3
+    "Она работает в Google с 2015 года": False,  # 2 of 7
+    "삼성은 Samsung": True,  # 1 of 2
+    "林晓雨住在杭州西湖边的一座老房子里。": False,
+    "ليلى ولدت شتاء في طرابلس": False,
+    "नीना दिल्ली में रहती है": False,
+    "ＡＢＣ": False,  # full-width letters, which rouge-score drops
+    "K. lives": True,  # the Kelvin sign is a k in lower case
+    "👍 !": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize(("truth", "counts"), COUNTS.items())
+def test_a_truth_counts_where_half_of_its_words_are_read(truth: str, counts: bool) -> None:
+    assert rouge.measurable(truth) is counts
+
+
+@pytest.mark.parametrize("truth", COUNTS)
+def test_what_rouge_score_cannot_tell_from_nothing_never_counts(truth: str) -> None:
+    same = RougeScorer(["rougeL"], use_stemmer=True).score(truth, truth)["rougeL"].recall
+    assert same in (0.0, 1.0) and (same == 1.0 or not rouge.measurable(truth))
+
+
+@given(st.text(st.characters(max_codepoint=127), max_size=40))
+def test_every_ascii_text_with_a_word_counts(text: str) -> None:
+    words = RougeScorer(["rougeL"]).score(text, text)["rougeL"].recall == 1
+    assert rouge.measurable(text) == rouge.measurable(text, rouge.ANY_SCRIPT) == words
+
+
+def test_any_script_measures_whatever_has_a_letter_or_a_digit() -> None:
+    assert [t for t in COUNTS if not rouge.measurable(t, rouge.ANY_SCRIPT)] == ["👍 !", ""]
+
+
+def test_rouge_by_a_rule_is_nan_where_the_truth_does_not_count() -> None:
+    truths = ["She lives in Minsk", "林晓雨住在杭州", "Она живёт в Минске", "ولدت في طرابلس"]
+    said = ["She lived in Oslo", "林晓雨住杭州市", "Она родилась в Минске", "ولدت سلمى في"]
+    paper = rouge.rouge_by(rouge.PAPER, said, truths)
+    assert paper.recall.tolist()[0] == 3 / 4 and np.isnan(paper.recall[1:]).all() and np.isnan(paper.f1[1:]).all()
+    by_hand = [3 / 4, 6 / 7, 3 / 4, 2 / 3]
+    assert rouge.rouge_by(rouge.ANY_SCRIPT, said, truths).recall.tolist() == pytest.approx(by_hand)
+    with pytest.raises(ValueError, match="unknown rule 'latin' of ROUGE, expected paper or any_script"):
+        rouge.rouge_by("latin", said, truths)
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean"),
+    [
+        ([0.2, 0.4], 0.3),
+        ([0.5, np.nan], 0.5),
+        ([0.5, np.nan, np.nan], None),
+        ([np.nan], None),
+        ([], None),
+        ([0.0, 0.0], 0.0),
+    ],
+)
+def test_a_mean_takes_half_of_the_truths(scores: list[float], mean: float | None) -> None:
+    found = rouge.mean_of(np.array(scores, dtype=np.float64))
+    assert found is None if mean is None else found == pytest.approx(mean)
+
+
+def test_a_mean_of_all_is_numpys_to_the_last_bit() -> None:
+    scores = np.random.default_rng(0).random(997)
+    assert rouge.mean_of(scores) == float(scores.mean()) and rouge.note_of(scores, rouge.PAPER) == ""
+
+
+def test_a_note_names_the_key_and_what_is_left_out() -> None:
+    some, few = np.array([0.5, 0.1, np.nan]), np.array([0.5, np.nan, np.nan])
+    assert "mean over the 2 of 3 true answers" in rouge.note_of(some, rouge.PAPER)
+    assert "most true answers are written in others" in rouge.note_of(few, rouge.PAPER)
+    assert all("evaluation.rouge=any_script" in rouge.note_of(x, rouge.PAPER) for x in (some, few))
+    assert "not the paper's" in rouge.note_of(some[:2], rouge.ANY_SCRIPT)
+    assert rouge.note_of(few, rouge.ANY_SCRIPT) == "most true answers have no letter and no digit"
+
+
+def test_sets_without_rouge_are_told_together() -> None:
+    truths = {"Forget": ["北京", "上海"], "Retain": ["Москва"], "World facts": ["Oslo", "北京"], "Empty": []}
+    (line,) = rouge.left_out(truths, rouge.PAPER)
+    assert line.startswith("ROUGE is left out (Forget, Retain): ") and "evaluation.rouge=any_script" in line
+    assert rouge.left_out(truths, rouge.ANY_SCRIPT) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -245,3 +246,84 @@ def test_profiles(model: LlamaForCausalLM, questions: dict[str, list[tofu.Questi
         tofu.Profile(sets=("holdout",))
     with pytest.raises(ValueError, match=r"unknown question sets \['holdout'\]"):
         tofu.TofuEvaluator({"holdout": []}, decode)
+
+
+def with_recalls(*recalls: float | None) -> dict[str, Any]:
+    """The log made by hand, with all nine parts above 0 and these recalls of the retain set."""
+    log = hand_made()
+    log["eval_real_world_wo_options"] = section(0.2, 0.2, [0.1, 0.1], 0.7)
+    log["eval_log"]["rougeL_recall"] = {str(i): recall for i, recall in enumerate(recalls)}
+    return log
+
+
+def test_recalls_that_do_not_count_go_into_no_mean() -> None:
+    whole, part = tofu.aggregate(with_recalls(0.9, 0.5)), tofu.aggregate(with_recalls(0.9, None, 0.5, None))
+    assert part == whole and part["ROUGE Retain"] == pytest.approx(0.7) and 0 < part["Model Utility"] < 1
+    few = tofu.aggregate(with_recalls(0.9, None, None))
+    assert whole.keys() - few.keys() == {"ROUGE Retain", "Model Utility"}
+
+
+def test_a_log_of_texts_alone_has_no_rouge_of_other_scripts() -> None:
+    texts = {"0": ["?", "она живёт в Минске", "она живёт в Минске"]}
+    log = {"eval_log": {"generated_text": texts}, "eval_log_forget": {"generated_text": {"0": ["?", "a b", "a c"]}}}
+    assert tofu.aggregate(log) == {"ROUGE Forget": 0.5}
+
+
+LETTERS = [chr(0x4E00 + i) for i in range(40)]
+
+
+@pytest.mark.parametrize("rule", ["paper", "any_script"])
+def test_an_evaluator_of_chinese_answers(
+    model: LlamaForCausalLM, questions: dict[str, list[tofu.Question]], rule: str
+) -> None:
+    """The first forget question has a Latin answer, every other answer is Chinese; a character is a word."""
+
+    def chinese(ids: Any) -> str:
+        return "".join(LETTERS[i] for i in ids)
+
+    asked = {name: [dataclasses.replace(q, text=chinese(q.answer[:-1])) for q in of] for name, of in questions.items()}
+    asked["forget"][0] = dataclasses.replace(asked["forget"][0], text="She lives in Minsk")
+    evaluator = tofu.TofuEvaluator(asked, chinese, profile=tofu.Profile(max_new_tokens=6), rouge=rule)
+    result = evaluator.evaluate(EvaluationSession(model, stop_ids=[EOS]))
+    log = json.loads(json.dumps(result.details["log"], allow_nan=False))
+    recalls = {name: list(log[tofu.SECTIONS[name]]["rougeL_recall"].values()) for name in asked}
+    ours = {f"{name}_rouge" for name in asked}
+    if rule == "paper":
+        first, *rest = [value for of in recalls.values() for value in of]
+        assert first == 0.0 and set(rest) == {None}, "the forget set comes first"
+        assert not {*ours, "model_utility"} & set(result.metrics) and len(result.metrics) == 4 * 4
+        assert set(result.notes) == {*ours, "model_utility"}
+        assert all("evaluation.rouge=any_script" in note for note in result.notes.values())
+    else:
+        for name, of in asked.items():
+            said = [text[1] for text in log[tofu.SECTIONS[name]]["generated_text"].values()]
+            expected = [common(list(s), list(q.text)) / len(q.text) for s, q in zip(said, of, strict=True)]
+            assert recalls[name][name == "forget" :] == pytest.approx(expected[name == "forget" :])
+            assert result.metrics[f"{name}_rouge"] == pytest.approx(np.mean(recalls[name]))
+        assert {*ours, "model_utility"} <= set(result.metrics)
+        assert set(result.notes.values()) == {
+            "ROUGE by words of every script (evaluation.rouge=any_script), not the paper's"
+        }
+
+
+def common(first: list[str], second: list[str]) -> int:
+    """The length of the longest common subsequence."""
+    table = np.zeros((len(first) + 1, len(second) + 1), int)
+    for i, a in enumerate(first):
+        for j, b in enumerate(second):
+            table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
+    return int(table[-1, -1])
+
+
+def test_answers_in_latin_letters_have_no_notes(
+    model: LlamaForCausalLM, questions: dict[str, list[tofu.Question]]
+) -> None:
+    by_rule = [
+        tofu.TofuEvaluator(questions, decode, profile=tofu.Profile(max_new_tokens=6), rouge=rule).evaluate(
+            EvaluationSession(model, stop_ids=[EOS])
+        )
+        for rule in ("paper", "any_script")
+    ]
+    assert by_rule[0].metrics == by_rule[1].metrics and by_rule[0].notes == {}
+    with pytest.raises(ValueError, match="unknown rule of ROUGE 'latin'"):
+        tofu.TofuEvaluator(questions, decode, rouge="latin")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluation.metrics.rouge import rouge_1, rouge_l, tokens, unicode_tokens
-from evaluation.metrics.words import words
+from evaluation.metrics.words import words, words_as_written
 
 SENTENCES = {
     "cyrillic": "Нина живёт в Минске",
@@ -96,3 +96,12 @@ def test_every_word_has_a_letter_or_a_number_and_no_space(text):
     for word in words(text):
         assert word and not any(c.isspace() for c in word)
         assert any(unicodedata.category(c)[0] in "LN" for c in word)
+
+
+def test_as_written_only_the_case_is_changed():
+    assert words_as_written("ＡＢＣ Straße, x²!") == ("ａｂｃ", "straße", "x", "²")
+
+
+@given(st.text(st.characters(max_codepoint=127), max_size=60))
+def test_on_ascii_what_is_written_is_what_counts(text):
+    assert words_as_written(text) == words(text)

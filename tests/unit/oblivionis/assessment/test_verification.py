@@ -62,6 +62,8 @@ def test_sound_numbers_pass():
         {"request_recited": 0, "request_rouge": 0.9},
         {"request_recited": 3, "request_rouge": 0.1},
         {"request_short": 3},
+        {"request_twins": 4},
+        {"request_twins": 0.5},
         {"forget_records": 2},
         {"forget_records": 1e12},
         {"leakage_m_bin": -1.0},

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+import re
 import warnings
 
 import pytest
@@ -12,12 +13,16 @@ from scipy.stats import ks_2samp
 from support.reports import HOSTILE, LOSSES, STAGES, Page, ask, log_of, make_run, metrics_of, summary
 
 from evaluation.metrics.tofu import SECTIONS
+from oblivionis.cli.as_json import plain
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.naming import SETS
 from oblivionis.reports import data as data_report
+from oblivionis.reports import model_card
 from oblivionis.reports import summary as report
+from oblivionis.reports.document import run_document
 from oblivionis.reports.format import number
+from oblivionis.reports.warnings import find_warnings
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 
@@ -415,3 +420,75 @@ def test_many_clients_are_summed_up():
     most = max(sum(i in corpus.forget_ids for i in ids) for ids in shares.ids)
     assert rows["to forget"] == ["0", "0", str(most)]
     assert len(text.splitlines()) < 25
+
+
+# -- ROUGE of texts that it cannot read ----------------------------------------------------------------------------
+
+WHY = "the paper's ROUGE reads Latin letters and digits alone; evaluation.rouge=any_script reads others"
+UNREAD = ("forget_rouge", "retain_rouge", "model_utility")
+
+
+@pytest.fixture
+def unread(tmp_path):
+    """A finished run whose ROUGE is left out, with the note that says why."""
+    run, config = make_run(
+        tmp_path, metrics=lambda stage: {k: v for k, v in metrics_of(stage).items() if k not in UNREAD}
+    )
+    for stage in STAGES:
+        known = run.stage_summary(stage) or {}
+        run.finish_stage(stage, {**known, "notes": dict.fromkeys(UNREAD, WHY)}, log_of(stage))
+    return run, config
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_rouge_that_is_left_out_is_a_dash_with_its_reason_on_the_terminal(unread, full):
+    text = summary(*unread, full=full)
+    found = {(row[0], row[1]): row[2:] for row in cells(text)}
+    assert found["Forget", "ROUGE-L recall"] == found["Retain", "ROUGE-L recall"] == ["–"] * 3
+    assert found["All but forget", "Model utility"] == ["–"] * 3
+    words = " ".join(text.split())
+    assert f"Forget ROUGE-L recall, Retain ROUGE-L recall, Model utility: {WHY}." in words
+    assert "nothing on utility: retain ROUGE is left out" in words and "utility 0%" not in words
+
+
+def test_and_on_the_page(unread):
+    page = Page(*unread)
+    table = next(t for t in page.tables if t and t[0][:2] == ["questions", "measure"])
+    dashes = [row[1] for row in table if row[2:] == ["–"] * 3]
+    assert dashes == ["ROUGE-L recall", "ROUGE-L recall", "Model utility"]
+    assert f"Forget ROUGE-L recall, Retain ROUGE-L recall, Model utility: {WHY}." in page.text
+
+
+def test_and_null_in_the_document(unread):
+    told = json.loads(json.dumps(plain(run_document(*unread)), allow_nan=False))
+    assert {told["metrics"][stage][name] for stage in STAGES for name in UNREAD} == {None}
+    assert told["notes"] == {stage: dict.fromkeys(UNREAD, WHY) for stage in STAGES}
+    assert told["metrics"]["unlearn"]["retain_prob"] == metrics_of("unlearn")["retain_prob"]
+
+
+def test_and_in_a_model_card(unread):
+    run, config = unread
+    lines = "\n".join(model_card._measured(run, config))
+    assert "| Retain | ROUGE-L recall | – | – | – |" in lines and WHY in lines.replace("\\", "")
+
+
+def test_a_run_without_notes_says_nothing_of_them(whole):
+    run, _ = whole
+    assert report.stage_notes(run) == {} and report.note_lines({}) == []
+
+
+def test_words_of_every_script_are_named_where_rouge_is(tmp_path):
+    run, config = make_run(tmp_path, overrides=["evaluation.rouge=any_script"], metrics=collapsed)
+    assert "utility (words of every script) 33% of the finetuned model's" in " ".join(summary(run, config).split())
+    (warning,) = [w.text for w in find_warnings(run, config) if w.kind == "collapsed utility"]
+    assert warning.startswith("Model utility (words of every script) collapsed: 0.300")
+    assert ["ROUGE", "words of every script"] in [[term, text] for term, text in facts_of(Page(run, config).source)]
+
+
+def collapsed(stage):
+    return {"forget_prob": 0.5, "model_utility": {"finetune": 0.9, "unlearn": 0.3, "retrain": 0.5}[stage]}
+
+
+def facts_of(source):
+    """The terms of the page's first list and what stands beside them."""
+    return re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", source)

@@ -38,3 +38,7 @@ def test_what_the_stages_do_not_depend_on_differs_freely(override):
 
 def test_another_rank_is_another_stage():
     assert found(("model.lora.rank=3",)) == ["model"]
+
+
+def test_a_stage_that_was_measured_by_other_words_of_rouge_is_not_taken_over():
+    assert found(["evaluation.rouge=any_script"]) == ["evaluation.rouge"]

@@ -8,6 +8,7 @@ from support.reports import HOSTILE, Page, log_of, make_run
 
 from oblivionis.reports.html import request_pages
 from oblivionis.reports.html import run_page as html_report
+from oblivionis.reports.nodes import audit_note
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 
@@ -97,3 +98,31 @@ def test_hostile_names_and_pages_of_before(run):
     assert not any("<script" in p.read_text() or "<img" in p.read_text() for p in pages)
     linked = [a["href"] for tag, a in report.tags if tag == "a" and a["href"].startswith("requests/")]
     assert len(linked) == 6 and all((run.path / link).is_file() for link in linked)
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [("paper", "reads Latin letters and digits alone; evaluation.rouge=any_script"), ("any_script", "has no letter")],
+)
+def test_a_recall_that_does_not_count_is_a_dash_with_its_reason(tmp_path, rule, why):
+    def unread(stage):
+        log = logs(stage)
+        log["eval_log_forget"]["rougeL_recall"]["1"] = None
+        return log
+
+    run, config = make_run(tmp_path, logs=unread, overrides=[f"evaluation.rouge={rule}"])
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(Request("mine", 7, (OWN,), 1))
+    ledger.submit(Request("other", 3, (OTHER,), 2))
+    html_report.write_html(run, config)
+    words = " ".join(page(run).text.split())
+    assert "ROUGE-L recall – – –" in words and "ROUGE-L recall –: " in words and why in words
+    assert "ROUGE-L recall –" not in " ".join(page(run, "other").text.split())
+
+
+def test_a_client_without_rouge_of_its_other_records_is_told_why():
+    numbers = {"request_rouge": 0.1, "retain_prob": 0.5}
+    assert "evaluation.rouge=any_script" in audit_note({"request": "r", "client": 0, "final": numbers})
+    assert (
+        audit_note({"final": {**numbers, "retain_rouge": 0.0}}) == audit_note({"final": {"request_rouge": 1.0}}) == ""
+    )
