@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -113,13 +113,13 @@ def _question_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Tw
     least = LEAST_SHARED / (2 - LEAST_SHARED)  # of either record's weight, whatever the other's is
     mine, other = (corpus.matrix([said.all for said in of]) for of in (ours, theirs))
     found = []
-    for i, j, shared in _sharing(mine, other, least, least):
+    for i, j, shared in _sharing(mine, other, (least, least), lambda a, b: LEAST_SHARED * (a + b) / 2):
         a, b = ours[i], theirs[j]
         if (a.question, a.answer) == (b.question, b.answer):
             found.append(Twin(a.id, b.id, WORD_FOR_WORD, 1.0))
             continue
         alike = 2 * shared / (mine.total[i] + other.total[j])
-        if alike >= LEAST_SHARED and corpus.alike(a.answer, b.answer) >= LEAST_SHARED_ANSWER and corpus.same(a, b):
+        if corpus.alike(a.answer, b.answer) >= LEAST_SHARED_ANSWER and corpus.same(a, b):
             found.append(Twin(a.id, b.id, NEARLY, float(alike)))
     return found
 
@@ -132,8 +132,8 @@ def _text_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
     corpus = _Weights(both, {}, TEXT_POWER)
     mine, other = corpus.matrix(map(frozenset, ours)), corpus.matrix(map(frozenset, pairs))
     best: dict[tuple[int, int], float] = {}
-    for i, j, shared in _sharing(mine, other, LEAST_HELD, 0.0):
-        if len(ours[i]) < LEAST_WORDS or shared < LEAST_HELD * mine.total[i]:
+    for i, j, shared in _sharing(mine, other, (LEAST_HELD, 0.0), lambda a, _: LEAST_HELD * a):
+        if len(ours[i]) < LEAST_WORDS:
             continue
         holders = (j, j + 1) if follows[j] else (j,)
         holder = max(holders, key=lambda k: corpus.weight(set(ours[i]).intersection(theirs[k])))
@@ -223,8 +223,7 @@ class _Matrix:
         self.total = np.asarray(weights.sum(axis=1)).ravel()
 
     def rarest(self, share: float) -> sparse.csr_array:
-        """1 for each word of a row without which it could not share `share` of its weight: the rarest ones, until the
-        others weigh less than that."""
+        """The rarest words of each row: the others together weigh less than `share` of it."""
         of = self.weights
         if not of.nnz:
             return of
@@ -234,25 +233,38 @@ class _Matrix:
         rest = self.total[row] - (before - before[of.indptr[:-1].clip(max=max(len(before) - 1, 0))][row])
         kept = rest >= share * self.total[row] * (1 - 1e-9)
         starts = np.concatenate([[0], np.cumsum(np.bincount(row[kept], minlength=rows))])
-        ones = np.ones(int(kept.sum()), np.int32)
-        return sparse.csr_array((ones, of.indices[kept], starts), shape=of.shape)
+        return sparse.csr_array((of.data[kept], of.indices[kept], starts), shape=of.shape)
 
 
-def _sharing(mine: _Matrix, other: _Matrix, least: float, least_other: float) -> Iterable[tuple[int, int, float]]:
-    """Pairs of rows that share at least `least` of one's weight and `least_other` of the other's: with that weight.
+def _sharing(
+    mine: _Matrix,
+    other: _Matrix,
+    least: tuple[float, float],
+    needed: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> Iterable[tuple[int, int, float]]:
+    """Pairs of rows whose shared words weigh at least what is `needed` by both rows' totals: with that weight.
 
-    Two such rows share a word among the rarest of either (prefix filtering, Chaudhuri et al. 2006): nothing is missed.
+    least: the shares of either row's weight that are needed in any case. Two such rows share a word among the rarest of
+    either (prefix filtering, Chaudhuri et al. 2006), and what else they share weighs no more than the other words of
+    one of the two: nothing is missed.
     """
-    few, others = mine.rarest(least), other.rarest(least_other).T.tocsr()
-    size = np.asarray(few @ np.asarray(others.sum(axis=1)).ravel()).ravel()  # products of each row, at most
+    few, rare = mine.rarest(least[0]), other.rarest(least[1])
+    rest, rest_other = (of.total - np.asarray(part.sum(axis=1)).ravel() for of, part in ((mine, few), (other, rare)))
+    others = rare.T.tocsr()
+    others.data[:] = 1.0
+    size = np.asarray((few != 0) @ np.asarray(others.sum(axis=1)).ravel()).ravel()  # products of each row, at most
     bounds = np.searchsorted(np.cumsum(size), np.arange(0, size.sum() + 1, 10 * _CHUNK), side="right")
     for start, end in zip(bounds, [*bounds[1:], len(size)], strict=True):
         pairs = (few[start:end] @ others).tocoo()
-        for at in range(0, pairs.nnz, _CHUNK):
-            i, j = pairs.row[at : at + _CHUNK] + start, pairs.col[at : at + _CHUNK]
+        row, column = pairs.row + start, pairs.col
+        most = pairs.data + np.maximum(rest[row], rest_other[column])
+        can = most >= needed(mine.total[row], other.total[column]) * (1 - 1e-9)
+        row, column = row[can], column[can]
+        for at in range(0, len(row), _CHUNK):
+            i, j = row[at : at + _CHUNK], column[at : at + _CHUNK]
             # The weight of shared words: of both rows it is the same.
             ours, theirs = mine.weights[i], other.weights[j]
             theirs.data[:] = 1.0
             shared = np.asarray(ours.multiply(theirs).sum(axis=1)).ravel()
-            enough = (shared >= least * mine.total[i] * (1 - 1e-9)) & (shared >= least_other * other.total[j] * 0.999)
+            enough = shared >= needed(mine.total[i], other.total[j]) * (1 - 1e-9)
             yield from zip(i[enough].tolist(), j[enough].tolist(), shared[enough].tolist(), strict=True)
