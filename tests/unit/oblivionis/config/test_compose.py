@@ -59,7 +59,8 @@ def test_every_experiment_composes_and_survives_a_round_trip(name: str) -> None:
 @pytest.mark.parametrize(("group", "name"), ALL_CHOICES)
 def test_every_choice_composes_on_the_default(group: str, name: str, tmp_path: Path) -> None:
     data = write(tmp_path, "{}\n" * 40, "records.jsonl")
-    needs = {"jsonl": [f"data.path={data}"], "node": ["unlearning.requests.policy=none"]}
+    own = [f"data.path={data}"]
+    needs = {"records": own, "jsonl": own, "node": ["unlearning.requests.policy=none"]}
     config = compose("default", [f"{group}={name}", *needs.get(name, [])])
     section = getattr(config, group)
     if group == "unlearning":
