@@ -302,7 +302,8 @@ def _csv(data: bytes, path: Path, name: str, problems: list[str]) -> Iterator[Ro
             elif len(cells) != len(header):
                 what = f"{len(cells)} cell{'' if len(cells) == 1 else 's'} under {len(header)} columns"
                 delimiter = "tab" if reader.dialect.delimiter == "\t" else f"`{reader.dialect.delimiter}`"
-                problems.append(f"{where}: {what}; a text with a {delimiter} in it needs quotes")
+                hint = f"; a text with a {delimiter} in it needs quotes" if len(cells) > len(header) else ""
+                problems.append(f"{where}: {what}{hint}")
             else:
                 values = {column: cell for column, cell in zip(header, cells, strict=True) if column and cell}
                 yield Row(where, values, cells=True)

@@ -235,12 +235,15 @@ def to_record(
     """
     values = {**row.values}
     before = len(problems)
-    for name in need:
-        if name not in values:
-            called = row.called(name)
-            near = difflib.get_close_matches(called, list(values), n=1, cutoff=0.8)
-            found = f" (found {near[0]!r})" if near else f"; the fields are {fields_of(row)}{hint}"
-            problems.append(f"{row.where}: field {called!r} is missing{found}")
+    missing = []
+    for name in (row.called(name) for name in need if name not in values):
+        if near := difflib.get_close_matches(name, list(values), n=1, cutoff=0.8):
+            problems.append(f"{row.where}: field {name!r} is missing (found {near[0]!r})")
+        else:
+            missing.append(repr(name))
+    if missing:
+        said = f"field {missing[0]} is" if len(missing) == 1 else f"fields {' and '.join(missing)} are"
+        problems.append(f"{row.where}: {said} missing; the fields are {fields_of(row)}{hint}")
     for name in TEXTS:
         value = values.get(name)
         if value is None and (name not in values or name not in need):
@@ -248,7 +251,8 @@ def to_record(
         if name in NAMES and isinstance(value, int) and not isinstance(value, bool):
             value = values[name] = str(value)
         if not isinstance(value, str) or not value.strip():
-            problems.append(f"{row.where}: {row.called(name)} must be a non-empty text, found {shown(value)}")
+            expected = "a non-empty text or a whole number" if name in NAMES else "a non-empty text"
+            problems.append(f"{row.where}: {row.called(name)} must be {expected}, found {shown(value)}")
     if isinstance(own := values.get("id"), str) and (unfit := unfit_character(own)):
         problems.append(f"{row.where}: id must have no control characters, found {unfit} in {shown(own)}")
     perturbed = values.get("perturbed_answer")
@@ -325,8 +329,12 @@ def _listed_ids(path: Path, name: str, problems: list[str]) -> Iterator[tuple[st
         if isinstance(value, list) and not any(isinstance(entry, dict) for entry in value):
             yield from ((f"{path.name} row {number}", entry) for number, entry in enumerate(value, start=1))
             return
-        if value is not None or is_saved(path) or path.suffix.lower() in ROWS_OF_IDS:
-            yield from ((row.where, row.values.get(name)) for row in read_rows(path, problems))
+        if value is not None or is_saved(path) or path.suffix.lower() in ROWS_OF_IDS or b"\0" in data:
+            rows = list(read_rows(path, problems))
+            if rows and not any(name in row.values for row in rows):
+                problems.append(f"{path}: field {name!r} is missing; the fields are {fields_of(rows[0])}")
+            else:
+                yield from ((row.where, row.values.get(name)) for row in rows)
             return
         lines = data.decode("utf-8-sig").split("\n")
     except FileError as error:

@@ -35,7 +35,7 @@ LISTED = 8
 
 def fields_of(row: Row) -> str:
     """The names of a row's fields, for a message."""
-    names = [shown(name)[1:-1] for name in row.values]
+    names = [shown(row.called(name))[1:-1] for name in row.values]
     return ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "") or "none"
 
 
@@ -61,11 +61,25 @@ def recognised(row: Row, fields: Mapping[str, str] | None, problems: list[str]) 
         hint = f"; name those that count, {MAP}" if fields is not None else "; leave those that count"
         problems.append(f"{row.where}: has {both}{hint}")
         return None
-    shape = whole[0] if whole else max(SHAPES, key=lambda shape: sum(values.get(f) is not None for f in shape))
+    if whole:
+        shape = whole[0]
+    elif not fields and (inner := _list_inside(row.values)):
+        problems.append(f"{row.where}: an object whose {inner!r} is a list of objects; expected these objects alone")
+        return None
+    else:
+        shape = max(SHAPES, key=lambda shape: sum(values.get(field) is not None for field in shape))
     found = Row(row.where, values, row.cells, names)
     if shape != SHAPES[0]:
         found = _converted(found, shape, problems)
     return None if found is None else _typed(found)
+
+
+def _list_inside(values: Mapping[str, Any]) -> str:
+    """The field that is a list of objects, of an object with no field of any shape; empty where there is none."""
+    if any(field in values for shape in SHAPES for field in shape):
+        return ""
+    lists = (name for name, value in values.items() if isinstance(value, list) and value)
+    return next((name for name in lists if isinstance(values[name][0], Mapping)), "")
 
 
 def _converted(row: Row, shape: tuple[str, ...], problems: list[str]) -> Row | None:
@@ -108,7 +122,8 @@ def _exchange(row: Row, name: str, turns: Any, values: dict[str, Any]) -> str:
     if turns is None:
         return ""
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
-        return f"{name} must be a list of turns, objects with role and content, found {shown(turns)}"
+        kind = "a JSON list" if row.cells else "a list"
+        return f"{name} must be {kind} of turns, objects with role and content, found {shown(turns)}"
     roles, texts = [], []
     for number, turn in enumerate(turns, start=1):
         given = {key: value for key, value in turn.items() if value not in (None, "", [], {})}
