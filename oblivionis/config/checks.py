@@ -461,7 +461,7 @@ def _data_path(config: Config) -> Iterator[Problem]:
         try:
             source = row_files.table(given, "train")[0]
         except FileError as error:
-            yield Problem("data.path", str(error), expected)
+            yield Problem("data.path", str(error))
         else:
             if not source.exists():
                 yield Problem("data.path", f"there is no file {source}", expected)

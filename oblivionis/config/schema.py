@@ -832,7 +832,7 @@ class Wikimem:
     subjects: str | None = field(
         default=None,
         metadata=about(
-            "JSON lines with `subject`, `property` (an id of Wikidata) and `values`; null: what the data themselves "
+            "File of rows with `subject`, `property` (an id of Wikidata) and `values`; null: what the data themselves "
             "state."
         ),
     )

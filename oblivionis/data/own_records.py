@@ -133,7 +133,7 @@ def _training(
     """The records of the sources, and the ids of those marked; `first` gets the place of each record by its id."""
     train: list[Record] = []
     marked: list[str] = []
-    absent = dict(fields or {})
+    absent = {field: name for field, name in (fields or {}).items() if field in FIELDS[2:]}
     for rows in sources.values():
         for row, record in _records(rows, problems, fields):
             absent = {field: name for field, name in absent.items() if field not in row.values}
@@ -312,9 +312,9 @@ def _forget_ids(path: Path, known: Collection[str], fields: Fields, problems: li
     before, count = len(problems), 0
     for where, value in _listed_ids(path, fields.get("id", "id"), problems):
         count += 1
-        value = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        if isinstance(value, str) and value in known:
-            yield value
+        name = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(name, str) and name in known:
+            yield name
         else:
             problems.append(f"{where}: no training record has the id {shown(value)}")
     if not count and len(problems) == before:

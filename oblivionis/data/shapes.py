@@ -120,7 +120,7 @@ def _exchange(row: Row, name: str, turns: Any, values: dict[str, Any]) -> str:
     """Put the texts of a dialogue's user and assistant into `values`; what is wrong with it, else an empty text."""
     name = row.called(name)
     if turns is None:
-        return ""
+        return f"field {name!r} is missing; the fields are {fields_of(row)}"
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         kind = "a JSON list" if row.cells else "a list"
         return f"{name} must be {kind} of turns, objects with role and content, found {shown(turns)}"

@@ -84,7 +84,7 @@ def test_the_example_schedule_fits_the_example_records(tmp_path, monkeypatch):
     (tmp_path / "mine/train.jsonl").write_text(block("jsonl"), encoding="utf-8")
     lines = re.search(r"```jsonl\n(.*?)```", REQUESTS, re.DOTALL).group(1)
     (tmp_path / "mine/requests.jsonl").write_text(lines, encoding="utf-8")
-    command = re.search(r"^oblivionis simulate (data=jsonl .*)$", REQUESTS, re.MULTILINE).group(1)
+    command = re.search(r"^oblivionis simulate (data=records .*)$", REQUESTS, re.MULTILINE).group(1)
     config = configuration.compose("default", command.split())
     corpus = load_corpus(config.data)
     policy = policy_of(config, Holdings.of(corpus, load_partition(corpus, config)))
