@@ -279,7 +279,7 @@ def _kind(value: Any) -> str:
 
 
 def _csv(data: bytes, path: Path, name: str, problems: list[str]) -> Iterator[Row]:
-    """A table with a header; an empty cell is no value. Rows have the line on which they begin."""
+    """A table with a header; an empty cell is None. Rows have the line on which they begin."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -305,7 +305,7 @@ def _csv(data: bytes, path: Path, name: str, problems: list[str]) -> Iterator[Ro
                 hint = f"; a text with a {delimiter} in it needs quotes" if len(cells) > len(header) else ""
                 problems.append(f"{where}: {what}{hint}")
             else:
-                values = {column: cell for column, cell in zip(header, cells, strict=True) if column and cell}
+                values = {column: cell or None for column, cell in zip(header, cells, strict=True) if column}
                 yield Row(where, values, cells=True)
     except csv.Error as error:
         problems.append(f"{name}:{start}: not a CSV table ({error})")

@@ -91,17 +91,17 @@ def load(
     fields = fields or {}
     problems: list[str] = []
     places: dict[str, dict[str, str]] = {TRAIN: {}}
+    folder = path if path.is_dir() and not is_saved(path) else path.parent
+    sources: dict[str, Iterable[Row]] = {}
     if is_hub_name(str(path)):
-        sources = {
-            str(path): from_hub(str(path), None, TRAIN, revision, instead=f"its files; there is no path {path} here")
-        }
+        instead = f"its files; there is no path {path} here"
+        sources[str(path)], folder = from_hub(str(path), None, TRAIN, revision, instead=instead), None
     else:
-        sources = {str(file): read_rows(file, problems) for file in _parts(path, TRAIN, problems)}
+        sources |= {str(file): read_rows(file, problems) for file in _parts(path, TRAIN, problems)}
     train, marked = _training(sources, problems, places[TRAIN], fields)
     if not train and not problems:
         problems.append(f"{path}: expected at least one record, found none")
     forget_ids = frozenset(_forget_ids(forget_file, {r.id for r in train}, fields, problems) if forget_file else marked)
-    folder = path if path.is_dir() and not is_saved(path) else path.parent
     evaluation = _evaluation(folder, train, forget_ids, problems, places, fields)
     for name, file in (("holdout", holdout_file), ("reference", reference_file)):
         if file is not None:
@@ -359,7 +359,7 @@ def _listed_ids(path: Path, name: str, problems: list[str]) -> Iterator[tuple[st
 
 
 def _evaluation(
-    folder: Path,
+    folder: Path | None,
     train: list[Record],
     forget_ids: frozenset[str],
     problems: list[str],
@@ -368,7 +368,7 @@ def _evaluation(
 ) -> dict[str, tuple[Record, ...]]:
     content = by_content(train)
     sets: dict[str, tuple[Record, ...]] = {}
-    for name, parts in _evaluation_files(folder, problems).items():
+    for name, parts in (_evaluation_files(folder, problems) if folder else {}).items():
         sets[name] = _questions(parts, problems, places.setdefault(name, {}), fields, content)
         if not sets[name] and not problems:
             problems.append(f"{', '.join(map(str, parts))}: expected at least one question, found none")

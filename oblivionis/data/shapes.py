@@ -58,7 +58,7 @@ def recognised(row: Row, fields: Mapping[str, str] | None, problems: list[str]) 
     whole = whole or [shape for shape in SHAPES if all(values.get(field) is not None for field in shape)]
     if len(whole) > 1:
         both = " and also ".join(" and ".join(shape) for shape in whole)
-        hint = f"; name those that count, {MAP}" if fields is not None else "; leave those that count"
+        hint = f"; name the one that counts, {MAP}" if fields is not None else "; keep the one that counts"
         problems.append(f"{row.where}: has {both}{hint}")
         return None
     if whole:

@@ -113,6 +113,13 @@ def test_marks_in_cells(tmp_path: Path, mark: str, forgets: int) -> None:
     assert len(own_records.load(tmp_path / "a.csv").forget_ids) == forgets
 
 
+def test_an_empty_cell_is_no_value(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question,answer,id,subject\nq,a,,\np,,,\n")
+    with pytest.raises(DataError) as caught:
+        own_records.load(tmp_path / "a.csv")
+    assert caught.value.problems == ("a.csv:3: answer must be a non-empty text, found null",)
+
+
 def loaded(folder: Path, rows: list, **how: Any) -> Any:
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return own_records.load(folder / "a.jsonl", **how)
@@ -160,7 +167,7 @@ MESSAGES = dialogue(("user", "q"), ("assistant", "a"))
         ({"prompt": "p", "chosen": "c"}, "field 'completion' is missing; the fields are chosen, prompt; data.fields="),
         ({"a": 1, "b": 2}, "fields 'question' and 'answer' are missing; the fields are a, b; data.fields={question: …"),
         ({"version": 1, "data": [{"a": 1}]}, "an object whose 'data' is a list of objects"),
-        ({"question": "q", "answer": "a", "messages": MESSAGES}, "has question and answer and also messages; name"),
+        ({"question": "q", "answer": "a", "messages": MESSAGES}, "has question and answer and also messages; name the"),
         (
             {"instruction": "q", "output": "a", "prompt": "q", "completion": "a"},
             "has instruction and output and also",
