@@ -308,7 +308,7 @@ def _csv(data: bytes, path: Path, name: str, problems: list[str]) -> Iterator[Ro
                 values = {column: cell or None for column, cell in zip(header, cells, strict=True) if column}
                 yield Row(where, values, cells=True)
     except csv.Error as error:
-        problems.append(f"{name}:{start}: not a CSV table ({error})")
+        problems.append(f"{name}:{start}: cannot be read as CSV ({error})")
 
 
 def _delimiter(text: str) -> str:

@@ -137,7 +137,7 @@ def archive(entry: str) -> bytes:
         ("a.jsonl", b"no, not JSON", "a.jsonl:1: expected a JSON object on one line, but"),
         ("a.csv", b"a,b\n1,2,3", "a.csv:2: 3 cells under 2 columns; a text with a `,` in it needs quotes"),
         ("a.csv", b"a;b\n1", "a.csv:2: 1 cell under 2 columns"),
-        ("a.csv", b'a,b\n"1\n2,3\n', "a.csv:2: not a CSV table (unexpected end of data)"),
+        ("a.csv", b'a,b\n"1\n2,3\n', "a.csv:2: cannot be read as CSV (unexpected end of data)"),
         ("a.csv", b"a,b,a\n1,2,3", "a.csv: the column 'a' is given twice"),
         ("a.csv", b"a,b\n1,caf\xe9\n", "a.csv:2: expected UTF-8 text, found the byte 0xE9 (Windows-1252 or Latin-1"),
         ("a.csv", "a,b\nä,b\n".encode("utf-16"), "a.csv: UTF-16 text; expected JSON lines, a JSON list, CSV"),
