@@ -117,7 +117,7 @@ def table(path: Path, name: str) -> list[Path]:
     if found:
         several = " and ".join(parts[0].name for parts in found)
         raise FileError(f"{path} holds {several}: expected one of them, or the path of the one that counts")
-    others = sorted(file.name for file in path.iterdir() if file.suffix in SUFFIXES or is_saved(file))
+    others = [file.name for file in row_files(path)]
     here = f"; it holds {', '.join(others[:5])}{', …' if len(others) > 5 else ''}" if others else ""
     raise FileError(f"there is no file {path / name}.jsonl (or {', '.join(SUFFIXES[1:])}){here}")
 
@@ -128,12 +128,16 @@ def row_files(folder: Path) -> list[Path]:
 
 
 def count_lines(path: Path) -> int | None:
-    """The rows of a file of JSON lines, without reading them; None for every other format."""
+    """The rows of a file of JSON lines, without reading them; None for every other format, and for a single line.
+
+    An object alone may be a whole table, which reading tells.
+    """
     with path.open("rb") as lines:
         first = next((line.strip() for line in lines if line.strip()), b"").removeprefix(_BOM)
         if not (first.startswith(b"{") and first.endswith(b"}")):
             return None
-        return 1 + sum(1 for line in lines if line.strip())
+        more = sum(1 for line in lines if line.strip())
+    return 1 + more if more else None
 
 
 def read_rows(path: Path, problems: list[str], *, name: str | None = None, texts: bool = False) -> Iterator[Row]:

@@ -225,6 +225,7 @@ def test_only_of_json_lines_the_lines_are_counted(tmp_path: Path) -> None:
     for name in ("list.json", "indented.json", "of pandas.parquet", "lines called.json"):
         TYPED[name](tmp_path / name)
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    pd.DataFrame(ROWS).to_json(tmp_path / "columns.json")
     found = {path.name: count_lines(path) for path in row_files(tmp_path)}
     assert found.pop("lines called.json") == 2 and set(found.values()) == {None}
 
