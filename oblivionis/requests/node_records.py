@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.jsonl import never_trained, read_training
+from oblivionis.data.own_records import never_trained, read_training
 from oblivionis.data.records import Record
-from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder
+from oblivionis.naming import DATA_FOLDER, REFERENCES_TABLE, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.row_files import FORMATS, SUFFIXES, row_files
 
 FACTS_FILE = "facts.jsonl"
 NODE_DIR = "node-dir"
@@ -46,16 +47,18 @@ def node_folder(node_config: Mapping[str, object], message_config: Mapping[str, 
 
 
 def read_node(folder: Path) -> NodeRecords:
-    """The records of `<folder>/data/*.jsonl`, whose ids are unique over all files.
+    """The records of all files of rows in `<folder>/data`, whose ids are unique over all files.
 
     Raises DataError with every faulty line (file and line), and where there is no folder, file or record.
     """
     data = folder / DATA_FOLDER
     if not data.is_dir():
-        raise DataError(f"{data}: no such folder; expected the client's records in it, as JSON lines (*.jsonl)")
-    files = sorted(data.glob("*.jsonl"))
+        raise DataError(f"{data}: no such folder; expected the client's records in it ({FORMATS})")
+    files = row_files(data)
     if not files:
-        raise DataError(f"{data}: no file *.jsonl; expected the client's records as JSON lines")
+        raise DataError(
+            f"{data}: no file {', '.join(f'*{suffix}' for suffix in SUFFIXES)}; expected the client's records"
+        )
     problems: list[str] = []
     records, marked = read_training(files, problems)
     if not records and not problems:
@@ -66,11 +69,11 @@ def read_node(folder: Path) -> NodeRecords:
 
 
 def read_references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
-    """The records of `<folder>/references.jsonl`, none of which may be among `trained`.
+    """The records of `<folder>/references.jsonl` (or another format), none of which may be among `trained`.
 
     Raises DataError with every faulty line, and where there is no such file or no record in it.
     """
-    return never_trained("references", folder / REFERENCES_FILE, trained)
+    return never_trained(REFERENCES_TABLE, folder, trained)
 
 
 def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> str:

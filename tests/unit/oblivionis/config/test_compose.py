@@ -59,7 +59,8 @@ def test_every_experiment_composes_and_survives_a_round_trip(name: str) -> None:
 @pytest.mark.parametrize(("group", "name"), ALL_CHOICES)
 def test_every_choice_composes_on_the_default(group: str, name: str, tmp_path: Path) -> None:
     data = write(tmp_path, "{}\n" * 40, "records.jsonl")
-    needs = {"jsonl": [f"data.path={data}"], "node": ["unlearning.requests.policy=none"]}
+    own = [f"data.path={data}"]
+    needs = {"records": own, "jsonl": own, "node": ["unlearning.requests.policy=none"]}
     config = compose("default", [f"{group}={name}", *needs.get(name, [])])
     section = getattr(config, group)
     if group == "unlearning":
@@ -441,6 +442,12 @@ CLIENTS_HIDDEN = [*RECORDS_HIDDEN, "privacy.level=client"]
         (["federation.local_clients=31"], "federation.local_clients"),
         (["data.authors=3", "data.questions_per_author=10"], "data.forget_authors"),
         (["data=jsonl"], "data.path"),
+        (["data=records"], "data.path"),
+        (["data=records", "data.path=."], "data.path"),
+        (["data=records", "data.path=owner/name.csv"], "data.path"),
+        (["data=tofu", "data.fields={question: q}"], "data.fields"),
+        (["data=records", "data.path=owner/name", "data.fields={question: q, answer: q}"], "data.fields"),
+        (["data=records", "data.path=owner/name", "data.fields={question: q, messages: m}"], "data.fields"),
         (["data=jsonl", "data.path=nowhere.jsonl"], "data.path"),
         (["data=tofu", "data.path=nowhere"], "data.path"),
         (["data=tofu", "data.path=."], "data.path"),
@@ -515,6 +522,7 @@ def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path
         ["model.mode=full", "model.lora.aggregation=factors"],
         ["stages=[unlearn]", "start_from={run}"],
         ["data=jsonl", "data.path={run}/thirty.jsonl"],
+        ["data=records", "data.path=owner/name", "data.fields={question: q, answer: a}", "data.fields.id=key"],
         ["unlearning.requests.policy=file", "unlearning.requests.file={run}/thirty.jsonl"],
         ["unlearning.requests.policy=all_at_round", "unlearning.requests.round=10", "unlearning.requests.clients=[29]"],
         ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[a, b]"],
