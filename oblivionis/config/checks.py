@@ -467,6 +467,22 @@ def _data_path(config: Config) -> Iterator[Problem]:
                 yield Problem("data.path", f"there is no file {source}", expected)
 
 
+@_reads("data.name", "data.path", "data.forget_file", "data.holdout_file", "data.reference_file")
+def _files_not_read(config: Config) -> Iterator[Problem]:
+    data = config.data
+    for key, readers in _READERS.items():
+        given = getattr(data, key)
+        if given is not None and data.name not in readers:
+            yield Problem(f"data.{key}", f"data={data.name} does not read {given}", "null", f"or data={readers[0]}")
+
+
+_READERS = {
+    "path": (*OWN_RECORDS, "node", "tofu", *TABLES),
+    **dict.fromkeys(("forget_file", "holdout_file", "reference_file"), OWN_RECORDS),
+}
+"""Of each file of `data`, the data that are read from it."""
+
+
 @_reads("data.name", "data.fields", "data.path")
 def _fields(config: Config) -> Iterator[Problem]:
     given = {key: name for key, name in asdict(config.data.fields).items() if name is not None}

@@ -404,11 +404,13 @@ def _checked(values: Values, chosen: Mapping[str, Parameters]) -> tuple[dict[str
 
 
 def tree_of(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested mapping of values by dotted path."""
+    """The nested mapping of values by dotted path; what lies below a choice (`data: tofu`) keeps its dotted name."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
-        *sections, name = path.split(".")
-        node = tree
+        names = path.split(".")
+        above = (n for n, group in enumerate(names[:-1]) if group in GROUPS and ".".join(names[: n + 1]) in flat)
+        chosen = next(above, len(names) - 1)
+        sections, name, node = names[:chosen], ".".join(names[chosen:]), tree
         for section in sections:
             if not isinstance(node.get(section), dict):
                 node[section] = {}

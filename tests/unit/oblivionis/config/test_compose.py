@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clients import losses
 from oblivionis.config import declared
 from oblivionis.config import reference as config_docs
-from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml
+from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml, tree_of
 from oblivionis.config.layers import GROUPS, list_choices, list_experiments, parse_overrides, selector
 from oblivionis.config.limits import About
 from oblivionis.config.problems import ConfigError, Problem, nearest, render_problems
@@ -449,6 +449,10 @@ CLIENTS_HIDDEN = [*RECORDS_HIDDEN, "privacy.level=client"]
         (["data=records", "data.path=owner/name", "data.fields={question: q, answer: q}"], "data.fields"),
         (["data=records", "data.path=owner/name", "data.fields={question: q, messages: m}"], "data.fields"),
         (["data=jsonl", "data.path=nowhere.jsonl"], "data.path"),
+        (["data.path=own.jsonl"], "data.path"),
+        (["data=muse_tiny", "data.forget_file=ids.txt"], "data.forget_file"),
+        (["data=tofu", "data.holdout_file=held.jsonl"], "data.holdout_file"),
+        (["data.reference_file=others.jsonl"], "data.reference_file"),
         (["data=tofu", "data.path=nowhere"], "data.path"),
         (["data=tofu", "data.path=."], "data.path"),
         (["model.source=./nowhere"], "model.source"),
@@ -687,3 +691,9 @@ def test_one_wrong_letter_still_finds_the_key(path: str, data: st.DataObject) ->
 def test_the_reference_page_is_what_the_schema_says() -> None:
     page = (CONF.parent / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert page == config_docs.page(), "run: python -m oblivionis.config.reference > docs/reference/configuration.md"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_choice_and_values_below_it_become_a_tree_whatever_their_order(order: int) -> None:
+    flat = dict([("base.data", "records"), ("base.data.path", "own.csv"), ("base.seed", 3)][::order])
+    assert tree_of(flat) == {"base": {"data": "records", "data.path": "own.csv", "seed": 3}}
