@@ -256,7 +256,7 @@ def _secure(config: Config) -> Iterator[Problem]:
     if federation.max_weight_share is not None:
         message = f"no client's share can be limited where {sums}"
         yield Problem("federation.max_weight_share", message, "null", f"{key}.max_weight limits what a client tells")
-    sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+    sampled = federation.per_round
     if sampled < LEAST_CLIENTS:
         message = f"{sampled} clients fine-tune in a round: what they add up to tells what each of them sent"
         yield Problem("federation.min_clients", message, f"at least {LEAST_CLIENTS}")
@@ -698,7 +698,7 @@ def _sampling(config: Config) -> Iterator[Problem]:
     if sampling == "power_of_choice":
         if level == "record":
             yield Problem(key, "with privacy.level=record clients do not tell their losses", "uniform or by_size")
-        sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        sampled = federation.per_round
         candidates = federation.candidates
         if candidates is not None and not sampled <= candidates <= federation.clients:
             message = f"{candidates} candidates for {sampled} clients of a round"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from oblivionis.config import declared
 from oblivionis.config.limits import about
+from strategies.shares import floor_of
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
 TABLES = {
@@ -1362,6 +1363,11 @@ class Federation:
     compression: Compression = field(default_factory=Compression)
     buffer: AsynchronousBuffer = field(default_factory=AsynchronousBuffer)
     simulated_seconds: SimulatedSeconds = field(default_factory=SimulatedSeconds)
+
+    @property
+    def per_round(self) -> int:
+        """How many clients fine-tune in a round: ⌊clients · fraction_train⌋, but `min_clients` at least."""
+        return max(floor_of(self.fraction_train, self.clients), self.min_clients)
 
 
 @dataclass
