@@ -129,7 +129,7 @@ def unlearn_privately(
     batch = min(len(forget), settings.records_per_update)
     work = _Work(model, flat, settings, privacy, seed, exactly)
     terms = _Terms.of(model, flat, forget, retain, loss, values, options.retain_loss, settings.batch_size)
-    times = batch / min(batch, len(retain)) if with_retain else 0.0
+    times = max(1.0, batch / len(retain)) if with_retain else 0.0
 
     def retained(numbers: Sequence[int]) -> Tensor:
         return times * terms.of_retain(numbers)

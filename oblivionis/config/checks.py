@@ -358,6 +358,9 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.target", message, "null, or another unlearning method")
     if unlearning.again and unlearning.target is None:
         yield Problem("unlearning.again", "without a target nobody knows what has come back", "0", "unlearning.target")
+    elif unlearning.again and unlearning.merge == "mean":
+        message = "clients that only look again (unlearning.again) would count in the mean, and what is unlearned less"
+        yield Problem("unlearning.merge", message, "sum", "or set unlearning.again=0")
     if unlearning.requests.scope == "client" and methods.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")

@@ -637,7 +637,8 @@ class Unlearning:
         default="mean",
         metadata=about(
             "What the server makes of several clients' unlearning in one round: the mean by records forgotten "
-            "(Oblivionis eq. 6), in which each moves its share of the way, or the sum, in which each moves all of it.",
+            "(Oblivionis eq. 6), in which each moves its share of the way, or the sum, in which each moves all of it; "
+            "`again` takes the sum.",
             choices=("mean", "sum"),
         ),
     )
