@@ -25,8 +25,8 @@ from evaluation.metrics.verdict import (
     judge_probability,
     judge_truth_ratio,
 )
+from oblivionis.reports import membership, verdicts
 from oblivionis.reports import summary as report
-from oblivionis.reports import verdicts
 
 QUESTIONS = 10
 
@@ -126,6 +126,14 @@ def test_the_outcome_counts_two_sided_tests():
     )
     assert tests == {verdicts.TITLES["prob"]: 0.06, verdicts.TITLES["truth_ratio"]: 1.0}
     assert not verdicts.telling(tests)
+
+
+def test_too_few_records_for_a_test_of_membership_are_told():
+    both = {"unlearn": {"membership_auc_loss": 0.9}, "retrain": {"membership_auc_loss": 0.4}}
+    (line,) = membership.sentences(both)
+    assert line.startswith("Membership: too few records to test the difference") and "takes 8 to be forgotten" in line
+    assert membership.sentences({"unlearn": both["unlearn"], "retrain": {}}) == []
+    assert membership.sentences({"unlearn": both["unlearn"]}) == []
 
 
 @pytest.mark.parametrize(("tests", "least"), [(1, 6), (2, 7), (3, 7), (4, 8), (9, 9)])
