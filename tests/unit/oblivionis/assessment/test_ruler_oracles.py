@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from evaluation.ruler.evaluator import Embedded
 from oblivionis.assessment import ruler_oracles
 from oblivionis.config import compose as configuration
 
@@ -15,19 +17,11 @@ def test_models_that_do_not_differ_say_nothing_of_how_far_apart_another_one_may_
 ) -> None:
     """Of values that are drawn from two, three are the same and the fourth is not in up to one case of eight."""
 
-    class Lens:
-        def __init__(self, mean: float) -> None:
-            self.mean = mean
+    def model(mean: float) -> Any:
+        found = SimpleNamespace(mean=mean, forget_ids=(), retain_ids=())
+        found.take = lambda *ids: found
+        return found
 
-    class One:
-        forget_ids = retain_ids = ()
-
-        def __init__(self, mean: float) -> None:
-            self.rank = mean
-
-        def take(self, *ids: object) -> One:
-            return self
-
-    monkeypatch.setattr(ruler_oracles, "lens_2", lambda one: Lens(one.rank))
-    models: list[Embedded] = [One(mean) for mean in means]  # type: ignore[misc]
+    monkeypatch.setattr(ruler_oracles, "lens_2", lambda found: found)
+    models = [model(mean) for mean in means]
     assert list(ruler_oracles.noise_bands(models, None, models[0], configuration.compose("smoke"))) == bands
