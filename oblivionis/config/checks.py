@@ -258,7 +258,7 @@ def _secure(config: Config) -> Iterator[Problem]:
     if federation.max_weight_share is not None:
         message = f"no client's share can be limited where {sums}"
         yield Problem("federation.max_weight_share", message, "null", f"{key}.max_weight limits what a client tells")
-    sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+    sampled = federation.per_round
     if sampled < LEAST_CLIENTS:
         message = f"{sampled} clients fine-tune in a round: what they add up to tells what each of them sent"
         yield Problem("federation.min_clients", message, f"at least {LEAST_CLIENTS}")
@@ -360,6 +360,9 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.target", message, "null, or another unlearning method")
     if unlearning.again and unlearning.target is None:
         yield Problem("unlearning.again", "without a target nobody knows what has come back", "0", "unlearning.target")
+    elif unlearning.again and unlearning.merge == "mean":
+        message = "clients that only look again (unlearning.again) would count in the mean, and what is unlearned less"
+        yield Problem("unlearning.merge", message, "sum", "or set unlearning.again=0")
     if unlearning.requests.scope == "client" and methods.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
@@ -744,7 +747,7 @@ def _sampling(config: Config) -> Iterator[Problem]:
     if sampling == "power_of_choice":
         if level == "record":
             yield Problem(key, "with privacy.level=record clients do not tell their losses", "uniform or by_size")
-        sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        sampled = federation.per_round
         candidates = federation.candidates
         if candidates is not None and not sampled <= candidates <= federation.clients:
             message = f"{candidates} candidates for {sampled} clients of a round"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from oblivionis.config import declared
 from oblivionis.config.limits import about
+from strategies.shares import floor_of
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
 TABLES = {
@@ -666,7 +667,8 @@ class Unlearning:
         default="mean",
         metadata=about(
             "What the server makes of several clients' unlearning in one round: the mean by records forgotten "
-            "(Oblivionis eq. 6), in which each moves its share of the way, or the sum, in which each moves all of it.",
+            "(Oblivionis eq. 6), in which each moves its share of the way, or the sum, in which each moves all of it; "
+            "`again` takes the sum.",
             choices=("mean", "sum"),
         ),
     )
@@ -1400,6 +1402,11 @@ class Federation:
     compression: Compression = field(default_factory=Compression)
     buffer: AsynchronousBuffer = field(default_factory=AsynchronousBuffer)
     simulated_seconds: SimulatedSeconds = field(default_factory=SimulatedSeconds)
+
+    @property
+    def per_round(self) -> int:
+        """How many clients fine-tune in a round: ⌊clients · fraction_train⌋, but `min_clients` at least."""
+        return max(floor_of(self.fraction_train, self.clients), self.min_clients)
 
 
 @dataclass

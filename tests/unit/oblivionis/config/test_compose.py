@@ -498,6 +498,8 @@ CLIENTS_HIDDEN = [*RECORDS_HIDDEN, "privacy.level=client"]
         (["unlearning=federaser", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["data=muse_tiny", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["unlearning=npo", "unlearning.again=3"], "unlearning.again"),
+        (["unlearning=calibrated", "unlearning.merge=mean"], "unlearning.merge"),
+        (["unlearning=npo", "unlearning.target=oracle_estimate", "unlearning.again=3"], "unlearning.merge"),
         (["federation.candidates=6"], "federation.candidates"),
         (["federation.sampling=power_of_choice", "federation.candidates=2"], "federation.candidates"),
         (["federation.sampling=power_of_choice", "federation.candidates=31"], "federation.candidates"),
