@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -247,7 +248,8 @@ def _escaped(value: Any) -> Any:
         return {name: _escaped(entry) for name, entry in value.items()}
     if isinstance(value, list):
         return [_escaped(entry) for entry in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+    # A backslash before what would be filled in is itself escaped.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _experiment_layers(

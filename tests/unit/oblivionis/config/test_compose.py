@@ -610,7 +610,11 @@ numbers = st.floats(min_value=1e-300, max_value=1e300)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    texts, texts, numbers, st.integers(0, 2**32 - 1), st.sampled_from(["${a}", "1e5", "null", "yes", "~", "007", ""])
+    texts,
+    texts,
+    numbers,
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["${a}", "\\${a}", "\\\\${", "1e5", "null", "yes", "~", "007", ""]),
 )
 def test_round_trip_of_any_text_and_number(one: str, two: str, number: float, seed: int, three: str) -> None:
     config = compose()
