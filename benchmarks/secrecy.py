@@ -91,7 +91,7 @@ class Attack:
     def trained(self, exchange: int) -> tuple[list[int], np.ndarray]:
         """Clients of a first round, and their updates (k, n)."""
         federation = self.worker.config.federation
-        count = max(3, int(federation.clients * federation.fraction_train))
+        count = max(3, federation.per_round)
         clients = sorted(self.random.choice(federation.clients, count, replace=False).tolist())
         return clients, np.stack([self._update(c, exchange) for c in clients])
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,11 @@ def learning_rate_factor(step: int, total: int, warmup: int, schedule: str) -> f
     return 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0
 
 
+def _written(number: float) -> Fraction:
+    """The shortest decimal that is read as this float: 0.07 of 100 updates are 7, not 8 for 7.000000000000001."""
+    return Fraction(repr(float(number)))
+
+
 class Updater:
     """Turns gradients in `flat.grad` into updates of `flat`; lives for one exchange and leaves no state behind.
 
@@ -126,8 +132,8 @@ class Updater:
     ) -> None:
         self._flat, self._settings = flat, settings
         self._total = updates
-        warmup = settings.warmup_epochs * updates / settings.epochs or settings.warmup_ratio * updates
-        self._warmup = min(math.ceil(warmup), self._total)
+        share = _written(settings.warmup_epochs) / settings.epochs or _written(settings.warmup_ratio)
+        self._warmup = min(math.ceil(share * updates), self._total)
         self._optimiser = _optimiser(flat, settings)
         self._scaler = torch.amp.GradScaler(
             flat.device.type, enabled=flat.device.type == "cuda" and flat.compute_dtype == torch.float16

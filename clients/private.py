@@ -111,9 +111,11 @@ def unlearn_privately(
     """As `clients.unlearning.unlearn`, for losses that are a mean over forget records plus one over retain records.
 
     With b = min(forget records, records of an update) each update takes every forget record with probability b/n and,
-    where the loss has a retain term, each retain record with probability min(1, b/m): as many of both, on average. The
-    gradient of each record's own term is clipped, their sum with the noise divided by b. Raises ValueError as `unlearn`
-    does, and for a loss of another kind or options that are not clipped record by record.
+    where the loss has a retain term, each retain record with probability min(1, b/m): as many of both, on average. Of
+    fewer retain records, m < b, each term counts b/m times, so that the retain term is their mean here, too. The
+    gradient of each record's own term is clipped after that, their sum with the noise divided by b: no record adds more
+    than the clipping norm. Raises ValueError as `unlearn` does, and for a loss of another kind or options that are not
+    clipped record by record.
     """
     if not forget:
         raise ValueError("no sequence to forget")
@@ -127,13 +129,17 @@ def unlearn_privately(
     batch = min(len(forget), settings.records_per_update)
     work = _Work(model, flat, settings, privacy, seed, exactly)
     terms = _Terms.of(model, flat, forget, retain, loss, values, options.retain_loss, settings.batch_size)
+    times = max(1.0, batch / len(retain)) if with_retain else 0.0
+
+    def retained(numbers: Sequence[int]) -> Tensor:
+        return times * terms.of_retain(numbers)
 
     def gradient(generator: torch.Generator) -> None:
         for part in _parts(drawn(len(forget), batch / len(forget), generator), settings.batch_size):
             work.add([forget[i] for i in part], lambda some, part=part: terms.of_forget([part[i] for i in some]))
         if with_retain:
             for part in _parts(drawn(len(retain), min(1.0, batch / len(retain)), generator), settings.batch_size):
-                work.add([retain[i] for i in part], lambda some, part=part: terms.of_retain([part[i] for i in some]))
+                work.add([retain[i] for i in part], lambda some, part=part: retained([part[i] for i in some]))
 
     steps = work.run(settings.epochs * -(-len(forget) // batch), batch, gradient, options.prox, on_step)
     return UnlearnReport(

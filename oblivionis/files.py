@@ -139,7 +139,8 @@ def parse_json(text: str | bytes, *, finite: bool = True, unique: bool = True) -
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at column {error.colno}") from None
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise ValueError(f"{error.msg} at {line}column {error.colno}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except UnicodeEncodeError:

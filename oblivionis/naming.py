@@ -8,8 +8,9 @@ from pathlib import Path
 _DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 DATA_FOLDER = "data"
 """Below a client's own folder: its records."""
-REFERENCES_FILE = "references.jsonl"
-"""In it: records on which nobody trains, by which the client judges what a model makes of those that it never saw."""
+REFERENCES_TABLE = "references"
+"""In it, with the ending of its format: records on which nobody trains, by which the client judges what a model makes
+of those that it never saw."""
 BASE = "base"
 """What is kept of the untouched base model lies where a stage's would, under this name."""
 MODELS = {

@@ -15,7 +15,7 @@ BLOCK = 1 << 16
 """Numbers worked on at a time: float64 temporaries of this size stay in the processor's cache."""
 
 Mean = Callable[[Sequence[NDArray], Sequence[float]], NDArray[np.float64]]
-"""A weighted mean of flat arrays (n,) -> (n,) float64; the weights sum to 1."""
+"""A weighted mean of flat arrays (n,) -> (n,) float64; the weights sum to 1, and one may be negative."""
 
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 

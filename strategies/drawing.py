@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from flwr.app import Message
 from strategies.bounds import Bounds, Cut, set_weight
 from strategies.replies import Verdict, metrics_of
 from strategies.sampling import Drawn, Reach, Sampling
+from strategies.shares import ceil_of
 
 LOSS = "train-loss"
 """In the reply to `protocol.TRAIN`: the client's mean loss at the end of its local training."""
@@ -55,7 +55,7 @@ class Drawing:
 
 def further(messages: Sequence[Message], nodes: Sequence[int], factor: float) -> list[Message]:
     """Messages like the m `messages` to ⌈m · factor⌉ − m further ones of `nodes`, drawn uniformly by `random`."""
-    more = math.ceil(len(messages) * factor) - len(messages)
+    more = ceil_of(factor, len(messages)) - len(messages)
     if more <= 0:
         return []
     asked = {message.metadata.dst_node_id for message in messages}

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import FedTrimmedAvg
 from strategies.client_update import ClientUpdate
 from strategies.flower import log
 from strategies.flower_rules import CoordinateWise, Unchecked
+from strategies.shares import above, floor_of
 
 LABEL = "Trimmed mean"
 LIMITS = {"beta": {"help": "Share of the clients that is cut off at either end.", "at_least": 0, "below": 0.5}}
@@ -35,12 +36,12 @@ class FedTrimmedMean(CoordinateWise):
     def __init__(self, beta: float = 0.2, **sampling: Any) -> None:
         if not 0 <= beta < 0.5:
             raise ValueError(f"beta is {beta}, expected at least 0 and below 0.5")
-        super().__init__(_TrimmedMean(beta=beta), **sampling)
+        super().__init__(_TrimmedMean(beta=above(beta)), **sampling)
         self.beta = beta
 
     def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
         """As `CoordinateWise`."""
-        if int(self.beta * len(updates)) == 0 < self.beta:
+        if floor_of(self.beta, len(updates)) == 0 < self.beta:
             text = "FedTrimmedMean: of %d updates beta %g cuts off none: this round is not protected"
             log(WARNING, text, len(updates), self.beta)
         return super().combine(sent, updates)

@@ -80,7 +80,8 @@ def product_mean(a: Sequence[NDArray], b: Sequence[NDArray], weights: Sequence[f
     """A (r, in) and B (out, r) whose product is the best approximation of rank r of Σ w_k B_k A_k, in float64.
 
     `a`: K factors (r, in), `b`: K factors (out, r). No matrix of out × in is formed: with the factors stacked,
-    Σ w_k B_k A_k = Q_b (R_b R_aᵀ) Q_aᵀ, and the core in brackets has at most Kr rows and columns.
+    Σ w_k B_k A_k = Q_b (R_b R_aᵀ) Q_aᵀ, and the core in brackets has at most Kr rows and columns. A weight may be
+    negative: φ + Σ (φ_k − φ) is a mean with 1 − K for φ.
 
     Of the many pairs with that product, A is the one nearest to mean(A) = Σ w_k A_k: local training and the server's
     moments see the coordinates, not the product, and know those of mean(A). With U S Vᵀ the truncated decomposition,
@@ -100,7 +101,8 @@ def product_mean(a: Sequence[NDArray], b: Sequence[NDArray], weights: Sequence[f
     rank = min(*mean.shape, int(np.count_nonzero(s > ROUNDING * s[0])))
     if rank == 0:
         return mean @ q_a.T, np.zeros((q_b.shape[0], mean.shape[0]))
-    usual = np.sqrt(np.dot(weights, np.square(factors).sum((1, 2))) / min(mean.shape))
+    sizes = np.abs(weights) / np.abs(weights).sum()
+    usual = np.sqrt(np.dot(sizes, np.square(factors).sum((1, 2))) / min(mean.shape))
     new_a, inverse = _near(mean, vt, rank, _WEAKEST * usual)
     return new_a @ q_a.T, q_b @ ((u[:, :rank] * s[:rank]) @ inverse[:rank])
 

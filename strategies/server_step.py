@@ -17,6 +17,7 @@ from strategies import protocol
 from strategies.arrays import Mean, blocks, finite, store, view, weighted_sum
 from strategies.client_update import ClientUpdate, shares
 from strategies.flower import AggregationError, log, valid_replies
+from strategies.shares import above
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +30,7 @@ class ServerStep(FlowerFedAvg):
     in this round: nothing else is remembered of the global model, so a model that FedTU put in its place is never
     undone. Moments are kept in the model's dtype (float32 at least).
 
-    Of n clients max(int(n · fraction_train), min_train_nodes, least) are sampled.
+    Of n clients max(⌊n · fraction_train⌋, min_train_nodes, least) are sampled.
     `mean`: how the clients' arrays are averaged; None: number by number. Raises ValueError where `takes_mean` is False.
     """
 
@@ -55,7 +56,7 @@ class ServerStep(FlowerFedAvg):
                 f"{type(self).__name__} combines the clients' numbers by a rule of its own: it takes no mean"
             )
         super().__init__(
-            fraction_train=fraction_train,
+            fraction_train=above(fraction_train),
             min_train_nodes=max(min_train_nodes, self.least),
             min_evaluate_nodes=min_evaluate_nodes,
             min_available_nodes=min_available_nodes,

@@ -103,7 +103,8 @@ class ByUnlearning(Serving):
 
     One answer φ_u becomes the global model bit for bit; several are merged as φ + Σ w_u (φ_u − φ), w_u being the share
     of the records that client u forgets (Oblivionis eq. 6), or by `mean` with these weights. With `summed`, w_u is 1:
-    each client's records move all of their way, not their share of it, which takes clients that stop where they should.
+    each client's records move all of their way, not their share of it, which takes clients that stop where they should;
+    for `mean`, φ itself is one more model then, with the weight 1 − K beside K answers.
 
     That is so beside every aggregator, also those that stand liars (median, trimmed mean, Krum): they drop what few
     clients send, and what an unlearned model has forgotten no other one has. A request would be noted as served whose
@@ -136,7 +137,9 @@ class ByUnlearning(Serving):
         else:
             total = sum(answer.num_records for answer in answers)
             weights = [1.0 if self._summed else answer.num_records / total for answer in answers]
-            new = merged(arrays, models, weights, None if self._summed else self._mean)
+            if self._summed and self._mean is not None:
+                models, weights = [arrays, *models], [1.0 - len(models), *weights]
+            new = merged(arrays, models, weights, self._mean)
         return Served(new, {answer.client: answer.metrics for answer in answers}, {})
 
 

@@ -36,24 +36,26 @@ class Pair:
         return float(self.mine.mean() - self.theirs.mean())
 
     def margin(self) -> float:
-        """Half the width of the 95 % interval around no difference; NaN where neither side has two seeds.
+        """Half the width of the 95 % interval around no difference; NaN where nothing says how far apart seeds lie.
 
-        Both with several seeds: Welch's. One alone: that of a further draw from the other's normal distribution.
+        Student's for values of one distribution. Where both have several seeds, Welch's with the degrees of freedom of
+        the smaller side, if that is wider: also for normal values of unequal variances it is too narrow in 5 % of the
+        cases at most, which with Welch's own degrees of freedom are up to 12 % (2 and 20 seeds). Without any spread: 0
+        where so many seeds divide that way in less than 5 % of all their divisions, else NaN.
         """
         from scipy.stats import t
 
         n, m = len(self.mine), len(self.theirs)
         if max(n, m) < 2:
             return math.nan
+        if np.ptp(self.mine) == np.ptp(self.theirs) == 0:
+            return 0.0 if LEVEL * math.comb(n + m, n) >= 2 else math.nan
+        squares = [float(((side - side.mean()) ** 2).sum()) for side in (self.mine, self.theirs)]
+        common = float(t.isf(LEVEL / 2, n + m - 2)) * math.sqrt(sum(squares) / (n + m - 2) * (1 / n + 1 / m))
         if min(n, m) < 2:
-            several = self.mine if n > 1 else self.theirs
-            k = len(several)
-            return float(t.isf(LEVEL / 2, k - 1) * several.std(ddof=1) * math.sqrt(1 + 1 / k))
-        a, b = self.mine.var(ddof=1) / n, self.theirs.var(ddof=1) / m
-        if a + b == 0:
-            return 0.0
-        freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (m - 1))
-        return float(t.isf(LEVEL / 2, freedom) * math.sqrt(a + b))
+            return common
+        error = math.sqrt(squares[0] / (n * (n - 1)) + squares[1] / (m * (m - 1)))
+        return max(common, float(t.isf(LEVEL / 2, min(n, m) - 1)) * error)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,10 @@ class Comparison:
 
     def _note(self) -> str:
         judged = [pair for pair in self.pairs if not math.isnan(pair.margin())]
-        parts = ["Difference: new minus reference, the mean of the values; margin: half a 95 % interval over seeds."]
+        parts = [
+            "Difference: new minus reference, the mean of the values; margin: half a 95 % interval over seeds, "
+            "which are taken to vary normally."
+        ]
         if judged:
             outside = len(self.outside(judged))
             parts.append(
@@ -123,8 +128,8 @@ class Comparison:
             )
         if len(judged) < len(self.pairs):
             parts.append(
-                f"{len(self.pairs) - len(judged)} values were measured with one seed on both sides: nothing says how "
-                "far apart two seeds are."
+                f"{len(self.pairs) - len(judged)} values were measured with one seed on both sides, or are the same "
+                "for each of a few: nothing says how far apart two seeds are."
             )
         if self.lacking or self.extra:
             parts.append(f"Only the reference has {self.lacking} values, only the new results {self.extra}.")

@@ -55,7 +55,7 @@ class Setting:
         """As `conf/<experiment>.yaml` has it; `options.tiny` makes all of it small."""
         config = configuration.compose(experiment)
         clients = config.federation.clients
-        taking_part = round(clients * config.federation.fraction_train)
+        taking_part = config.federation.per_round
         if options.tiny:
             return cls({**TINY, "tie_word_embeddings": shape["tie_word_embeddings"]}, config, 8, 3, 2, True)
         return cls(shape, config, TOFU_RECORDS // clients, TOFU_FORGET // clients, taking_part, False)

@@ -25,6 +25,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from torch import Tensor
 
+from strategies.shares import floor_of
+
 _TIMEOUT = 20.0
 _CATEGORIES = 20
 
@@ -141,7 +143,7 @@ def forget_rows(records: int, fraction: float, fewest: int, seed: int) -> np.nda
     The first so many of one permutation: a smaller forget set lies inside a larger one. Raises ValueError if fewer than
     two records would be left.
     """
-    count = max(fewest, int(fraction * records))
+    count = max(fewest, floor_of(fraction, records))
     if count > records - 2:
         raise ValueError(f"{count} of {records} records are to be forgotten, and at least two must be left")
     return np.sort(np.random.RandomState(seed).permutation(records)[:count])

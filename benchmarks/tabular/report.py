@@ -104,7 +104,8 @@ def gaps(rows: Rows) -> Table:
     """The left half of RULER's Table 1: S_gap against 0, per fraction and method."""
     note = (
         "S_gap: null 0; negative: residual memorisation, positive: over-correction. z, p: linear mixed model with a "
-        "random intercept per dataset; W: Wilcoxon's test instead. r: rank-biserial correlation of what that "
+        "random intercept per dataset, p by Student's t with one degree of freedom less than datasets; W: "
+        "Wilcoxon's test instead. r: rank-biserial correlation of what that "
         "test takes, the datasets' means, or the seeds of a single dataset."
     )
     return _tested(rows, "Calibration gap (RULER, Table 1)", "s_gap", 0.0, 4, note)
@@ -191,14 +192,15 @@ def single_dataset(rows: Rows) -> Table:
             cells.append([_percent(fraction), label(method), *gap, fixed(shift, 4), *map(fixed, others)])
         cells.append(None)
         retrained = rows.values(fraction, TWIN, "s_gap")
-        if len(retrained) >= 3:
+        if len(retrained) >= 3 and np.ptp(retrained) > 0:
             band = statistics.noise_band(retrained)
             bands.append(f"[{fixed(band.low, 4)}, {fixed(band.high, 4)}] ({_percent(fraction)})")
     heads = ["forget", "model", "S_gap", "SD", "p", "r", "S_shift", "mean R", "MIA"]
     note = "S_gap: mean and standard deviation of the seeds; p, r: Wilcoxon's signed-rank test of the seeds against 0."
     if bands:
         note += (
-            f" With 95 % probability S_gap of one more oracle retrained from the same weights is in {', '.join(bands)}."
+            " With 95 % probability, if it varies normally, S_gap of one more oracle retrained from the same weights "
+            f"is in {', '.join(bands)}."
         )
     return Table(f"{next(iter(rows.titles.values()))} alone", heads, cells[:-1], note)
 

@@ -21,6 +21,8 @@ from evaluation.hook import EvaluationSession, Result
 ATTACKS = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
 """Names of the attacks, in the order of tables. `min_k_20` and `min_k_40` take k = 0.2 and 0.4."""
 SHARES = {"min_k_20": 0.2, "min_k_40": 0.4, "min_k_plus_plus": 0.2}
+LEAST_RECORDS = 8
+"""Fewest records in each group for which a difference of AUCs is tested: with fewer no test here holds its level."""
 _LEAST_DEVIATION = 1e-6
 _BLOCK = 1 << 22
 
@@ -156,26 +158,32 @@ def auc_difference(
 ) -> Difference | None:
     """Two correlated AUCs by DeLong, DeLong & Clarke-Pearson (1988); each argument holds members' and others' scores.
 
-    Records must come in the same order for both models. The normal approximation takes a few dozen records in each
-    group; where the difference has no variance at all (each model separates the groups completely), p is 1 for equal
-    AUCs and 0 else. None with fewer than two records in a group. Raises ValueError as `auc`, and for groups of
-    different sizes.
+    Records must come in the same order for both models. Student's t with the degrees of freedom of the smaller group
+    stands in for the normal distribution, which takes dozens of records: with n of them a test at 5 % calls models that
+    do not differ different in 9 % (n = 8) to 7 % (n = 20) of the cases, with t in 5 %. Where the difference has no
+    variance at all (each model separates the groups completely), p is 1 for equal AUCs and else that of so many
+    differences of one sign, 2^(1 − n). None with fewer than `LEAST_RECORDS` in a group. Raises ValueError as `auc`, and
+    for groups of different sizes.
     """
-    from scipy.stats import norm
+    from scipy.stats import t
 
     (x, y), (x_oracle, y_oracle) = _groups(*model), _groups(*oracle)
     if len(x) != len(x_oracle) or len(y) != len(y_oracle):
         raise ValueError(
             f"{len(x)} and {len(y)} records of the model, {len(x_oracle)} and {len(y_oracle)} of the other"
         )
-    if len(x) < 2 or len(y) < 2:
+    least = min(len(x), len(y))
+    if least < LEAST_RECORDS:
         return None
     first, second = _components(x, y), _components(x_oracle, y_oracle)
     value = float(first[0].mean() - second[0].mean())
     spread = [np.var(a - b, ddof=1) / len(a) for a, b in zip(first, second, strict=True)]
     error = float(np.sqrt(sum(spread)))
-    width = float(norm.ppf((1 + confidence) / 2)) * error
-    p_value = float(2 * norm.sf(abs(value) / error)) if error > 1e-12 else float(abs(value) < 1e-12)
+    width = float(t.ppf((1 + confidence) / 2, least - 1)) * error
+    if error > 1e-12:
+        p_value = float(2 * t.sf(abs(value) / error, least - 1))
+    else:
+        p_value = 1.0 if abs(value) < 1e-12 else 2.0 ** (1 - least)
     return Difference(value, max(-1.0, value - width), min(1.0, value + width), p_value)
 
 

@@ -49,13 +49,14 @@ class SignedRank:
 
 @dataclass(frozen=True)
 class MixedModel:
-    """Linear mixed model y = intercept + group + residual, by REML, and the Wald z test of intercept = null.
+    """Linear mixed model y = intercept + group + residual, by REML, and the Wald test of intercept = null.
 
     estimate, standard_error, z, p: of the intercept; group_variance, residual_variance >= 0, in squared units of y;
     icc: group_variance / (group_variance + residual_variance) in [0, 1]. Where the fit is `singular` the estimate is
     the mean of the group means, the standard error, z, p, icc and variances are None, and `signed_rank`, the test of
-    the group means against null, stands in for z and p. It is given for sound fits too, since the z test overstates
-    significance with few groups. note: the finding in words.
+    the group means against null, stands in for z and p. It is given for sound fits too. p is that of Student's t with
+    one degree of freedom less than groups: by the normal distribution z overstates significance with few groups. note:
+    the finding in words.
     """
 
     estimate: float
@@ -166,9 +167,9 @@ def mixed_model(values: Numbers, groups: Sequence[Hashable], null: float = 0.0) 
     else:
         estimate, error, between, residual = fit.estimate, fit.standard_error, fit.between, fit.within
         z = (estimate - null) / error
-        from scipy.stats import norm
+        from scipy.stats import t
 
-        p = float(2 * norm.sf(abs(z)))
+        p = float(2 * t.sf(abs(z), len(names) - 1))
         icc = between / (between + residual)
         note = f"REML fit of {len(values)} values in {len(names)} groups: z {z:.3g}, p {p:.3g}, ICC {icc:.2f}"
     return MixedModel(

@@ -14,13 +14,14 @@ from evaluation.metrics.tofu import Question
 from oblivionis.assessment.questions import tokenised
 from oblivionis.config.adapter_folder import is_adapter
 from oblivionis.data.errors import raise_if_any
-from oblivionis.data.jsonl import Row, to_record
+from oblivionis.data.own_records import to_record
 from oblivionis.data.records import Record
 from oblivionis.data.tokenize import PromptTemplate
 from oblivionis.models.errors import ModelError
 from oblivionis.models.loading import load_base
 from oblivionis.models.peft_adapters import attach_adapter
 from oblivionis.models.source import base_of
+from oblivionis.row_files import Row
 
 ModelLike: TypeAlias = str | Path | tuple[nn.Module, PreTrainedTokenizerBase]
 """A model folder, a name on the Hugging Face hub, `embedded` (the tiny Llama that ships), or (model, tokenizer)."""

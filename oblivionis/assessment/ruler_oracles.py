@@ -87,7 +87,8 @@ def noise_bands(
 
     All are read on the records of `model`. mean_rank: over all oracles, our own (`own`, of the model's seed) among
     them: each is a model that never saw the records. gap: S_gap of each other oracle against our own, as if it were an
-    unlearned model (RULER 0.A.5); without our own there is none. Each has what a `NoiseBand` has, and its values.
+    unlearned model (RULER 0.A.5); without our own there is none. Each has what a `NoiseBand` has, and its values; where
+    these are all the same, which says nothing of how far apart models lie, there is none.
     """
     ids = (model.forget_ids, model.retain_ids)
     others = [oracle.take(*ids) for oracle in oracles]
@@ -96,7 +97,7 @@ def noise_bands(
     if own is not None:
         pair, sample = References(own, own), config.evaluation.ruler.retain_sample
         bands["gap"] = _band([lens_1(oracle, pair, sample)["gap"] for oracle in others])
-    return bands
+    return {name: band for name, band in bands.items() if band["low"] < band["high"]}
 
 
 def _band(values: list[float]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def own_facts(subject: Subject, names: Sequence[str] = ()) -> list[Fact]:
     The others are spread evenly over the corpus. With `names`, those people instead. Raises AuditError for a model that
     no run made, for data that state no facts, and for an unknown name.
     """
-    hint = "give their names and facts with --subjects FILE (JSON lines with subject, property and values)"
+    hint = "give their names and facts with --subjects FILE (rows with subject, property and values)"
     if subject.run is None:
         raise AuditError(f"{subject.name} is no run, whose data could say whom to ask about: {hint}")
     corpus = corpus_of(subject.config)

@@ -29,7 +29,7 @@ Questions = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="JSON lines or CSV with `question` and `answer`, `keywords` or neither (default: a run's forget "
+        help="JSON lines, CSV, parquet, … with `question` and `answer`, `keywords` or neither (default: a run's forget "
         "questions).",
     ),
 ]

@@ -33,8 +33,8 @@ Subjects = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="JSON lines with `subject`, `property` and `values` (default: what a run's data state about the "
-        "people to forget, and about as many others).",
+        help="Rows (JSON, CSV, parquet, …) with `subject`, `property` and `values` (default: what a run's data state "
+        "about the people to forget, and about as many others).",
     ),
 ]
 Stage = Annotated[str | None, typer.Option(help="Stage of a RUN (default: the last finished one).")]

@@ -22,7 +22,7 @@ _ID_WIDTH = len("20260301-0a1b2c3d")
 request_cli = typer.Typer(help="Ask for deletion.", no_args_is_help=True)
 
 NodeDir = Annotated[
-    Path, typer.Option("--node-dir", metavar="DIR", help="The node's own folder, whose data/*.jsonl hold its records.")
+    Path, typer.Option("--node-dir", metavar="DIR", help="The node's own folder, whose data/ holds its records.")
 ]
 
 

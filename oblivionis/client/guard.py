@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from oblivionis.client.policy import MOST_RANK, POLICY_FILE, Policy, PolicyError, read_policy
 from oblivionis.config import declared
-from oblivionis.config.schema import TABLES, Config, Data, Model, Unlearning
+from oblivionis.config.schema import OWN_RECORDS, TABLES, Config, Data, Model, Unlearning
 from oblivionis.errors import ClientError, FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes, write_json
 from oblivionis.models.packaged import PACKAGED
@@ -36,6 +36,7 @@ from oblivionis.naming import DATA_FOLDER
 from oblivionis.requests.demands import Demand
 from oblivionis.requests.node_ledger import REJECTED, NodeLedger
 from oblivionis.requests.node_records import NODE_DIR
+from oblivionis.row_files import is_hub_name
 from strategies import protocol
 from strategies.secure.terms import Terms
 
@@ -186,7 +187,12 @@ class Guard:
             if not rules.download:
                 raise self._refused("data.download", f"data={data.name} without data.path: it fetches no data")
             return
-        for key in ("path", "forget_file", "holdout_file", "reference_file"):
+        keys = ["path", "forget_file", "holdout_file", "reference_file"]
+        if data.name in OWN_RECORDS and data.path is not None and is_hub_name(data.path):
+            if not rules.download:
+                raise self._refused("data.download", f"data.path {_cut(data.path)!r} of the hub: it fetches no data")
+            keys.remove("path")
+        for key in keys:
             given = getattr(data, key)
             if given is not None and not _within(given, [self._folder / DATA_FOLDER]):
                 raise self._refused("data", f"data.{key} {_cut(given)!r} lies outside its own records")

@@ -40,7 +40,9 @@ class DataRules:
     built_in: bool = field(
         default=True, metadata=about("Also the made-up records that the program brings (`fictitious`, `muse_tiny`).")
     )
-    download: bool = field(default=False, metadata=about("Also benchmarks (TOFU, MUSE, …) from the Hugging Face hub."))
+    download: bool = field(
+        default=False, metadata=about("Also benchmarks (TOFU, MUSE, …) and other data sets from the Hugging Face hub.")
+    )
 
 
 @dataclass

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from oblivionis import row_files
 from oblivionis.config import declared, late_checks, methods
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.problems import Problem
-from oblivionis.config.schema import STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
+from oblivionis.config.schema import OWN_RECORDS, STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
 from oblivionis.config.template_arguments import fault_of
 from oblivionis.errors import FileError
-from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder, subject_key
+from oblivionis.naming import DATA_FOLDER, REFERENCES_TABLE, simulated_folder, subject_key
 from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
@@ -256,7 +258,7 @@ def _secure(config: Config) -> Iterator[Problem]:
     if federation.max_weight_share is not None:
         message = f"no client's share can be limited where {sums}"
         yield Problem("federation.max_weight_share", message, "null", f"{key}.max_weight limits what a client tells")
-    sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+    sampled = federation.per_round
     if sampled < LEAST_CLIENTS:
         message = f"{sampled} clients fine-tune in a round: what they add up to tells what each of them sent"
         yield Problem("federation.min_clients", message, f"at least {LEAST_CLIENTS}")
@@ -358,6 +360,9 @@ def _unlearning_options(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.target", message, "null, or another unlearning method")
     if unlearning.again and unlearning.target is None:
         yield Problem("unlearning.again", "without a target nobody knows what has come back", "0", "unlearning.target")
+    elif unlearning.again and unlearning.merge == "mean":
+        message = "clients that only look again (unlearning.again) would count in the mean, and what is unlearned less"
+        yield Problem("unlearning.merge", message, "sum", "or set unlearning.again=0")
     if unlearning.requests.scope == "client" and methods.needs_retain(unlearning.method):
         message = f"{unlearning.method} needs retain records, and a client that leaves has none"
         yield Problem("unlearning.requests.scope", message, "forget_split, or another unlearning method")
@@ -449,18 +454,58 @@ def _client_gpus(config: Config) -> Iterator[Problem]:
 @_reads("data.name", "data.path")
 def _data_path(config: Config) -> Iterator[Problem]:
     name, path = config.data.name, config.data.path
-    if name == "jsonl" and path is None:
-        yield Problem("data.path", "jsonl data need a file", "the path of a file of JSON lines")
-    elif name == "jsonl" and path is not None and not _lines_file(path).is_file():
-        expected = "the path of a file of JSON lines, or of a folder with train.jsonl"
-        yield Problem("data.path", f"there is no file {_lines_file(path)}", expected)
+    if name not in OWN_RECORDS:
+        return
+    expected = "the path of a file of records, or of a folder with train.jsonl, train.csv, …"
+    if path is None:
+        yield Problem("data.path", f"data={name} needs a file", expected)
+    elif not row_files.is_hub_name(path):
+        given = Path(path).expanduser()
+        try:
+            source = row_files.table(given, "train")[0]
+        except FileError as error:
+            yield Problem("data.path", str(error))
+        else:
+            if not source.exists():
+                yield Problem("data.path", f"there is no file {source}", expected)
+
+
+@_reads("data.name", "data.path", "data.forget_file", "data.holdout_file", "data.reference_file")
+def _files_not_read(config: Config) -> Iterator[Problem]:
+    data = config.data
+    for key, readers in _READERS.items():
+        given = getattr(data, key)
+        if given is not None and data.name not in readers:
+            yield Problem(f"data.{key}", f"data={data.name} does not read {given}", "null", f"or data={readers[0]}")
+
+
+_READERS = {
+    "path": (*OWN_RECORDS, "node", "tofu", *TABLES),
+    **dict.fromkeys(("forget_file", "holdout_file", "reference_file"), OWN_RECORDS),
+}
+"""Of each file of `data`, the data that are read from it."""
+
+
+@_reads("data.name", "data.fields", "data.path")
+def _fields(config: Config) -> Iterator[Problem]:
+    given = {key: name for key, name in asdict(config.data.fields).items() if name is not None}
+    if not given:
+        return
+    if config.data.name not in (*OWN_RECORDS, "node") or (config.data.name == "node" and config.data.path is None):
+        message = f"data={config.data.name} is read by its own names"
+        yield Problem("data.fields", message, "null for each, or data=records")
+    names = list(given.values())
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        yield Problem("data.fields", f"{twice!r} cannot be two things", "another name for each field")
+    if "messages" in given and ("question" in given or "answer" in given):
+        yield Problem("data.fields", "a dialogue holds question and answer already", "messages, or question and answer")
 
 
 @_reads("data.name", "data.path")
 def _own_questions(config: Config) -> Iterator[Problem]:
     path = config.data.path
     if config.data.name == "node" and path is not None and not Path(path).expanduser().exists():
-        expected = "a file of questions as JSON lines, or a folder with retain_perturbed.jsonl, … (or null)"
+        expected = "a file of questions, or a folder with retain_perturbed.jsonl, … (or null)"
         yield Problem("data.path", f"there is no file {path}", expected)
 
 
@@ -475,7 +520,7 @@ def _nodes(config: Config) -> Iterator[Problem]:
     folders = [folder / DATA_FOLDER for folder in _folders(nodes, config.federation.clients)]
     missing = next((folder for folder in folders if not folder.is_dir()), None)
     if missing is not None:
-        expected = f"node0/data to node{config.federation.clients - 1}/data (federation.clients), with *.jsonl in each"
+        expected = f"node0/data to node{config.federation.clients - 1}/data (federation.clients), with records in each"
         yield Problem("data.nodes", f"there is no folder {missing}", expected)
 
 
@@ -497,12 +542,6 @@ def _own_records(config: Config) -> Iterator[Problem]:
         yield Problem("unlearning.requests.policy", message, f"one of {', '.join(WITHOUT_HOLDINGS)}")
 
 
-def _lines_file(path: str) -> Path:
-    """The file of training records that `data.path` names for `jsonl`."""
-    given = Path(path).expanduser()
-    return given / "train.jsonl" if given.is_dir() else given
-
-
 @_reads("data.name", "data.path", "data.forget_split")
 def _tofu_folder(config: Config) -> Iterator[Problem]:
     if config.data.name != "tofu" or config.data.path is None:
@@ -522,7 +561,7 @@ def _tofu_folder(config: Config) -> Iterator[Problem]:
 @_reads("data.name", "data.forget_file")
 def _forget_file(config: Config) -> Iterator[Problem]:
     file = config.data.forget_file
-    if config.data.name == "jsonl" and file is not None and not Path(file).expanduser().is_file():
+    if config.data.name in OWN_RECORDS and file is not None and not Path(file).expanduser().exists():
         yield Problem("data.forget_file", f"there is no file {file}", "a file with one record id per line")
 
 
@@ -530,8 +569,8 @@ def _forget_file(config: Config) -> Iterator[Problem]:
 def _never_trained_files(config: Config) -> Iterator[Problem]:
     for key in ("holdout_file", "reference_file"):
         file = getattr(config.data, key)
-        if file is not None and config.data.name == "jsonl" and not Path(file).expanduser().is_file():
-            yield Problem(f"data.{key}", f"there is no file {file}", "a file of records as JSON lines")
+        if file is not None and config.data.name in OWN_RECORDS and not Path(file).expanduser().exists():
+            yield Problem(f"data.{key}", f"there is no file {file}", "a file of records")
 
 
 @_reads("unlearning", "data.name", "data.nodes", "data.reference_authors", "data.reference_file", "stages")
@@ -543,22 +582,24 @@ def _references(config: Config) -> Iterator[Problem]:
     key, given = REFERENCES.get(data.name, ("", None))
     if data.name == "node":
         folders = [] if data.nodes is None else _folders(data.nodes, config.federation.clients)
-        lacking = next((f for f in folders if f.is_dir() and not (f / REFERENCES_FILE).is_file()), None)
+        lacking = next((f for f in folders if f.is_dir() and not row_files.tables(f, REFERENCES_TABLE)), None)
         if lacking is not None:
-            expected = f"{REFERENCES_FILE} in each client's folder"
-            yield Problem("data.nodes", f"{takes}, and there is no {lacking / REFERENCES_FILE}", expected, without)
+            file = f"{REFERENCES_TABLE}.jsonl"
+            expected = f"{file}, or of another format, in each client's folder"
+            yield Problem("data.nodes", f"{takes}, and there is no {lacking / file}", expected, without)
     elif not key:
         message = f"{data.name} has no records that nobody trains on, by which clients could judge"
-        yield Problem("unlearning.target", message, "data of " + ", ".join((*REFERENCES, "node")), without)
+        known = [name for name in REFERENCES if name != OWN_RECORDS[1]]
+        yield Problem("unlearning.target", message, "data of " + ", ".join((*known, "node")), without)
     elif getattr(data, key) == given:
-        expected = "a file of records as JSON lines" if given is None else "at least 1"
+        expected = "a file of records" if given is None else "at least 1"
         yield Problem(f"data.{key}", f"{takes}, and there are none", expected, without)
 
 
 REFERENCES: dict[str, tuple[str, int | None]] = {
     "fictitious": ("reference_authors", 0),
     "tofu": ("reference_authors", 0),
-    "jsonl": ("reference_file", None),
+    **dict.fromkeys(OWN_RECORDS, ("reference_file", None)),
 }
 """The key that says which records nobody trains on, and its value where there are none, by `data.name`."""
 
@@ -635,8 +676,19 @@ def _authors(config: Config) -> Iterator[Problem]:
 
 
 def _of_file(config: Config) -> str:
-    data = config.data
-    return f"they are the lines of {_lines_file(data.path)}" if data.name == "jsonl" and data.path else ""
+    file = _lines_file(config.data)
+    return f"they are the lines of {file}" if file else ""
+
+
+def _lines_file(data: Data) -> Path | None:
+    """The file of training records, where it is one of JSON lines."""
+    if data.name not in OWN_RECORDS or data.path is None:
+        return None
+    try:
+        parts = row_files.table(Path(data.path).expanduser(), "train")
+    except FileError:
+        return None
+    return parts[0] if len(parts) == 1 and parts[0].is_file() else None
 
 
 def _tofu_authors(data: Data) -> int:
@@ -653,11 +705,8 @@ def _size(config: Config) -> int | None:
         return data.authors * data.questions_per_author
     if data.name == "tofu":
         return _tofu_authors(data) * (TOFU_RECORDS // TOFU_AUTHORS)
-    file = _lines_file(data.path) if data.path and data.name == "jsonl" else None
-    if file is None or not file.is_file():
-        return None
-    with file.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
+    file = _lines_file(data)
+    return None if file is None else row_files.count_lines(file)
 
 
 @_reads("federation.min_clients", "federation.clients")
@@ -698,7 +747,7 @@ def _sampling(config: Config) -> Iterator[Problem]:
     if sampling == "power_of_choice":
         if level == "record":
             yield Problem(key, "with privacy.level=record clients do not tell their losses", "uniform or by_size")
-        sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        sampled = federation.per_round
         candidates = federation.candidates
         if candidates is not None and not sampled <= candidates <= federation.clients:
             message = f"{candidates} candidates for {sampled} clients of a round"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -247,7 +248,8 @@ def _escaped(value: Any) -> Any:
         return {name: _escaped(entry) for name, entry in value.items()}
     if isinstance(value, list):
         return [_escaped(entry) for entry in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+    # A backslash before what would be filled in is itself escaped.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _experiment_layers(
@@ -404,11 +406,13 @@ def _checked(values: Values, chosen: Mapping[str, Parameters]) -> tuple[dict[str
 
 
 def tree_of(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested mapping of values by dotted path."""
+    """The nested mapping of values by dotted path; what lies below a choice (`data: tofu`) keeps its dotted name."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
-        *sections, name = path.split(".")
-        node = tree
+        names = path.split(".")
+        above = (n for n, group in enumerate(names[:-1]) if group in GROUPS and ".".join(names[: n + 1]) in flat)
+        chosen = next(above, len(names) - 1)
+        sections, name, node = names[:chosen], ".".join(names[chosen:]), tree
         for section in sections:
             if not isinstance(node.get(section), dict):
                 node[section] = {}

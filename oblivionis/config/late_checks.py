@@ -27,7 +27,7 @@ def late_clients(config: Config) -> Iterator[Problem]:
         message = f"nobody is waited for so long: federation.timeout is {federation.timeout:g}"
         yield Problem("federation.deadline", message, f"0 < value < {federation.timeout:g}, or null")
     if federation.oversample > 1:
-        drawn = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        drawn = federation.per_round
         if drawn >= federation.clients:
             message = f"all {federation.clients} clients are asked already (federation.fraction_train, min_clients)"
             yield Problem("federation.oversample", message, "1")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from oblivionis.config import declared
 from oblivionis.config.limits import about
+from strategies.shares import floor_of
 
 STAGES = ("finetune", "retrain", "unlearn", "local")
 TABLES = {
@@ -26,6 +27,8 @@ TABLES = {
 """Benchmarks that are read as tables, from the Hugging Face hub or from a folder with these."""
 TEXTS = ("muse_news", "muse_books", "muse_tiny", "rwku", "wmdp_bio", "wmdp_cyber")
 """Data that are plain texts."""
+OWN_RECORDS = ("records", "jsonl")
+"""Your own records; the second name is from when they were JSON lines alone."""
 MEMBERSHIP = ("loss", "zlib", "min_k_20", "min_k_40", "min_k_plus_plus", "reference")
 ATTACKS = tuple(declared.attacks())
 CERTIFIED = ("rouge", "leakage", "mean_rank", "oracle", "attacks")
@@ -226,24 +229,46 @@ class Partition:
 
 
 @dataclass
+class Fields:
+    """What files of your own records call the fields of a record, where they call them otherwise."""
+
+    question: str | None = field(default=None, metadata=about("What is asked; null: `question`."))
+    answer: str | None = field(default=None, metadata=about("What the model learns to answer; null: `answer`."))
+    messages: str | None = field(
+        default=None, metadata=about("A dialogue of one question and its answer, in place of both; null: `messages`.")
+    )
+    id: str | None = field(default=None, metadata=about("Stable name of the record; null: `id`."))
+    subject: str | None = field(default=None, metadata=about("Whom the record is about; null: `subject`."))
+    forget: str | None = field(default=None, metadata=about("Whether it is to be forgotten; null: `forget`."))
+    paraphrased_answer: str | None = field(
+        default=None, metadata=about("The answer in other words; null: `paraphrased_answer`.")
+    )
+    perturbed_answer: str | None = field(
+        default=None, metadata=about("A list of wrong answers of the same form; null: `perturbed_answer`.")
+    )
+
+
+@dataclass
 class Data:
     """What the clients hold and what is to be forgotten."""
 
     name: str = field(
         default="fictitious",
         metadata=about(
-            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `jsonl`: your own records; `node`: "
-            "each client's own records, which stay on its machine; `muse_news`, `muse_books`, `rwku`, `wmdp_bio`, "
+            "`fictitious`: built-in made-up authors; `tofu`: the TOFU benchmark; `records`: your own, in any format of "
+            "[data.md](data.md#your-own-records) (`jsonl` is an older name of it); `node`: each client's own records, "
+            "which stay on its machine; `muse_news`, `muse_books`, `rwku`, `wmdp_bio`, "
             "`wmdp_cyber`, `knowundo_copyright`, `knowundo_privacy`: those benchmarks; `muse_tiny`: built-in made-up "
             "news.",
-            choices=("fictitious", "tofu", "jsonl", "node", "muse_tiny", *TABLES),
+            choices=("fictitious", "tofu", *OWN_RECORDS, "node", "muse_tiny", *TABLES),
         ),
     )
     path: str | None = field(
         default=None,
         metadata=about(
-            "A benchmark: folder with its files, null for the hub; `jsonl`: the file of records; `node`: the server's "
-            "own questions (a file: those to retain; a folder: question sets by the file names of `jsonl`), null: the "
+            "A benchmark: folder with its files, null for the hub; `records`: a file, a folder with `train.jsonl`, "
+            "`train.csv`, …, a folder of `save_to_disk`, or `owner/name` on the hub; `node`: the server's own "
+            "questions (a file: those to retain; a folder: question sets by the file names of `records`), null: the "
             "server evaluates nothing."
         ),
     )
@@ -251,7 +276,7 @@ class Data:
         default=None,
         metadata=about(
             "`node`, where no client says `node-dir` itself: folder of the clients' folders `node0`, `node1`, …, whose "
-            "`data/*.jsonl` hold their records."
+            "`data/` holds their records, in any format of `records`."
         ),
     )
     forget_split: str = field(
@@ -260,7 +285,7 @@ class Data:
     )
     revision: str | None = field(
         default=None,
-        metadata=about("Commit of the benchmark (of WMDP: of its corpora) on the hub; null: the newest."),
+        metadata=about("Commit of what comes from the hub (of WMDP: of its corpora); null: the newest."),
     )
     authors: int = field(default=60, metadata=about("Authors that `fictitious` invents.", at_least=2, at_most=5000))
     questions_per_author: int = field(
@@ -311,7 +336,10 @@ class Data:
     )
     forget_file: str | None = field(
         default=None,
-        metadata=about("`jsonl`: file with the ids to forget, one per line; null: the records marked `forget`."),
+        metadata=about(
+            "`records`: file with the ids to forget, one per line or as the field `id`; null: the records marked "
+            "`forget`."
+        ),
     )
     holdout_authors: int = field(
         default=0,
@@ -341,11 +369,13 @@ class Data:
         ),
     )
     holdout_file: str | None = field(
-        default=None, metadata=about("`jsonl`: file of records for the holdout set; null: none.")
+        default=None, metadata=about("`records`: file of records for the holdout set; null: none.")
     )
     reference_file: str | None = field(
         default=None,
-        metadata=about("`jsonl`: file of records on which nobody trains either, for `unlearning.target`; null: none."),
+        metadata=about(
+            "`records`: file of records on which nobody trains either, for `unlearning.target`; null: none."
+        ),
     )
     passages: int = field(
         default=60, metadata=about("Articles of `muse_tiny` that clients hold.", unit="texts", at_least=2, at_most=5000)
@@ -371,6 +401,7 @@ class Data:
             at_least=1,
         ),
     )
+    fields: Fields = field(default_factory=Fields)
     partition: Partition = field(default_factory=Partition)
 
 
@@ -616,7 +647,7 @@ class Unlearning:
         metadata=about(
             "Up to what each record is forgotten. `oracle_estimate`: until it is as likely as a model that never saw "
             "it would find it, which each client estimates; it takes records that nobody trains on "
-            "(`data.reference_authors`, `data.reference_file`, of a node `references.jsonl`). null: as the method "
+            "(`data.reference_authors`, `data.reference_file`, of a node `references.jsonl`, …). null: as the method "
             "goes.",
             choices=("oracle_estimate",),
         ),
@@ -643,7 +674,8 @@ class Unlearning:
         default="mean",
         metadata=about(
             "What the server makes of several clients' unlearning in one round: the mean by records forgotten "
-            "(Oblivionis eq. 6), in which each moves its share of the way, or the sum, in which each moves all of it.",
+            "(Oblivionis eq. 6), in which each moves its share of the way, or the sum, in which each moves all of it; "
+            "`again` takes the sum.",
             choices=("mean", "sum"),
         ),
     )
@@ -809,7 +841,7 @@ class Wikimem:
     subjects: str | None = field(
         default=None,
         metadata=about(
-            "JSON lines with `subject`, `property` (an id of Wikidata) and `values`; null: what the data themselves "
+            "File of rows with `subject`, `property` (an id of Wikidata) and `values`; null: what the data themselves "
             "state."
         ),
     )
@@ -1377,6 +1409,11 @@ class Federation:
     compression: Compression = field(default_factory=Compression)
     buffer: AsynchronousBuffer = field(default_factory=AsynchronousBuffer)
     simulated_seconds: SimulatedSeconds = field(default_factory=SimulatedSeconds)
+
+    @property
+    def per_round(self) -> int:
+        """How many clients fine-tune in a round: ⌊clients · fraction_train⌋, but `min_clients` at least."""
+        return max(floor_of(self.fraction_train, self.clients), self.min_clients)
 
 
 @dataclass

@@ -17,8 +17,8 @@ from typing import Any
 
 from oblivionis.data import tables
 from oblivionis.data.errors import raise_if_any
-from oblivionis.data.jsonl import Row
 from oblivionis.data.records import Choice
+from oblivionis.row_files import Row
 
 LETTERS = string.ascii_uppercase
 
@@ -35,7 +35,7 @@ def read(rows: Sequence[Row], name: str, problems: list[str], about: str = "") -
 def load(path: Path) -> tuple[Choice, ...]:
     """The questions of a file of such rows. Raises DataError with every faulty row, and where there is none."""
     problems: list[str] = []
-    found = read(tables.read(path, problems), path.stem, problems)
+    found = read(list(tables.read(path, problems)), path.stem, problems)
     if not found and not problems:
         problems.append(f"{path}: expected at least one question, found none")
     raise_if_any(path, problems)
@@ -45,13 +45,13 @@ def load(path: Path) -> tuple[Choice, ...]:
 def _choice(row: Row, identifier: str, about: str, problems: list[str]) -> Choice | None:
     values, before = row.values, len(problems)
     tables.texts(row, ("question",), problems)
-    choices = values.get("choices")
+    choices = row.value("choices")
     if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
         problems.append(f"{row.where}: choices must be a list of non-empty texts")
         choices = []
     elif not 2 <= len(choices) <= len(LETTERS):
         problems.append(f"{row.where}: expected 2 to {len(LETTERS)} choices, found {len(choices)}")
-    answer = _place(values.get("answer"))
+    answer = _place(values.get("answer"), row.cells)
     if choices and not (answer is not None and 0 <= answer < len(choices)):
         said = values.get("answer")
         problems.append(f"{row.where}: answer must be one of the choices, 0 to {len(choices) - 1}, found {said!r}")
@@ -61,7 +61,9 @@ def _choice(row: Row, identifier: str, about: str, problems: list[str]) -> Choic
     return Choice(identifier, values["question"].strip(), tuple(choices), answer, field.replace("_", " ").strip())
 
 
-def _place(answer: Any) -> int | None:
+def _place(answer: Any, is_cell: bool) -> int | None:
+    if is_cell and isinstance(answer, str) and answer.strip().isdecimal():
+        return int(answer)
     if isinstance(answer, str) and len(answer.strip()) == 1:
         return LETTERS.find(answer.strip())
     return answer if isinstance(answer, int) and not isinstance(answer, bool) else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oblivionis.config.schema import TEXTS, Config, Data
-from oblivionis.data import fictitious, jsonl, knowundo, muse, muse_tiny, rwku, tofu, wmdp
+from oblivionis.data import fictitious, knowundo, muse, muse_tiny, own_records, rwku, tofu, wmdp
 from oblivionis.data.errors import DataError
 from oblivionis.data.forgetting import forgetting, forgetting_twins
 from oblivionis.data.partition import Partition, partition
@@ -48,13 +48,13 @@ def _without_members(corpus: Corpus) -> Corpus:
             sets[name] = tuple(record for record in sets[name] if record.id not in found)
             if not sets[name]:
                 raise DataError(f"{corpus.name}: each record of the set {name} says what a training record says")
-    return replace(corpus, evaluation=sets, left_out=left_out) if left_out else corpus
+    return dataclasses.replace(corpus, evaluation=sets, left_out=left_out) if left_out else corpus
 
 
 def _as_the_source_says(data: Data, cutter: Cutter | None) -> Corpus:
     path = Path(data.path).expanduser() if data.path else None
     if data.name == "node":
-        return Corpus("node", (), frozenset(), jsonl.read_questions(path) if path else {})
+        return Corpus("node", (), frozenset(), own_records.read_questions(path, _fields(data)) if path else {})
     if data.name == "fictitious":
         return fictitious.corpus(
             authors=data.authors,
@@ -80,10 +80,15 @@ def _as_the_source_says(data: Data, cutter: Cutter | None) -> Corpus:
         return _texts(data, path, cutter)
     if data.name in knowundo.DOMAINS:
         return knowundo.load(data.name, path, revision=data.revision)
-    assert path is not None, "the configuration check demands data.path for data.name=jsonl"
-    files = (data.forget_file, data.holdout_file, data.reference_file)
-    forget, holdout, reference = (Path(f).expanduser() if f else None for f in files)
-    return jsonl.load(path, forget_file=forget, holdout_file=holdout, reference_file=reference)
+    assert path is not None, "the configuration check demands data.path for your own records"
+    files = {name: getattr(data, name) for name in ("forget_file", "holdout_file", "reference_file")}
+    given = {name: Path(file).expanduser() for name, file in files.items() if file}
+    return own_records.load(path, **given, fields=_fields(data), revision=data.revision)
+
+
+def _fields(data: Data) -> dict[str, str]:
+    """What the files call our fields, where they call them otherwise."""
+    return {field: name for field, name in dataclasses.asdict(data.fields).items() if name is not None}
 
 
 def _texts(data: Data, path: Path | None, cutter: Cutter | None) -> Corpus:

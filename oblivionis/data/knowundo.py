@@ -16,8 +16,8 @@ from typing import Any
 
 from oblivionis.data import tables
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.jsonl import Row
 from oblivionis.data.records import Corpus, Record
+from oblivionis.row_files import Row
 
 HUB_NAME = "zjunlp/KnowUnDo"
 DOMAINS = {"knowundo_copyright": "copyright", "knowundo_privacy": "privacy"}
@@ -43,7 +43,7 @@ def load(name: str, path: Path | None, *, revision: str | None = None) -> Corpus
         if path is None:
             rows = tables.from_hub(HUB_NAME, domain, table, revision, instead=_INSTEAD)
         else:
-            rows = tables.from_folder(path, [f"{domain}/{table}"], problems, single=True)
+            rows = tables.from_folder(path, [f"{domain}/{table}"], problems)
         for part in PARTS:
             records = [r for row in rows for r in _records(row, part, f"knowundo-{table}-{part}", problems)]
             train += records

@@ -1,6 +1,6 @@
-"""Facts about people whose memorisation is measured: from JSON lines, or from the triples of a corpus.
+"""Facts about people whose memorisation is measured: from a file of rows, or from the triples of a corpus.
 
-Fields of a line:
+Fields of a row:
 
 | field      | type                   | meaning                                                            |
 | ---------- | ---------------------- | ------------------------------------------------------------------ |
@@ -9,7 +9,7 @@ Fields of a line:
 | `values`   | list of texts, or text | required: all true values; also read as `value`                    |
 | `cohort`   | text                   | the group under which the person is reported, such as `well-known` |
 
-Further fields are ignored. One line per subject and property; a subject has one cohort.
+Further fields are ignored. One row per subject and property; a subject has one cohort.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import properties
 from oblivionis.data.errors import raise_if_any
-from oblivionis.data.jsonl import Row, read_rows
 from oblivionis.data.records import Record
 from oblivionis.naming import subject_key
+from oblivionis.row_files import Row, read_rows
 
 PROPERTY_OF = MappingProxyType(
     {
@@ -56,7 +56,7 @@ describe somebody else (the parents' occupations), another thing (the hero of a 
 
 
 def read_facts(path: Path) -> list[Fact]:
-    """The facts of a file of JSON lines. Raises DataError with every faulty line."""
+    """The facts of a file of rows. Raises DataError with every faulty line."""
     problems: list[str] = []
     found: list[Fact] = []
     lines: dict[tuple[str, str], str] = {}
@@ -98,7 +98,7 @@ def facts_of(records: Iterable[Record]) -> list[Fact]:
 
 def _fact(row: Row, problems: list[str]) -> Fact | None:
     before = len(problems)
-    row_values = dict(row.values)
+    row_values = {name: row.value(name) if name in ("value", "values") else value for name, value in row.values.items()}
     if "values" not in row_values and "value" in row_values:
         row_values["values"] = row_values["value"]
     for name in ("subject", "property", "values"):

@@ -1,11 +1,11 @@
-"""Questions for an audit, from JSON lines or a CSV table with a header.
+"""Questions for an audit, from a file of rows in any format.
 
 | field      | also read as            | meaning                                                              |
 | ---------- | ----------------------- | --------------------------------------------------------------------|
 | `question` | `prompt`, `goal`        | required: what the model is asked                                    |
 | `answer`   |                         | the true answer, for the leakage functions that compare with it      |
 | `keywords` | `keyword`               | what gives the answer away: a list, or texts separated by semicolons |
-| `id`       | `index`                 | stable name; without it the number of the line                       |
+| `id`       | `index`                 | stable name; without it the number of the line, or of the row         |
 
 Case does not matter in names; further fields are ignored. So JailbreakBench's table of behaviours (its column `Goal`)
 and question lists with keywords can be read as they are.
@@ -13,19 +13,15 @@ and question lists with keywords can be read as they are.
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
 from evaluation.leakage.functions import Asked
 from oblivionis.data.errors import raise_if_any
-from oblivionis.data.jsonl import Row, read_rows
-from oblivionis.errors import FileError
-from oblivionis.files import read_bytes
 from oblivionis.naming import unfit_character
+from oblivionis.row_files import Row, read_rows
 
 _NAMES = {
     "question": "question",
@@ -40,11 +36,11 @@ _NAMES = {
 
 
 def read_questions(path: Path) -> list[Asked]:
-    """The questions of a `.csv` table, or of JSON lines. Raises DataError with every faulty line."""
+    """The questions of a file of rows. Raises DataError with every faulty one."""
     problems: list[str] = []
     found: list[Asked] = []
     lines: dict[str, str] = {}
-    for row in _table(path, problems) if path.suffix.lower() == ".csv" else read_rows(path, problems):
+    for row in read_rows(path, problems):
         asked = _question(row, problems)
         if asked is None:
             continue
@@ -57,26 +53,6 @@ def read_questions(path: Path) -> list[Asked]:
         problems.append(f"{path}: expected at least one question, found none")
     raise_if_any(path, problems)
     return found
-
-
-def _table(path: Path, problems: list[str]) -> Iterator[Row]:
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-    except FileNotFoundError:
-        problems.append(f"{path}: file not found; expected a CSV table or JSON lines")
-        return
-    except FileError as error:
-        problems.append(str(error))
-        return
-    except UnicodeDecodeError as error:
-        problems.append(f"{path}: cannot be read as UTF-8 text ({error})")
-        return
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        for values in reader:
-            yield Row(f"{path.name}:{reader.line_num}", {k: v for k, v in values.items() if k is not None and v})
-    except csv.Error as error:
-        problems.append(f"{path.name}:{reader.line_num}: not a CSV table ({error})")
 
 
 def _question(row: Row, problems: list[str]) -> Asked | None:
@@ -93,7 +69,7 @@ def _question(row: Row, problems: list[str]) -> Asked | None:
     for name in ("question", "answer"):
         if name in values and (not isinstance(values[name], str) or not values[name].strip()):
             problems.append(f"{row.where}: {name} must be a non-empty text, found {values[name]!r}")
-    keywords = values.get("keywords", [])
+    keywords = row._replace(values=values).value("keywords") if "keywords" in values else []
     if isinstance(keywords, str):
         keywords = [part.strip() for part in keywords.split(";") if part.strip()]
     if not isinstance(keywords, list) or not all(isinstance(k, str) and k.strip() for k in keywords):
@@ -102,7 +78,8 @@ def _question(row: Row, problems: list[str]) -> Asked | None:
         problems.append(f"{row.where}: id must be a text or a number, found {values['id']!r}")
     if len(problems) > before:
         return None
-    identifier = str(values.get("id", f"line-{row.where.rpartition(':')[2]}"))
+    line, number = re.search(r":\d+$", row.where), re.split(r"\D", row.where)[-1]
+    identifier = str(values.get("id", f"{'line' if line else 'row'}-{number}"))
     if unfit := unfit_character(identifier):
         problems.append(f"{row.where}: id must have no control characters, found {unfit}")
         return None

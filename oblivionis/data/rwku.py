@@ -26,9 +26,9 @@ from pathlib import Path
 from oblivionis.config.problems import did_you_mean
 from oblivionis.data import choices, tables
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.jsonl import Row
 from oblivionis.data.muse import Cut, pieces
 from oblivionis.data.records import Choice, Corpus, Record
+from oblivionis.row_files import Row
 
 HUB_NAME = "jinzhuoran/RWKU"
 PROBES = {

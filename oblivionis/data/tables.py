@@ -1,34 +1,29 @@
 """The tables of a benchmark, from a folder or from the Hugging Face hub: rows with their place.
 
 In a folder the table `raw/forget` is `raw/forget.json` (a list of objects, or of texts where the only field is `text`),
-`raw/forget.jsonl` (a line each), `raw/forget.parquet`, `raw/forget.txt` (the whole file is one text), several files
-`raw/forget-….parquet`, or all such files in a folder `raw/forget`, in the order of their names, as on the hub.
+`raw/forget.jsonl` (a line each), `raw/forget.parquet`, or in any other format of `oblivionis.row_files`;
+`raw/forget.txt` (the whole file is one text); several files `raw/forget-….parquet`; or all such files in a folder
+`raw/forget`, in the order of their names, as on the hub.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from oblivionis.data.errors import DataError
-from oblivionis.data.jsonl import Row, read_rows
 from oblivionis.errors import FileError
-from oblivionis.files import need_file, parse_json, read_bytes
+from oblivionis.files import read_bytes
+from oblivionis.row_files import SUFFIXES, Row, read_rows, tables
 
-SUFFIXES = (".json", ".jsonl", ".parquet", ".txt")
+TEXT = ".txt"
 
 
 def find_table(folder: Path, name: str) -> list[Path]:
     """The files that hold a table, in order; empty where there is none."""
-    stem = folder / name
-    for suffix in SUFFIXES:
-        if (file := stem.with_name(stem.name + suffix)).is_file():
-            return [file]
-    if stem.is_dir():
-        return sorted(file for file in stem.iterdir() if file.suffix in SUFFIXES)
-    return sorted(stem.parent.glob(f"{stem.name}-*.parquet"))
+    return next(iter(tables(folder, name, (*SUFFIXES, TEXT))), [])
 
 
 def from_folder(
@@ -38,55 +33,30 @@ def from_folder(
     *,
     needed: bool = True,
     limit: int | None = None,
-    single: bool = False,
 ) -> list[Row]:
-    """The first `limit` rows of the table that is called one of `names`; what is wrong goes to `problems`.
-
-    single: JSON that is one object is a row.
-    """
+    """The first `limit` rows of the table that is called one of `names`; what is wrong goes to `problems`."""
     files = next((found for name in names if (found := find_table(folder, name))), [])
     before = len(problems)
-    rows = list(islice((row for file in files for row in read(file, problems, single=single)), limit))
+    rows = list(islice((row for file in files for row in read(file, problems)), limit))
     if needed and not files:
         known = " or ".join(names)
-        problems.append(f"{folder} has no table {known}; expected {names[0]} with one of {', '.join(SUFFIXES)}")
+        problems.append(f"{folder} has no table {known}; expected {names[0]} with one of {', '.join(SUFFIXES)}, {TEXT}")
     elif needed and not rows and len(problems) == before:
         problems.append(f"{folder}: the table {names[0]} is empty")
     return rows
 
 
-def read(file: Path, problems: list[str], *, single: bool = False) -> list[Row]:
-    """The rows of a file of a table, as in `from_folder`."""
-    if file.suffix == ".jsonl":
-        return list(read_rows(file, problems))
+def read(file: Path, problems: list[str]) -> Iterator[Row]:
+    """The rows of a file of a table, whose places name its folder too; what is wrong goes to `problems`."""
+    if file.suffix != TEXT:
+        yield from read_rows(file, problems, name=f"{file.parent.name}/{file.name}", texts=True)
+        return
     try:
-        if file.suffix == ".txt":
-            return [Row(file.name, {"text": read_bytes(file).decode("utf-8-sig")})]
-        need_file(file)
-        if file.suffix == ".parquet":
-            import pyarrow.parquet
-
-            values: Any = pyarrow.parquet.read_table(file).to_pylist()
-        else:
-            values = parse_json(read_bytes(file))
+        yield Row(file.name, {"text": read_bytes(file).decode("utf-8-sig")})
     except FileError as error:
         problems.append(str(error))
-        return []
     except (OSError, ValueError) as error:
         problems.append(f"{file}: cannot be read ({str(error).splitlines()[0]})")
-        return []
-    if single and isinstance(values, dict):
-        values = [values]
-    if not isinstance(values, list):
-        problems.append(f"{file}: expected a list of objects, found {type(values).__name__}")
-        return []
-    rows = [{"text": value} if isinstance(value, str) else value for value in values]
-    for i, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            problems.append(f"{file.name} row {i}: expected an object")
-    return [
-        Row(f"{file.parent.name}/{file.name} row {i}", row) for i, row in enumerate(rows, 1) if isinstance(row, dict)
-    ]
 
 
 def from_hub(
@@ -109,8 +79,8 @@ def from_hub(
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"cannot load {name} of {repository} from the Hugging Face hub: {reason}\n"
-            f"  without network set data.path to a folder with {instead}"
+            f"cannot load {name} of {repository} from the Hugging Face hub: {reason}; "
+            f"without network set data.path to a folder with {instead}"
         ) from error
     return [Row(f"{repository}/{name} row {i}", values) for i, values in enumerate(rows, start=1)]
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from oblivionis.data import tables
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.jsonl import Row, by_content, read_rows, to_record
+from oblivionis.data.own_records import by_content, to_record
 from oblivionis.data.records import Corpus, Record
+from oblivionis.row_files import Row, read_rows
 
 HUB_NAME = "locuslab/TOFU"
 FORGET_SPLITS = ("forget01", "forget05", "forget10")

@@ -173,7 +173,8 @@ On the server, in the environment in which Oblivionis is installed:
     server/start-nginx.sh
     server/register-nodes.sh        # once, before the SuperNodes start
 
-On each client, with its records as JSON lines in `node0/data/`; `node0/node.toml` says what it does for the server:
+On each client, with its records (JSON lines, CSV, parquet, …) in `node0/data/`; `node0/node.toml` says what it does for
+the server:
 
     node0/start-supernode.sh
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import psutil
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError
 from oblivionis.models.loading import require_bitsandbytes
+from strategies.shares import ceil_of, parts_in
 
 
 class ResourceError(OblivionisError):
@@ -48,8 +48,8 @@ def participants(config: Config) -> int:
     federation = config.federation
     if federation.buffer.size and federation.buffer.concurrency is not None:
         return federation.buffer.concurrency
-    drawn = max(federation.min_clients, math.ceil(federation.clients * federation.fraction_train), 1)
-    return min(math.ceil(drawn * federation.oversample), max(drawn, federation.clients))
+    drawn = max(federation.per_round, 1)
+    return min(ceil_of(federation.oversample, drawn), max(drawn, federation.clients))
 
 
 def uses_gpu(config: Config, machine: Machine) -> bool:
@@ -69,7 +69,7 @@ def client_processes(config: Config, machine: Machine) -> int:
     federation = config.federation
     fitting = max(federation.client_processes, machine.cpus // federation.client_cpus)
     if federation.client_gpus > 0:
-        fitting = min(fitting, int(machine.gpus / federation.client_gpus))
+        fitting = min(fitting, parts_in(machine.gpus, federation.client_gpus))
     return min(fitting, participants(config))
 
 

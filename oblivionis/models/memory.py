@@ -28,6 +28,7 @@ from oblivionis.models.lengths import Lengths, Size, mean
 from oblivionis.models.machine import Machine, client_processes, participants, server_threads, uses_gpu
 from oblivionis.models.roles import role
 from oblivionis.models.shared import shareable_bytes
+from strategies.shares import parts_in
 
 LIBRARIES = 550_000_000
 """RAM of a process that has imported torch, transformers, peft, Flower and Ray, its share of what several have in
@@ -204,7 +205,7 @@ def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:
     if machine.gpus == 0 or not uses_gpu(config, machine):
         return 0
     share = config.federation.client_gpus
-    return clients if share == 0 else min(clients, max(1, int(1 / share)))
+    return clients if share == 0 else min(clients, max(1, parts_in(1, share)))
 
 
 def _evaluation_peak(

@@ -44,7 +44,7 @@ LEGEND = (
 )
 MEMBERSHIP_LEGEND = (
     "Membership inference: 0.5 is chance, [ ] a 95 % bootstrap interval. The goal is the retrained model's value; p: "
-    "DeLong's test of the difference."
+    "DeLong's test of the difference, – with fewer than eight records on a side."
 )
 NO_ORACLE = "No verdicts: they compare with the retrained model. Add the stage retrain to `stages`."
 LEAST_LABEL, MOST_LABEL = 18, 44

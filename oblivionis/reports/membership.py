@@ -10,6 +10,7 @@ from oblivionis.runs.directory import RunDirectory, named_metrics
 
 LEVEL = 0.05
 """Of all tests together, that the unlearned model is no other than the retrained one."""
+_AUC = "membership_auc_"
 
 
 def complete(run: RunDirectory, metrics: Mapping[str, MutableMapping[str, float]], confidence: float) -> None:
@@ -54,13 +55,21 @@ def p_values(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def sentences(metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The unlearned model's AUC beside the retrained one's, by the attack that tells the two models apart best.
 
-    Bonferroni's level: `LEVEL` divided by the number of attacks.
+    Bonferroni's level: `LEVEL` divided by the number of attacks. Where both models were attacked and no difference was
+    tested, a line says that the records are too few.
     """
     found = metrics.get("unlearn", {})
     oracle = metrics.get("retrain", {})
     known = p_values(metrics)
     if not known:
-        return []
+        from evaluation.metrics.membership import LEAST_RECORDS
+
+        attacked = any(name in found and name in oracle for name in evaluators.catalogue() if name.startswith(_AUC))
+        text = (
+            "Membership: too few records to test the difference from the retrained model (it takes "
+            f"{LEAST_RECORDS} to be forgotten and {LEAST_RECORDS} of the holdout, with scores of both models)."
+        )
+        return [text] if attacked else []
     key = min(known, key=known.__getitem__)
     p, level, difference = known[key], LEVEL / len(known), found[f"{key}_difference"]
     words = "not to be told from the retrained model"

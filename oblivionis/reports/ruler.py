@@ -105,7 +105,7 @@ def sentences(run: RunDirectory) -> list[str]:
         verdict = INSIDE if found.verdict == INSIDE else "outside, not like a retrained model"
         lines.append(
             f"RULER: {BANDS[name]} {found.value:.3f}, {band.confidence:.0%} band of {models} {band.low:.3f} to "
-            f"{band.high:.3f}: {verdict}."
+            f"{band.high:.3f}, if these vary normally: {verdict}."
         )
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -93,10 +93,11 @@ def p_values(verdicts: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str,
     """Two-sided p-values, by what is compared, that the unlearned model is no other than the retrained one.
 
     Of the probability and the truth ratio question by question (Wilcoxon), of the distribution of truth ratios
-    (Kolmogorov and Smirnov: forget quality), of each membership attack (DeLong). None where fewer questions were asked
-    than could tell.
+    (Kolmogorov and Smirnov: forget quality), of each membership attack (DeLong). None where so few questions were asked
+    that the signed ranks could not tell: n differences of one sign have the p-value 2^(1 − n), and of N tests
+    `telling` asks each for the N-th part of the level.
     """
-    if not verdicts or min(verdict.questions for verdict in verdicts.values()) < LEAST_QUESTIONS:
+    if not verdicts:
         return {}
     found = {TITLES[m]: min(1.0, 2 * min(v.p_below, v.p_above)) for m, v in verdicts.items()}
     quality = metrics.get("unlearn", {}).get("forget_quality")
@@ -104,13 +105,19 @@ def p_values(verdicts: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str,
         found["forget quality"] = quality
     names = evaluators.catalogue()
     found |= {f"membership ({names[key].title})": p for key, p in membership.p_values(metrics).items()}
-    return {name: p for name, p in found.items() if math.isfinite(p)}
+    found = {name: p for name, p in found.items() if math.isfinite(p)}
+    questions = min(verdict.questions for verdict in verdicts.values())
+    return found if 2.0 ** (1 - questions) <= _level_of_each(found) else {}
 
 
 def telling(p_values: Mapping[str, float]) -> list[str]:
     """The tests that tell the unlearned model from the retrained one, all of them together at `membership.LEVEL`, by
     Bonferroni's bound for each."""
-    return [name for name, p in p_values.items() if p <= membership.LEVEL / len(p_values)]
+    return [name for name, p in p_values.items() if p <= _level_of_each(p_values)]
+
+
+def _level_of_each(tests: Collection[str]) -> float:
+    return membership.LEVEL / max(1, len(tests))
 
 
 def sentences(verdicts: Mapping[str, Verdict]) -> list[str]:

@@ -122,7 +122,7 @@ def _of_counts(
     if counts[NOT_TESTABLE] == records:
         return NOT_TESTABLE, unmet[1] if records == 1 else f"of {records} records, mostly: {unmet[1]}"
     told = f"{_of(counts[VERIFIED], records)} verified; of the others, mostly: {unmet[1]}"
-    if counts[VERIFIED] and counts[VERIFIED] >= least_testable * records:
+    if counts[VERIFIED] and counts[VERIFIED] / records >= least_testable:
         return VERIFIED, told
     return INCONCLUSIVE, told
 
@@ -154,7 +154,7 @@ def judge_counts(
         why = "the model did not recite them before either"
         return NOT_TESTABLE, f"their answers have fewer than {LEAST_UNITS} words" if untestable >= records else why
     if recited_before < records:
-        outcome = VERIFIED if recited_before >= least_testable * records else INCONCLUSIVE
+        outcome = VERIFIED if recited_before / records >= least_testable else INCONCLUSIVE
         return outcome, f"only {int(recited_before)} of {records} records were recited before, none is any more"
     return VERIFIED, _all_gone(records)
 

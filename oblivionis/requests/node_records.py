@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.jsonl import never_trained, read_training
+from oblivionis.data.own_records import never_trained, read_training
 from oblivionis.data.records import Record
 from oblivionis.data.twins import find_twins
-from oblivionis.naming import DATA_FOLDER, REFERENCES_FILE, simulated_folder
+from oblivionis.naming import DATA_FOLDER, REFERENCES_TABLE, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.row_files import FORMATS, SUFFIXES, row_files
 
 log = logging.getLogger("flwr")
 
@@ -50,16 +51,18 @@ def node_folder(node_config: Mapping[str, object], message_config: Mapping[str, 
 
 
 def read_node(folder: Path) -> NodeRecords:
-    """The records of `<folder>/data/*.jsonl`, whose ids are unique over all files.
+    """The records of all files of rows in `<folder>/data`, whose ids are unique over all files.
 
     Raises DataError with every faulty line (file and line), and where there is no folder, file or record.
     """
     data = folder / DATA_FOLDER
     if not data.is_dir():
-        raise DataError(f"{data}: no such folder; expected the client's records in it, as JSON lines (*.jsonl)")
-    files = sorted(data.glob("*.jsonl"))
+        raise DataError(f"{data}: no such folder; expected the client's records in it ({FORMATS})")
+    files = row_files(data)
     if not files:
-        raise DataError(f"{data}: no file *.jsonl; expected the client's records as JSON lines")
+        raise DataError(
+            f"{data}: no file {', '.join(f'*{suffix}' for suffix in SUFFIXES)}; expected the client's records"
+        )
     problems: list[str] = []
     records, marked = read_training(files, problems)
     if not records and not problems:
@@ -70,18 +73,21 @@ def read_node(folder: Path) -> NodeRecords:
 
 
 def read_references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
-    """The records of `<folder>/references.jsonl`, none of which may be among `trained`.
+    """The records of `<folder>/references.jsonl` (or another format), none of which may be among `trained`.
 
     Those that say nearly what a trained one says are left out. Raises DataError with every faulty line, and where there
     is no such file or no record left in it.
     """
-    file = folder / REFERENCES_FILE
-    records = never_trained("references", file, trained)
+    records = never_trained(REFERENCES_TABLE, folder, trained)
     known = {twin.forget for twin in find_twins(records, trained)}
     if len(known) == len(records):
-        raise DataError(f"{file}: each record says what a record that is trained on says; expected others")
+        raise DataError(
+            f"{folder / REFERENCES_TABLE}: each record says what a record that is trained on says; expected others"
+        )
     if known:
-        log.warning("%s: %d left out, since records that are trained on say the same", file, len(known))
+        log.warning(
+            "%s: %d left out, since records that are trained on say the same", folder / REFERENCES_TABLE, len(known)
+        )
     return tuple(record for record in records if record.id not in known)
 
 

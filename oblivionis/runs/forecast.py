@@ -40,7 +40,7 @@ def plan(config: Config, rounds: Mapping[str, int], light: int, full: int) -> Pl
             every = evaluation.every_training
         between = (count - 1) // every if every else 0
         looks[stage] = 0 if stage == "local" or not light else between + evaluation.at_start
-    together = max(1, round(federation.clients * federation.fraction_train))
+    together = federation.per_round
     weights = {"local": federation.rounds.local / together} if "local" in rounds else {}
     return Plan(dict(rounds), looks, full / light if light and full else None, weights)
 

@@ -263,7 +263,7 @@ def _planned(
         asked = "unlearn" in mine and requests.policy != "none"
         before = spent[mine[0]] or [{}]
         if config.privacy.level == "client":
-            drawn = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+            drawn = federation.per_round
             masked = federation.secure_aggregation.enabled  # against the server itself, which knows whom it draws
             train = {Event.of_clients(multiplier, drawn, drawn if masked else federation.clients): count}
             forget = {Event.of_clients(multiplier): rounds["unlearn"] if asked else 0}

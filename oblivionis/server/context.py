@@ -174,7 +174,7 @@ class Server:
             return
         self.events.note(self.account.sentence)
         federation = self.config.federation
-        drawn = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        drawn = federation.per_round
         longer = self.account.noise_multiplier * math.sqrt(self.assembled.flat.size) / drawn
         if self.account.level == "client" and longer > LOUD:
             self.events.warning(

@@ -6,7 +6,6 @@ forgets its own share of the forget split with the configured method. The means 
 
 from __future__ import annotations
 
-import math
 import random
 import shutil
 import time
@@ -40,7 +39,7 @@ def run_local(server: Server) -> None:
     done = _measured_clients(server, clients)
     server.events.stage_started("local", len(done), len(clients))
     nodes = server.nodes.refresh(server.grid)
-    width = max(1, math.ceil(config.federation.fraction_train * config.federation.clients))
+    width = config.federation.per_round
     todo = [c for c in clients if c not in done]
     for client in todo:
         shutil.rmtree(_nodes_path(server) / str(client), ignore_errors=True)

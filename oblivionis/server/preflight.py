@@ -32,8 +32,8 @@ def preflight(config: Config, console: Console) -> None:
     machine = Machine.here()
     if config.data.name == "node" and config.data.nodes is None:
         raise RunError(
-            "data.nodes: a simulation of data=node needs the folder of the clients' folders (node0/data/*.jsonl, "
-            "node1/data/*.jsonl, …); only SuperNodes of a deployment name their own (node-dir)"
+            "data.nodes: a simulation of data=node needs the folder of the clients' folders (node0/data/, "
+            "node1/data/, …); only SuperNodes of a deployment name their own (node-dir)"
         )
     check_tracking(config.tracking)
     _check_layer(config)

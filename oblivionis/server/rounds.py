@@ -43,7 +43,7 @@ def sampling_of(
     if federation.sampling == "by_size":
         return BySize(size)
     if federation.sampling == "power_of_choice":
-        sampled = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        sampled = federation.per_round
         return PowerOfChoice(federation.candidates or 2 * sampled, size)
     return Available() if federation.sampling == "available" else None
 

@@ -169,7 +169,7 @@ class Stage:
     def _beside(self, method: str, rounds: int, layers: int = 0, share: float = 1.0) -> Serving:
         """How a method serves that has clients train beside the rounds. RunError where the model has too few layers."""
         federation = self.config.federation
-        per_round = max(int(federation.clients * federation.fraction_train), federation.min_clients)
+        per_round = federation.per_round
         common = self.inner, self._able, rounds, per_round, self.config.seed
         if method == "rapid_retraining":
             start = ArrayRecord({protocol.ADAPTER: Array(self.server.initial_vector("finetune"))})

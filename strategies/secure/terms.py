@@ -122,7 +122,7 @@ class Terms:
         return self._bits_needed(self.largest)
 
     def _bits_needed(self, largest: float) -> int:
-        return 1 + math.ceil(math.log2(self.clients * self.max_weight * int(largest) + 1))
+        return 1 + (self.clients * self.max_weight * int(largest)).bit_length()
 
     def to_wire(self) -> dict[str, Any]:
         """As values of a ConfigRecord."""

@@ -21,7 +21,7 @@ from oblivionis.assessment.audit_numbers import NAMES, audit_path, read_audit
 from oblivionis.assessment.verification import doubt
 from oblivionis.client.app import _answer, app
 from oblivionis.config import compose as configuration
-from oblivionis.data.jsonl import load
+from oblivionis.data.own_records import load, to_record
 from oblivionis.data.tokenize import encode_all
 from oblivionis.models.assembly import assemble
 from oblivionis.reports.html import run_page as html_report
@@ -32,6 +32,7 @@ from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_key import audit_bytes, audit_key
 from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.row_files import Row
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 from oblivionis.server.app import serve
@@ -102,8 +103,6 @@ def sequences(finished):
 
 
 def load_all():
-    from oblivionis.data.jsonl import Row, to_record
-
     return [to_record(Row("", row), []) for client in range(CLIENTS) for row in records(client)]
 
 

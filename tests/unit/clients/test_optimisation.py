@@ -11,7 +11,7 @@ from support import tiny_llama
 from torch import nn
 
 from clients.flat import FlatParameters
-from clients.optimisation import local_work
+from clients.optimisation import Updater, local_work
 from clients.training import TrainSettings, train
 from clients.unlearning import unlearn
 from evaluation.engine import forward
@@ -122,3 +122,29 @@ def test_what_is_kept_for_the_backward_pass_is_a_fraction(mode: str) -> None:
         return sum(size for pointer, size in sizes.items() if pointer not in weights)
 
     assert 0 < held(True) < 0.3 * held(False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "updates", "expected"),
+    [
+        ({"warmup_epochs": 0, "warmup_ratio": 0.07}, 100, 7),
+        ({"warmup_epochs": 0, "warmup_ratio": 0.071}, 100, 8),
+        ({"warmup_epochs": 0.07, "epochs": 1}, 100, 7),
+        ({"warmup_epochs": 1, "epochs": 5}, 15, 3),
+        ({"warmup_epochs": 0}, 100, 0),
+        ({"warmup_epochs": 3, "epochs": 2}, 10, 10),
+    ],
+)
+def test_warm_up_takes_the_share_of_the_updates_that_is_written(settings: dict, updates: int, expected: int) -> None:
+    """By the learning rates of the updates, which are smaller during the warm-up."""
+    flat = FlatParameters(tiny_llama.lora())
+    given = TrainSettings(
+        **{"epochs": 1, "learning_rate": 1.0, "schedule": "constant", "max_grad_norm": None, **settings}
+    )
+    updater = Updater(flat, given, updates, None)
+    rates = []
+    for _ in range(updates):
+        flat.zero_grad()
+        updater.step()
+        rates.append(updater._optimiser.param_groups[0]["lr"])
+    assert sum(rate < 1 for rate in rates) == expected

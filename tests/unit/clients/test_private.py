@@ -269,3 +269,58 @@ def test_other_losses_are_refused(method):
 def test_values_out_of_range(values):
     with pytest.raises(ValueError, match=r"must be (finite|positive)"):
         Privacy(*values)
+
+
+def one_update(monkeypatch, forget, retain, **changes):
+    """The gradient before the only update of an epoch, and with which counts and probabilities records were drawn."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    seen, rates = [], []
+
+    def all_of(count, rate, generator):
+        rates.append((count, rate))
+        return list(range(count))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "step", lambda self: seen.append(flat.grad.clone()))
+        patch.setattr("clients.private.drawn", all_of)
+        given = settings(epochs=1, **changes)
+        unlearn_privately(model, flat, forget, retain, "grad_diff", {}, given, Privacy(0.0, 1e6, 0), seed=1)
+    return seen[0], rates
+
+
+def mean_gradient(records):
+    return torch.stack(own_gradients(tiny_llama.lora(), records)).mean(0)
+
+
+@pytest.mark.parametrize("retain", [2, 5])
+def test_the_retain_term_is_a_mean_over_few_retain_records_too(monkeypatch, retain):
+    """With all 8 forget records in an update and 2 retain ones it counted a quarter of α."""
+    forget, kept = tiny_llama.sequences(8, seed=1), tiny_llama.sequences(retain, seed=2)
+    found, _ = one_update(monkeypatch, forget, kept, batch_size=8)
+    expected = mean_gradient(kept) - mean_gradient(forget)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_fewer_forget_records_than_an_update_takes_are_divided_by_their_number(monkeypatch):
+    found, rates = one_update(monkeypatch, FORGET[:2], RETAIN[:2], batch_size=8)
+    torch.testing.assert_close(found, mean_gradient(RETAIN[:2]) - mean_gradient(FORGET[:2]), rtol=1e-3, atol=1e-5)
+    assert rates == [(2, 1.0), (2, 1.0)]
+
+
+def test_as_many_retain_records_as_forget_records_are_drawn_on_average(monkeypatch):
+    _, rates = one_update(monkeypatch, FORGET[:3], RETAIN, batch_size=2)
+    assert rates[:2] == [(3, 2 / 3), (7, 2 / 7)]
+
+
+def test_a_retain_record_moves_the_sum_by_no_more_than_the_norm_however_few_they_are(monkeypatch):
+    def gradient(retain):
+        model = tiny_llama.lora()
+        flat, seen = FlatParameters(model), []
+        monkeypatch.setattr(Updater, "step", lambda self: seen.append(flat.grad.clone()))
+        given, privacy = settings(epochs=1, batch_size=5), Privacy(0.0, 0.25, 0)
+        unlearn_privately(model, flat, FORGET, retain, "grad_diff", {}, given, privacy, seed=1)
+        return seen[0] * len(FORGET)
+
+    moved = gradient(RETAIN[:1]) - gradient([])
+    assert 0.2 < moved.norm() <= 0.25 * (1 + 1e-4)

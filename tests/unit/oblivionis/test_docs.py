@@ -8,7 +8,7 @@ import pytest
 
 from clients import losses
 from oblivionis.config import compose as configuration
-from oblivionis.data import jsonl
+from oblivionis.data import own_records
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.requests.holdings import Holdings
 from oblivionis.requests.schedule import FIELDS, policy_of
@@ -73,7 +73,7 @@ def test_the_losses_have_the_hyperparameters_of_their_files(method):
 def test_the_example_records_load(tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text(block("jsonl"), encoding="utf-8")
-    corpus = jsonl.load(file)
+    corpus = own_records.load(file)
     assert len(corpus.train) == 6 and corpus.forget_ids == {"p1-home", "p1-job"}
     assert {name: len(records) for name, records in corpus.evaluation.items()} == {"forget": 2, "retain": 4}
 
@@ -84,7 +84,7 @@ def test_the_example_schedule_fits_the_example_records(tmp_path, monkeypatch):
     (tmp_path / "mine/train.jsonl").write_text(block("jsonl"), encoding="utf-8")
     lines = re.search(r"```jsonl\n(.*?)```", REQUESTS, re.DOTALL).group(1)
     (tmp_path / "mine/requests.jsonl").write_text(lines, encoding="utf-8")
-    command = re.search(r"^oblivionis simulate (data=jsonl .*)$", REQUESTS, re.MULTILINE).group(1)
+    command = re.search(r"^oblivionis simulate (data=records .*)$", REQUESTS, re.MULTILINE).group(1)
     config = configuration.compose("default", command.split())
     corpus = load_corpus(config.data)
     policy = policy_of(config, Holdings.of(corpus, load_partition(corpus, config)))
@@ -103,7 +103,7 @@ def test_the_fields_of_a_schedule_are_all_described():
 
 
 def test_the_fields_and_files_of_own_records_are_all_described():
-    for name in (*jsonl.FIELDS, *jsonl.EVALUATION_FILES.values()):
+    for name in (*own_records.FIELDS, *own_records.EVALUATION.values()):
         assert re.search(rf"^\| `{name}` \|", DATA, re.MULTILINE), name
 
 

@@ -283,3 +283,54 @@ def test_pairs_of_a_manifest():
 def test_factors_without_a_product_are_refused(manifest):
     with pytest.raises(ModelError, match=r"m\.lora_\w+.*model\.lora\.aggregation=factors"):
         lora_pairs(manifest)
+
+
+def summed_after(start, unlearned):
+    """The model after one exchange in which the clients of `unlearned` forget, their updates summed."""
+    grid = federation(4)
+    for p, model in unlearned.items():
+        grid.nodes[p] = honest(p, unlearned=model)
+    recorder = Recorder()
+    fedtu = FedTU(
+        build("fedavg", mean=MEAN),
+        requests=RequestList([(1, request(p, p)) for p in unlearned]),
+        serving=ByUnlearning(MEAN, summed=True),
+        listener=recorder,
+        eligible=lambda p: p > 3,
+    )
+    fedtu.start(grid, adapter(start), num_rounds=1)
+    return recorder.checkpoints[1, "after_unlearn"][0]
+
+
+def test_summed_updates_are_those_of_the_products():
+    """W + Σ (W_u − W) of each module's W = B·A, cut to its rank; the sum of the factors is another matrix."""
+    one, three, start = vectors(3)
+    after = summed_after(start, {1: one, 3: three})
+    factors_too = start + (one - start) + (three - start)
+    for i, (new_a, new_b) in enumerate(modules(after)):
+        (a0, b0), (a1, b1), (a3, b3) = (modules(v)[i] for v in (start, one, three))
+        expected = truncated(b1 @ a1 + b3 @ a3 - b0 @ a0, PAIRS[i].rank)
+        np.testing.assert_allclose(new_b @ new_a, expected, atol=1e-4)
+        a, b = modules(factors_too)[i]
+        assert np.abs(b @ a - expected).max() > 0.1
+    assert after[0] == pytest.approx(one[0] + three[0] - start[0], abs=1e-6)
+
+
+def test_clients_that_change_nothing_add_nothing_to_a_sum_of_products():
+    one, start = vectors(2)
+    after = summed_after(start, {1: one, 2: start, 3: start})
+    for (new_a, new_b), (a, b) in zip(modules(after), modules(one), strict=True):
+        np.testing.assert_allclose(new_b @ new_a, b @ a, atol=1e-4)
+
+
+def test_factors_that_cancel_in_a_sum_keep_directions_that_can_be_trained():
+    """Nine updates that each shrink A by a ninth leave a sum of nearly nothing."""
+    (start,) = vectors(1)
+    shrunk = start.copy()
+    for pair in PAIRS:
+        shrunk[pair.a_part] *= 8 / 9
+    rows, weights = [start, *[shrunk] * 9], [-8.0, *[1.0] * 9]
+    mean = MEAN(rows, weights)
+    for pair, (a, _) in zip(PAIRS, modules(mean), strict=True):
+        assert np.isfinite(mean).all() and weakest_direction(a) > 0.05 * typical_strength([a for _ in rows], [0.1] * 10)
+        assert weakest_direction(a) > 0.01 * np.linalg.norm(start[pair.a_part])

@@ -95,6 +95,21 @@ def test_resumed_is_not_stopped() -> None:
     assert found.tobytes() == whole.tobytes()
 
 
+def test_it_does_not_go_back_to_the_model_before_the_newest_request() -> None:
+    """Client 1 asks in round 1 and client 0 in round 3: from then on v is the way since round 3."""
+    start = START.astype(np.float64)
+    model, before = start, start
+    for server_round in (1, 2, 3, 4):
+        if (asking := {1: 1, 3: 0}.get(server_round)) is not None:
+            rows = [noise(p, server_round).astype(np.float64) for p in range(3) if p != asking]
+            before, model = model, model + along_others(-0.5 * model, rows)
+        mean = np.sum([(p + 1) * noise(p, server_round).astype(np.float64) for p in range(3)], axis=0) / 6
+        model = model + along_others(mean, [model - before])
+    asked = [(1, UnlearnRequest("r1", 1, ("x",))), (3, UnlearnRequest("r0", 0, ("y",)))]
+    found, _, _ = run(4, Orthogonally(others), requests=RequestList(asked))
+    np.testing.assert_allclose(found, model, rtol=0, atol=5e-5)
+
+
 def test_without_others_the_request_is_refused() -> None:
     found, fedtu, recorder = run(1, Orthogonally(lambda: [1]))
     plain, _, _ = run(1, Orthogonally(others), requests=RequestList())

@@ -93,6 +93,14 @@ def test_unequal_sizes_among_many_within_a_bound():
         assert abs(drawn[client] - seeds * share) < 5 * math.sqrt(seeds * share * (1 - share))
 
 
+def test_any_two_clients_of_equal_size_may_be_drawn_together():
+    """In one order, two of four in steps of two would only ever be 0 and 2, or 1 and 3."""
+    seeds = 1200
+    pairs = Counter(tuple(sorted(by_size(dict.fromkeys(range(4), 5), 2, random.Random(s)))) for s in range(seeds))
+    assert set(pairs) == set(itertools.combinations(range(4), 2))
+    assert all(abs(n - seeds / 6) < 5 * math.sqrt(seeds * 5 / 36) for n in pairs.values())
+
+
 def test_by_size_takes_all_where_there_are_no_more_and_refuses_an_empty_one():
     assert by_size({1: 3, 2: 4}, 5, random.Random(0)) == {1: 1, 2: 1}
     with pytest.raises(ValueError, match="client 2 has the size 0"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from scipy.stats import t as student
 from scipy.stats import ttest_ind
 from support.commands import call
 
@@ -56,12 +57,13 @@ def beside(mine, theirs):
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 3), (3, 5), (2, 9)])
-def test_outside_is_what_welchs_test_calls_different(n, m):
+def test_outside_is_what_students_test_calls_different_and_so_does_welchs_with_the_fewest_degrees_of_freedom(n, m):
     rng = np.random.default_rng(n * 10 + m)
     seen = set()
-    for _ in range(200):
-        pair = Pair((), rng.normal(rng.choice([0, 3]), 1, n), rng.normal(0, 2, m))
-        different = ttest_ind(pair.mine, pair.theirs, equal_var=False).pvalue < LEVEL
+    for _ in range(300):
+        pair = Pair((), rng.normal(rng.choice([0, 9]), 1, n), rng.normal(0, 2, m))
+        welch = student.sf(abs(ttest_ind(pair.mine, pair.theirs, equal_var=False).statistic), min(n, m) - 1) * 2
+        different = max(ttest_ind(pair.mine, pair.theirs).pvalue, welch) < LEVEL
         assert (abs(pair.difference) > pair.margin()) == different
         seen.add(bool(different))
     assert len(seen) == 2
@@ -75,9 +77,10 @@ def test_one_seed_lies_within_the_others_interval_as_often_as_it_says(n, m):
     assert abs(share - LEVEL) < 4 * np.sqrt(LEVEL * (1 - LEVEL) / 4000)
 
 
-def test_without_a_second_seed_nothing_is_judged_and_without_spread_everything():
+def test_without_a_second_seed_or_spread_nothing_is_judged_unless_the_seeds_are_many():
     assert np.isnan(Pair((), np.ones(1), np.zeros(1)).margin())
-    assert Pair((), np.ones(3), np.ones(2)).margin() == 0.0
+    assert np.isnan(Pair((), np.full(3, 0.1), np.ones(4)).margin()), "2 of 35 divisions"
+    assert Pair((), np.full(4, 0.1), np.ones(4)).margin() == 0.0, "2 of 70"
     found = beside(grid(1), grid(1, shift=0.3))
     assert not found.outside(found.pairs) and not list(found.apart())
     assert "nothing says how far apart two seeds are" in found.table().note
@@ -97,7 +100,7 @@ def test_the_same_results_do_not_differ():
 def test_what_moved_is_named_and_nothing_else():
     found = beside(grid(shift=0.2), grid())
     (line,) = found.apart()
-    assert line == "FedAvg, SimNPO: unlearn, Forget ROUGE-L recall: 0.502, reference 0.302 ± 0.009"
+    assert line == "FedAvg, SimNPO: unlearn, Forget ROUGE-L recall: 0.502, reference 0.302 ± 0.014"
     row = next(row for row in found.table().rows if row and "ROUGE" in row[1])
     assert row[2:5] == ["2", "+0.100", "0.200"] and row[6] == "1"
     assert "1 of 5 values lie outside" in found.table().note

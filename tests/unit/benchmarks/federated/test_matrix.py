@@ -35,6 +35,13 @@ def cells(file, *overrides):
     return suites.load(file, overrides)[1].cells()
 
 
+def test_a_choice_and_values_below_it_both_reach_every_cell(tmp_path):
+    (tmp_path / "own.csv").write_text("question,answer\n" + "".join(f"what is {n},it is {n}\n" for n in range(8)))
+    text = SMALL.replace("base:\n", f"base:\n  data: records\n  data.path: {tmp_path / 'own.csv'}\n")
+    for config in (cell.config for cell in cells(suite(tmp_path, text), "base.federation.clients=2")):
+        assert (config.data.name, config.data.path) == ("records", str(tmp_path / "own.csv"))
+
+
 # -- the suites that ship ------------------------------------------------------------------------------------------
 
 SHIPPED = sorted(file.stem for file in suites.FOLDER.glob("*.yaml"))

@@ -144,6 +144,14 @@ def test_empty_answers_are_no_gibberish_and_have_no_likelihood() -> None:
     assert nothing.metrics["forget_gibberish"] == nothing.metrics["forget_endless"] == 0
 
 
+def test_an_answer_that_ends_right_at_the_limit_is_not_endless() -> None:
+    models = Models(0)
+    session = scripted(models, [[3] * (LIMIT - 1), [3] * LIMIT, [4], [3] * (LIMIT - 1), []])
+    found = FluencyEvaluator({"forget": FORGET}, models.as_base, LIMIT).evaluate(session)
+    assert found.details["forget"]["endless"] == [False, True, False, False, False]
+    assert found.metrics["forget_endless"] == 0.2
+
+
 def test_true_answers_are_gibberish_as_often_as_the_quantile_says() -> None:
     models = Models(0)
     for share, count in ((0.0, 4), (0.5, 2), (0.75, 1), (1.0, 0)):

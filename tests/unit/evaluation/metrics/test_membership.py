@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 from support import tiny_llama
 
@@ -170,31 +171,32 @@ def test_difference_is_delongs(seed: int) -> None:
     value, variance = delong(x, y, u, v)
     found = auc_difference((x, y), (u, v))
     assert found is not None and found.value == pytest.approx(value)
-    assert found.p_value == pytest.approx(2 * (1 - norm.cdf(abs(value) / np.sqrt(variance))))
-    assert found.high - found.low == pytest.approx(2 * 1.959964 * np.sqrt(variance), rel=1e-5)
+    assert found.p_value == pytest.approx(2 * (1 - student.cdf(abs(value) / np.sqrt(variance), 16)))
+    assert found.high - found.low == pytest.approx(2 * student.ppf(0.975, 16) * np.sqrt(variance))
     other = auc_difference((u, v), (x, y))
     assert other is not None and other.value == pytest.approx(-value) and other.p_value == pytest.approx(found.p_value)
 
 
-def test_difference_rejects_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(1)
-    rejected = 0
-    for _ in range(300):
-        x, y = rng.normal(0.8, 1, 40), rng.normal(0, 1, 40)
-        found = auc_difference(
-            (x + rng.normal(0, 1, 40), y + rng.normal(0, 1, 40)), (x + rng.normal(0, 1, 40), y + rng.normal(0, 1, 40))
-        )
-        assert found is not None
-        rejected += found.p_value < 0.05
-    assert rejected / 300 < 0.09
-
-
 def test_differences_without_variance() -> None:
-    same = auc_difference(([3.0, 4.0], [1.0, 2.0]), ([9.0, 7.0], [1.0, 1.0]))
+    high, low = np.arange(8.0) + 10, np.arange(9.0)
+    same = auc_difference((high, low), (2 * high, -low))
     assert same is not None and (same.value, same.p_value) == (0.0, 1.0)
-    turned = auc_difference(([3.0, 4.0], [1.0, 2.0]), ([0.0, 0.0], [1.0, 1.0]))
-    assert turned is not None and (turned.value, turned.p_value, turned.high) == (1.0, 0.0, 1.0)
-    assert auc_difference(([1.0], [0.0, 2.0]), ([1.0], [0.0, 2.0])) is None
+    turned = auc_difference((high, low), (-high, low))
+    assert turned is not None and (turned.value, turned.high) == (1.0, 1.0)
+    assert turned.p_value == 2.0**-7, "that of eight differences of one sign"
+
+
+@pytest.mark.parametrize(("members", "others"), [(2, 40), (7, 8), (40, 7)])
+def test_with_few_records_in_a_group_nothing_is_tested(members: int, others: int) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=members) + 9, rng.normal(size=others)
+    assert auc_difference((x, y), (-x, y)) is None
+    ids = {f"{i}": float(v) for i, v in enumerate(x)}, {f"{i}": float(v) for i, v in enumerate(y)}
+    model = dict(zip(("members", "others"), ids, strict=True))
+    assert membership.compared("loss", model, model, 0.95) == {}
+
+
+def test_differences_of_other_records() -> None:
     with pytest.raises(ValueError, match="of the other"):
         auc_difference(([1.0, 2.0], [0.0, 1.0]), ([1.0], [0.0, 1.0]))
 
@@ -204,24 +206,24 @@ def candidates(prefix: str, sequences) -> list[Candidate]:
 
 
 def run(model, **options):
-    sequences = tiny_llama.sequences(14)
+    sequences = tiny_llama.sequences(16)
     evaluator = MembershipEvaluator(candidates("m", sequences[:8]), candidates("h", sequences[8:]), **options)
     hook = Hook([evaluator], strict=True)
     return hook.run(EvaluationSession(model, stop_ids=[2])).results["membership"]
 
 
 def test_the_evaluator_by_definition() -> None:
-    model, sequences = tiny_llama.base(), tiny_llama.sequences(14)
+    model, sequences = tiny_llama.base(), tiny_llama.sequences(16)
     reference = {f"{p}{i}": -float(i) for p in "mh" for i in range(8)}
     result = run(model, reference=reference, resamples=50, seed=4)
     scored = score(model, sequences, moments=sequences)
     texts = [" ".join(map(str, s.answer)) for s in sequences]
-    expected = membership.attack_scores(scored, texts, [-i for i in (*range(8), *range(6))])
+    expected = membership.attack_scores(scored, texts, [-i for i in (*range(8), *range(8))])
     assert list(result.details) == list(membership.ATTACKS)
     for name, values in expected.items():
         assert result.details[name]["members"]["m3"] == pytest.approx(values[3])
         assert result.details[name]["others"]["h5"] == pytest.approx(values[13])
-        assert result.metrics[f"auc_{name}"] == pytest.approx(roc_auc_score([1] * 8 + [0] * 6, values))
+        assert result.metrics[f"auc_{name}"] == pytest.approx(roc_auc_score([1] * 8 + [0] * 8, values))
         low, high = auc_interval(values[:8], values[8:], resamples=50, seed=4)
         assert (result.metrics[f"auc_{name}_low"], result.metrics[f"auc_{name}_high"]) == pytest.approx((low, high))
     assert len(result.metrics) == 3 * 6
@@ -253,12 +255,12 @@ def test_beside_a_retrained_model() -> None:
 
 
 def test_only_the_records_that_both_models_have_are_compared() -> None:
-    oracle = run(tiny_llama.base(1)).details
-    fewer = {k: {g: dict(itertools.islice(v.items(), 3)) for g, v in groups.items()} for k, groups in oracle.items()}
-    mine = run(tiny_llama.base()).details["loss"]
-    found = membership.compared("loss", mine, fewer["loss"], 0.95)
-    part = [[mine[g][i] for i in fewer["loss"][g]] for g in ("members", "others")]
-    other = [list(fewer["loss"][g].values()) for g in ("members", "others")]
+    rng = np.random.default_rng(0)
+    mine = {g: {f"{g}{i}": v for i, v in enumerate(rng.normal(size=10))} for g in ("members", "others")}
+    fewer = {g: {i: rng.normal() for i in itertools.islice(mine[g], 1, 9)} for g in mine}
+    found = membership.compared("loss", mine, fewer, 0.95)
+    part = [[mine[g][i] for i in fewer[g]] for g in ("members", "others")]
+    other = [list(fewer[g].values()) for g in ("members", "others")]
     assert found["auc_loss_difference"] == pytest.approx(auc(*part) - auc(*other))
     assert membership.compared("loss", mine, {"members": {"x": 1.0}, "others": {}}, 0.95) == {}
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from scipy.stats import binom, rankdata
 from support.reports import Page, log_of, make_run, summary
 
+from evaluation.metrics.membership import ATTACKS
 from evaluation.metrics.tofu import truth_ratios
 from evaluation.metrics.verdict import (
     LEAST_QUESTIONS,
@@ -20,11 +21,12 @@ from evaluation.metrics.verdict import (
     OVER_UNLEARNED,
     STILL_KNOWN,
     UNDECIDED,
+    Verdict,
     judge_probability,
     judge_truth_ratio,
 )
+from oblivionis.reports import membership, verdicts
 from oblivionis.reports import summary as report
-from oblivionis.reports import verdicts
 
 QUESTIONS = 10
 
@@ -115,6 +117,37 @@ def test_values_that_are_not_finite():
     assert ends.value == 1.0 and ends.verdict == NEAR
     assert judge_truth_ratio(np.full(QUESTIONS, np.inf), np.ones(QUESTIONS)).verdict == OVER_UNLEARNED
     assert judge_truth_ratio(np.zeros(QUESTIONS), np.ones(QUESTIONS)).verdict == STILL_KNOWN
+
+
+def test_the_outcome_counts_two_sided_tests():
+    """By hand: twice the smaller of the one-sided p-values, at most 1."""
+    tests = verdicts.p_values(
+        {"prob": Verdict(0.2, 0.2, 0.03, 0.98, 20), "truth_ratio": Verdict(1, 1, 0.9, 0.6, 20)}, {}
+    )
+    assert tests == {verdicts.TITLES["prob"]: 0.06, verdicts.TITLES["truth_ratio"]: 1.0}
+    assert not verdicts.telling(tests)
+
+
+def test_too_few_records_for_a_test_of_membership_are_told():
+    both = {"unlearn": {"membership_auc_loss": 0.9}, "retrain": {"membership_auc_loss": 0.4}}
+    (line,) = membership.sentences(both)
+    assert line.startswith("Membership: too few records to test the difference") and "takes 8 to be forgotten" in line
+    assert membership.sentences({"unlearn": both["unlearn"], "retrain": {}}) == []
+    assert membership.sentences({"unlearn": both["unlearn"]}) == []
+
+
+@pytest.mark.parametrize(("tests", "least"), [(1, 6), (2, 7), (3, 7), (4, 8), (9, 9)])
+def test_nothing_is_said_by_tests_that_so_few_questions_could_not_pass(tests, least):
+    """n differences of one sign have the two-sided p-value 2^(1 − n), and each of N tests is asked for 0.05/N."""
+    attacks = [f"membership_auc_{x}" for x in ATTACKS]
+    others = dict.fromkeys([f"{x}_p" for x in attacks][: max(0, tests - 3)], 0.5)
+    quality = {"forget_quality": 0.5} if tests > 2 else {}
+    metrics = {"unlearn": {**others, **quality}, "retrain": dict.fromkeys(attacks, 0.5)}
+    for questions in (least - 1, least):
+        found = dict.fromkeys(["prob", "truth_ratio"][: min(tests, 2)], Verdict(0.2, 0.2, 0.5**questions, 1, questions))
+        known = verdicts.p_values(found, metrics)
+        assert len(known) == (tests if questions == least else 0)
+        assert len(verdicts.telling(known)) == len(found) * (questions == least)
 
 
 @pytest.mark.parametrize(("n", "deviation"), [(8, 3.0), (12, 3.0), (40, 6.0), (60, 8.0)])

@@ -172,6 +172,15 @@ def test_benchmarks_come_from_the_hub_only_where_the_node_says_so(node):
     assert "(data.built_in)" in send(node, "train", changed(data__name="fictitious"))
 
 
+def test_own_records_come_from_the_hub_only_where_the_node_says_so(node):
+    config = changed(data__name="records", data__path="owner/name", data__forget_file="/srv/ids.txt")
+    assert "data.path 'owner/name' of the hub: it fetches no data (data.download)" in send(node, "train", config)
+    (node / "node.toml").write_text("[data]\ndownload = true")
+    assert "data.forget_file '/srv/ids.txt' lies outside its own records (data)" in send(node, "train", config)
+    config = changed(data__name="records", data__path="owner/name")
+    assert "Built" in send(node, "train", config, fingerprint=fingerprint())
+
+
 # -- models ----------------------------------------------------------------------------------------------------------
 
 

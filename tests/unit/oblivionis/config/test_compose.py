@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clients import losses
 from oblivionis.config import declared
 from oblivionis.config import reference as config_docs
-from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml
+from oblivionis.config.compose import compose, from_yaml, method_params, to_yaml, tree_of
 from oblivionis.config.layers import GROUPS, list_choices, list_experiments, parse_overrides, selector
 from oblivionis.config.limits import About
 from oblivionis.config.problems import ConfigError, Problem, nearest, render_problems
@@ -59,7 +59,8 @@ def test_every_experiment_composes_and_survives_a_round_trip(name: str) -> None:
 @pytest.mark.parametrize(("group", "name"), ALL_CHOICES)
 def test_every_choice_composes_on_the_default(group: str, name: str, tmp_path: Path) -> None:
     data = write(tmp_path, "{}\n" * 40, "records.jsonl")
-    needs = {"jsonl": [f"data.path={data}"], "node": ["unlearning.requests.policy=none"]}
+    own = [f"data.path={data}"]
+    needs = {"records": own, "jsonl": own, "node": ["unlearning.requests.policy=none"]}
     config = compose("default", [f"{group}={name}", *needs.get(name, [])])
     section = getattr(config, group)
     if group == "unlearning":
@@ -441,7 +442,17 @@ CLIENTS_HIDDEN = [*RECORDS_HIDDEN, "privacy.level=client"]
         (["federation.local_clients=31"], "federation.local_clients"),
         (["data.authors=3", "data.questions_per_author=10"], "data.forget_authors"),
         (["data=jsonl"], "data.path"),
+        (["data=records"], "data.path"),
+        (["data=records", "data.path=."], "data.path"),
+        (["data=records", "data.path=owner/name.csv"], "data.path"),
+        (["data=tofu", "data.fields={question: q}"], "data.fields"),
+        (["data=records", "data.path=owner/name", "data.fields={question: q, answer: q}"], "data.fields"),
+        (["data=records", "data.path=owner/name", "data.fields={question: q, messages: m}"], "data.fields"),
         (["data=jsonl", "data.path=nowhere.jsonl"], "data.path"),
+        (["data.path=own.jsonl"], "data.path"),
+        (["data=muse_tiny", "data.forget_file=ids.txt"], "data.forget_file"),
+        (["data=tofu", "data.holdout_file=held.jsonl"], "data.holdout_file"),
+        (["data.reference_file=others.jsonl"], "data.reference_file"),
         (["data=tofu", "data.path=nowhere"], "data.path"),
         (["data=tofu", "data.path=."], "data.path"),
         (["model.source=./nowhere"], "model.source"),
@@ -487,6 +498,8 @@ CLIENTS_HIDDEN = [*RECORDS_HIDDEN, "privacy.level=client"]
         (["unlearning=federaser", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["data=muse_tiny", "unlearning.target=oracle_estimate"], "unlearning.target"),
         (["unlearning=npo", "unlearning.again=3"], "unlearning.again"),
+        (["unlearning=calibrated", "unlearning.merge=mean"], "unlearning.merge"),
+        (["unlearning=npo", "unlearning.target=oracle_estimate", "unlearning.again=3"], "unlearning.merge"),
         (["federation.candidates=6"], "federation.candidates"),
         (["federation.sampling=power_of_choice", "federation.candidates=2"], "federation.candidates"),
         (["federation.sampling=power_of_choice", "federation.candidates=31"], "federation.candidates"),
@@ -515,6 +528,7 @@ def test_each_check_between_keys(overrides: list[str], path: str, tmp_path: Path
         ["model.mode=full", "model.lora.aggregation=factors"],
         ["stages=[unlearn]", "start_from={run}"],
         ["data=jsonl", "data.path={run}/thirty.jsonl"],
+        ["data=records", "data.path=owner/name", "data.fields={question: q, answer: a}", "data.fields.id=key"],
         ["unlearning.requests.policy=file", "unlearning.requests.file={run}/thirty.jsonl"],
         ["unlearning.requests.policy=all_at_round", "unlearning.requests.round=10", "unlearning.requests.clients=[29]"],
         ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[a, b]"],
@@ -596,7 +610,11 @@ numbers = st.floats(min_value=1e-300, max_value=1e300)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    texts, texts, numbers, st.integers(0, 2**32 - 1), st.sampled_from(["${a}", "1e5", "null", "yes", "~", "007", ""])
+    texts,
+    texts,
+    numbers,
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["${a}", "\\${a}", "\\\\${", "1e5", "null", "yes", "~", "007", ""]),
 )
 def test_round_trip_of_any_text_and_number(one: str, two: str, number: float, seed: int, three: str) -> None:
     config = compose()
@@ -679,3 +697,9 @@ def test_one_wrong_letter_still_finds_the_key(path: str, data: st.DataObject) ->
 def test_the_reference_page_is_what_the_schema_says() -> None:
     page = (CONF.parent / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert page == config_docs.page(), "run: python -m oblivionis.config.reference > docs/reference/configuration.md"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_choice_and_values_below_it_become_a_tree_whatever_their_order(order: int) -> None:
+    flat = dict([("base.data", "records"), ("base.data.path", "own.csv"), ("base.seed", 3)][::order])
+    assert tree_of(flat) == {"base": {"data": "records", "data.path": "own.csv", "seed": 3}}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oblivionis.data import fictitious, idk, jsonl
+from oblivionis.data import fictitious, idk, own_records
 from oblivionis.data.alternatives import drawn, lacking, perturbed_answers
 from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
@@ -69,7 +69,7 @@ def test_own_records_have_them_in_either_file(tmp_path: Path) -> None:
     (tmp_path / "forget_perturbed.jsonl").write_text(
         '{"question": "Q1", "answer": "A1"}\n{"question": "Q2", "answer": "A2", "perturbed_answer": ["x", "y"]}\n'
     )
-    assert perturbed_answers(jsonl.load(tmp_path)) == {"a": ("w",), "b": ("x", "y")}
+    assert perturbed_answers(own_records.load(tmp_path)) == {"a": ("w",), "b": ("x", "y")}
 
 
 def test_the_draw_goes_by_seed_and_record_and_repeats_nothing() -> None:

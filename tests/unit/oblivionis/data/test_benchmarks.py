@@ -233,7 +233,7 @@ def test_the_hub_gives_what_the_folder_gives(tmp_path: Path, monkeypatch: pytest
             "seed=0",
             "privacy/unlearn.json",
             '{"train": [{"text": "a"}], "val": [3]}',
-            "row 1, train 1: field 'labels' is missing",
+            "privacy/unlearn.json:1, train 1: field 'labels' is missing",
         ),
         ("knowundo_privacy", "seed=0", "privacy/retention.json", None, "has no table privacy/retention"),
     ],

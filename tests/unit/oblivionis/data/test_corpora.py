@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oblivionis.data import jsonl, tofu
+from oblivionis.data import own_records, tofu
 from oblivionis.data.errors import DataError
 
 TOFU = Path(os.environ.get("OBLIVIONIS_TOFU", Path(__file__).parents[5] / "shared" / "tofu"))
@@ -114,7 +114,7 @@ def test_tofu_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -
         raise ConnectionError("Couldn't reach 'locuslab/TOFU' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(DataError, match=r"Couldn't reach.*\n.*set data.path to a folder"):
+    with pytest.raises(DataError, match=r"Couldn't reach.*set data.path to a folder"):
         tofu.load(None, "forget01")
 
 
@@ -154,11 +154,11 @@ def test_jsonl_reads_all_fields(tmp_path: Path) -> None:
         {"question": "q", "answer": "a"},
     ]
     path = write(tmp_path / "mine.jsonl", rows)
-    corpus = jsonl.load(path)
+    corpus = own_records.load(path)
     first, second = corpus.train
     assert (first.id, first.answer, first.subject) == ("one", "Zoë\u2028ja", "zoe")
     assert (first.paraphrased_answer, first.perturbed_answers) == ("Z", ("A", "B"))
-    assert second.id == second.subject == jsonl.content_id("q", "a")
+    assert second.id == second.subject == own_records.content_id("q", "a")
     assert corpus.name == "mine"
     assert corpus.forget_ids == {"one"}
     assert corpus.evaluation == {"forget": (first,), "retain": (second,)}
@@ -166,8 +166,8 @@ def test_jsonl_reads_all_fields(tmp_path: Path) -> None:
 
 def test_jsonl_default_ids_survive_reordering_and_new_rows(tmp_path: Path) -> None:
     rows = [{"question": f"q{i}", "answer": "a"} for i in range(4)]
-    before = jsonl.load(write(tmp_path / "a.jsonl", rows))
-    after = jsonl.load(write(tmp_path / "b.jsonl", [{"question": "new", "answer": "n"}, *reversed(rows)]))
+    before = own_records.load(write(tmp_path / "a.jsonl", rows))
+    after = own_records.load(write(tmp_path / "b.jsonl", [{"question": "new", "answer": "n"}, *reversed(rows)]))
     assert {r.question: r.id for r in before.train}.items() <= {r.question: r.id for r in after.train}.items()
 
 
@@ -177,7 +177,7 @@ def test_jsonl_folder_with_evaluation_files(tmp_path: Path) -> None:
     write(tmp_path / "forget_perturbed.jsonl", [asked("q1", "a1", paraphrased_answer="p")])
     write(tmp_path / "world_facts.jsonl", [asked("w", "x", id="w0")])
     (tmp_path / "forget.txt").write_text('r1\n\n"r2"\n{"id": "r2"}\n')
-    corpus = jsonl.load(tmp_path, forget_file=tmp_path / "forget.txt")
+    corpus = own_records.load(tmp_path, forget_file=tmp_path / "forget.txt")
     assert corpus.forget_ids == {"r1", "r2"}
     assert [(r.id, r.subject, r.paraphrased_answer) for r in corpus.evaluation["forget"]] == [("r1", "s1", "p")]
     assert [r.id for r in corpus.evaluation["retain"]] == ["r0"]
@@ -204,7 +204,7 @@ def test_jsonl_reports_every_bad_line(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join(lines))
     (tmp_path / "ids").write_text("same\nghost\n")
     with pytest.raises(DataError) as caught:
-        jsonl.load(path, forget_file=tmp_path / "ids")
+        own_records.load(path, forget_file=tmp_path / "ids")
     problems = caught.value.problems
     expected = [
         ("bad.jsonl:2: expected a JSON object, found [1, 2]"),
@@ -225,18 +225,18 @@ def test_jsonl_reports_every_bad_line(tmp_path: Path) -> None:
 def test_jsonl_shows_twenty_problems_and_the_count(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("nonsense\n" * 31)
     with pytest.raises(DataError) as caught:
-        jsonl.load(tmp_path / "x.jsonl")
+        own_records.load(tmp_path / "x.jsonl")
     assert len(caught.value.problems) == 31
     text = str(caught.value)
     assert "31 problems" in text and "x.jsonl:20:" in text and "x.jsonl:21:" not in text and "… and 11 more" in text
 
 
 def test_jsonl_missing_and_empty_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train\.jsonl: file not found"):
-        jsonl.load(tmp_path)
+    with pytest.raises(DataError, match=r"there is no file .*train\.jsonl"):
+        own_records.load(tmp_path)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="at least one record"):
-        jsonl.load(tmp_path / "empty.jsonl")
+        own_records.load(tmp_path / "empty.jsonl")
 
 
 def test_data_errors_are_value_errors_and_readable() -> None:

@@ -104,12 +104,13 @@ def test_every_token_of_a_piece_is_learned(tokenizer) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("raw/retain2.txt", None, "has no table raw/retain2; expected raw/retain2 with one of .json, .jsonl"),
+        ("raw/retain2.txt", None, "has no table raw/retain2; expected raw/retain2 with one of .jsonl, .json"),
         ("raw/forget.json", '[{"txt": "a"}]', "raw/forget.json row 1: field 'text' is missing"),
         ("raw/forget.json", '[{"text": " "}]', "row 1: text must be a non-empty text"),
         ("raw/forget.json", "{", "raw/forget.json: cannot be read"),
-        ("raw/forget.json", '{"text": "a"}', "expected a list of objects, found dict"),
-        ("raw/forget.json", "[3]", "row 1: expected an object"),
+        ("raw/forget.json", '{"text": {"0": "a"}}', "one JSON object with a column under each key"),
+        ("raw/forget.json", "[3]", "raw/forget.json: a JSON list of numbers, expected a list of objects"),
+        ("raw/forget.json", '["a", 3]', "raw/forget.json row 2: expected an object, found 3"),
         ("raw/forget.json", "[]", "the table raw/forget is empty"),
         ("verbmem/forget.jsonl", '{"prompt": "a"}\n', "forget.jsonl:1: field 'gt' is missing"),
         ("knowmem/retain_qa.parquet", "no parquet", "retain_qa.parquet: cannot be read"),

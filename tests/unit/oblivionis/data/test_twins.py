@@ -15,7 +15,7 @@ from oblivionis.data import fictitious, tofu
 from oblivionis.data.corpora import load_corpus
 from oblivionis.data.errors import DataError
 from oblivionis.data.forgetting import forgetting_twins
-from oblivionis.data.jsonl import load
+from oblivionis.data.own_records import load
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.twins import (
     LEAST_SHARED,

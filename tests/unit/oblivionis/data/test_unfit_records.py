@@ -6,7 +6,7 @@ import pytest
 from support.commands import call
 
 from oblivionis.data.errors import DataError
-from oblivionis.data.jsonl import load
+from oblivionis.data.own_records import load
 from oblivionis.naming import unfit_character
 
 GOOD = {"id": "a", "question": "Who is it?", "answer": "It is nobody at all.", "subject": "S"}
@@ -30,7 +30,8 @@ def written(folder, *rows):
         ("question", 7),
         ("answer", ["a"]),
         ("answer", " "),
-        ("id", 7),
+        ("id", 7.0),
+        ("id", True),
         ("id", ""),
         ("subject", {}),
         ("forget", "true"),

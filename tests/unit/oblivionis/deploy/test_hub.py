@@ -48,7 +48,7 @@ def test_flower_makes_a_bundle_of_it(app: Path) -> None:
 def test_the_readme_says_how_many_supernodes_and_where_data_come_from(app: Path) -> None:
     text = (app / "README.md").read_text(encoding="utf-8")
     assert text.startswith("---\ntags: [") and "flwr new @someone/oblivionis" in text
-    assert "It needs two SuperNodes" in text and "data/*.jsonl" in text
+    assert "It needs two SuperNodes" in text and "parquet in `data/`" in text
     assert "PUBLISHER" not in text and "FLOWER" not in text
 
 

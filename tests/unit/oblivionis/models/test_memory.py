@@ -34,6 +34,7 @@ from oblivionis.server.preflight import preflight
 
 GB = 10**9
 CPU = Machine(cpus=2, gpus=0, free_ram=20 * GB)
+SEVEN = Machine(cpus=128, gpus=7, free_ram=100 * GB, free_gpu=40 * GB)
 GPUS = Machine(cpus=16, gpus=2, free_ram=100 * GB, free_gpu=40 * GB)
 LORA: dict[str, Any] = {"rank": 8, "alpha": 16.0, "target_modules": tiny_llama.MODULES}
 
@@ -351,6 +352,7 @@ def test_weights_that_processes_have_in_common_count_once(monkeypatch: pytest.Mo
         (["federation.clients=40", "federation.client_gpus=0.25"], GPUS, 8),
         (["federation.clients=40", "federation.client_gpus=0.3"], GPUS, 6),
         (["federation.clients=40", "federation.client_gpus=2"], GPUS, 1),
+        (["federation.clients=120", "federation.fraction_train=1", "federation.client_gpus=0.07"], SEVEN, 100),
         (["federation.client_gpus=1"], CPU, 0),
         (["federation.clients=40", "federation.fraction_train=0.2", "federation.client_processes=3"], CPU, 3),
         (["federation.clients=40", "federation.client_gpus=1", "federation.client_processes=3"], GPUS, 2),

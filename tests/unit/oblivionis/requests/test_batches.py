@@ -143,6 +143,17 @@ def test_what_is_served_again_is_what_the_last_rounds_served(tmp_path):
     assert [r.node for r in requests.again(1)] == []
 
 
+def test_in_the_last_planned_round_all_that_the_configuration_reaches_is_served_again(tmp_path):
+    """Client k is served in round k + 1; the ninth round is the last that is planned."""
+    requests = source(tmp_path / "requests.jsonl", AllAtRound(1), per_round=1, again=7)
+    for server_round in range(1, 7):
+        for request in requests.pending(server_round):
+            requests.served(request, server_round, {})
+    assert [r.node for r in requests.again(8)] == [5, 3], "1, 2 and 4 rounds ago"
+    assert [r.node for r in requests.again(9)] == [5, 4, 3, 2, 1], "1 to 7 rounds ago"
+    assert [r.node for r in requests.again(10)] == [5], "1, 2 and 4 rounds ago, in a round that was added"
+
+
 def test_open_records_are_those_that_no_earlier_request_names(tmp_path):
     """Against looking at all requests, over random schedules; also when a round comes again or one is rejected."""
     for seed in range(5):

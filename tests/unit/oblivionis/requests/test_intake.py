@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from oblivionis.chain import GENESIS, check_chain
 from oblivionis.data.errors import DataError
-from oblivionis.data.jsonl import read_training
+from oblivionis.data.own_records import read_training
 from oblivionis.requests.from_nodes import NodeRequests
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_ledger import NodeLedger

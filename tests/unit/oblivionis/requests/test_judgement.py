@@ -103,3 +103,15 @@ def test_without_numbers_from_before_nothing_is_verified():
     assert judge_counts(2, None, 0)[0] == INCONCLUSIVE
     assert judge_counts(2, 2, 0, doubt="ruined") == (INCONCLUSIVE, "ruined")
     assert judge_counts(2, 2, 1, doubt="ruined")[0] == NOT_VERIFIED
+
+
+@pytest.mark.parametrize(("share", "verified", "records"), [(0.07, 7, 100), (0.28, 7, 25), (0.14, 7, 50)])
+def test_a_share_that_is_just_reached_is_enough(share, verified, records):
+    """0.07 · 100 is 7.000000000000001 in floating point."""
+    assert share * records > verified
+    of = {str(i): GONE if i < verified else NEVER for i in range(records)}
+    assert judge_request(of, limit=LIMIT, least_testable=share).outcome == VERIFIED
+    assert judge_counts(records, verified, 0, least_testable=share)[0] == VERIFIED
+    of["0"] = NEVER
+    assert judge_request(of, limit=LIMIT, least_testable=share).outcome == INCONCLUSIVE
+    assert judge_counts(records, verified - 1, 0, least_testable=share)[0] == INCONCLUSIVE

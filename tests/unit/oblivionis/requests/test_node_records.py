@@ -1,9 +1,12 @@
 """Records in a client's own folder: reading, faults, counts, and what a server without them checks."""
 
+import json
 import random
 from functools import partial
 
+import pandas as pd
 import pytest
+from datasets import Dataset
 from flwr.app import MetricRecord, RecordDict
 from support.nodes import records, write_lines, write_nodes
 
@@ -16,7 +19,7 @@ from oblivionis.requests.demands import Demand, forget_set
 from oblivionis.requests.holdings import SimulatedRequests
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, NoRequests, Request, RequestError
-from oblivionis.requests.node_records import counts, node_folder, read_node
+from oblivionis.requests.node_records import counts, node_folder, read_node, read_references
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.requests.schedule import read_schedule
 from oblivionis.runs import known_nodes
@@ -39,6 +42,31 @@ def test_all_files_of_the_folder_are_read_in_the_order_of_their_names(tmp_path):
     assert [r.id for r in own.records] == ["extra", *(r["id"] for r in records(0, 1))]
     assert [r.answer for r in own.records[1:]] == [r["answer"] for r in records(0, 1)]
     assert own.marked == {"extra"}
+
+
+def test_the_files_of_a_folder_may_have_any_format_and_shape(tmp_path):
+    own = tmp_path / "data"
+    own.mkdir()
+    plain = records(0)
+    pd.DataFrame(plain[:2]).to_parquet(own / "a.parquet")
+    (own / "b.csv").write_text("id,instruction,output\n" + ",".join(plain[2][k] for k in ("id", "question", "answer")))
+    (own / "c.json").write_text(json.dumps([{"id": "c", "messages": plain[3]["question"]}]))
+    (own / "sentences.txt").write_text("No idea.")
+    Dataset.from_list(plain[4:]).save_to_disk(own / "d")
+    with pytest.raises(DataError) as caught:
+        read_node(tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.startswith("c.json row 1: messages must be a list of turns") and "data.fields" not in problem
+    (own / "c.json").unlink()
+    found = read_node(tmp_path).records
+    assert [(r.id, r.question, r.answer) for r in found] == [
+        (row["id"], row["question"], row["answer"]) for row in (*plain[:3], *plain[4:])
+    ]
+    pd.DataFrame(records(1)).to_parquet(tmp_path / "references.parquet")
+    assert [r.id for r in read_references(tmp_path, found)] == [row["id"] for row in records(1)]
+    write_lines(tmp_path / "references.jsonl", records(1))
+    with pytest.raises(DataError, match=r"holds references\.jsonl and references\.parquet"):
+        read_references(tmp_path, found)
 
 
 def test_every_faulty_line_is_named(tmp_path):

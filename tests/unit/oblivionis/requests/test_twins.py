@@ -121,4 +121,4 @@ def test_references_that_are_trained_on_are_left_out(tmp_path, caplog):
     write_lines(tmp_path / "data" / "a.jsonl", ROWS[:2])
     trained = read_node(tmp_path).records
     assert [r.id for r in read_references(tmp_path, trained)] == ["new"]
-    assert "references.jsonl: 1 left out, since records that are trained on say the same" in caplog.text
+    assert "references: 1 left out, since records that are trained on say the same" in caplog.text

@@ -127,6 +127,21 @@ def test_the_noise_is_calibrated_to_what_is_planned_and_more_is_refused(tmp_path
     assert open_account(config, run, HOLDINGS, secret=False).noise_multiplier == z
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_planned_goes_by_who_may_see_whom_a_round_draws(tmp_path, masked):
+    """The account under masks is against the server, which draws: of m drawn clients all m take part. Else m of all."""
+    secure = ("federation.secure_aggregation.enabled=true", "unlearning.cover=3")
+    config, run = started(
+        tmp_path,
+        *("privacy=client", "privacy.epsilon=4", "federation.rounds.finetune=3", "stages=[finetune]"),
+        *(secure if masked else ()),
+    )
+    account = open_account(config, run, HOLDINGS, secret=False)
+    drawn = config.federation.per_round
+    event = Event.of_clients(account.noise_multiplier, drawn, drawn if masked else config.federation.clients)
+    assert drawn < config.federation.clients and 3.9 < epsilon({event: 3}, account.delta) <= 4.0
+
+
 def test_what_the_source_of_a_run_spent_is_carried_over(tmp_path):
     config, source = started(tmp_path, *CLIENT, name="source")
     theirs = open_account(config, source, HOLDINGS, secret=False)

@@ -65,6 +65,15 @@ def test_the_largest_sum_there_can_be_is_read_right(clients, bits, max_weight, s
     assert total * terms.step / (clients * max_weight) == pytest.approx(sign * 2.0)
 
 
+def test_a_sum_of_a_power_of_two_is_read_right():
+    """2^58, whose successor's logarithm is 58 in floating point."""
+    terms = Terms(**{**GOOD, "clients": 2**10, "max_weight": 2**18, "bits": 31}, noise=1e-3)
+    total = terms.clients * terms.max_weight * terms.largest
+    assert total == 2**58
+    sent = unpacked(packed(np.array([total], dtype=np.uint64), terms.modulus_bits), 1, terms.modulus_bits)
+    assert int(signed(sent, terms.modulus_bits)[0]) == total
+
+
 @pytest.mark.parametrize("clients", [3, 4, 5, 16, 17, 100, 1000])
 def test_defaults_make_terms(clients):
     shares = default_shares(clients)

@@ -1,0 +1,18 @@
+"""Which updates pass the barrier, by hand."""
+
+from __future__ import annotations
+
+from strategies.versions import Versions
+
+
+def test_only_updates_from_the_newest_unlearning_on_pass() -> None:
+    versions = Versions()
+    assert versions.admits(0), "nothing was unlearned"
+    versions.stepped()
+    versions.stepped()
+    assert [versions.admits(v) for v in (0, 1, 2)] == [True] * 3
+    versions.unlearned()
+    assert (versions.now, versions.barrier) == (3, 3)
+    versions.stepped()
+    assert [versions.admits(v) for v in (2, 3, 4)] == [False, True, True], "version 2 may have known it"
+    assert versions.staleness(3) == 1
