@@ -142,7 +142,7 @@ def archive(entry: str) -> bytes:
         ("a.csv", b"a,b\n1,caf\xe9\n", "a.csv:2: expected UTF-8 text, found the byte 0xE9 (Windows-1252 or Latin-1"),
         ("a.csv", "a,b\nä,b\n".encode("utf-16"), "a.csv: UTF-16 text; expected JSON lines, a JSON list, CSV"),
         ("a.csv", "a,b\n1,b\n".encode("utf-16-be"), "a.csv: UTF-16 text; expected"),
-        ("a.jsonl", gzip.compress(b"{}"), "a.jsonl: a gzip archive; expected JSON lines"),
+        ("a.jsonl", gzip.compress(b"{}", mtime=0), "a.jsonl: a gzip archive; expected JSON lines"),
         ("a.xlsx", archive("xl/workbook.xml"), "a.xlsx: an Excel workbook: save it as CSV (UTF-8); expected"),
         ("a.csv", archive("xl/workbook.xml"), "a.csv: an Excel workbook"),
         ("a.zip", archive("train.jsonl"), "a.zip: a zip archive; expected"),
