@@ -98,6 +98,23 @@ def test_a_padded_batch_gives_the_same(exactly):
     torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("losses_of", [packed_losses, mean_losses])
+def test_factors_of_linear_layers_take_one_pass_of_all_records(losses_of):
+    """Packed in a row or padded; `exactly` takes a pass for each record."""
+    model = tiny_llama.lora()
+    flat, of, passes = FlatParameters(model), losses_of(model, RECORDS), []
+
+    def counted(numbers):
+        passes.append(list(numbers))
+        return of(numbers)
+
+    clipped_sum(model, flat, RECORDS, counted, 0.3)
+    assert passes == [list(range(len(RECORDS)))]
+    passes.clear()
+    clipped_sum(model, flat, RECORDS, counted, 0.3, exactly=True)
+    assert passes == [[number] for number in range(len(RECORDS))]
+
+
 def test_layers_that_take_part_once_for_each_length_are_clipped_record_by_record_too():
     """As where a model is run plainly."""
     expected, found = [], []
