@@ -35,8 +35,10 @@ def printed(found):
 
 
 def line_of(text, name):
-    (found,) = (line.strip() for line in text.splitlines() if line.strip().startswith(name))
-    return found.removeprefix(name).split()
+    """The cells of the row that begins with these words."""
+    words = name.split()
+    (found,) = (cells for line in text.splitlines() if (cells := line.split())[: len(words)] == words)
+    return found[len(words) :]
 
 
 def test_a_row_has_the_way_of_the_attacked_model_the_end_of_the_other_and_the_difference_of_each_measure():
@@ -65,7 +67,7 @@ def test_each_verdict_has_its_word(verdict, word):
 
 def test_what_is_known_without_an_attack_does_not_come_back():
     text = printed(results(row("none", "still known"), row("quantise", "still known")))
-    assert line_of(text, "no attack")[10:] == line_of(text, "quantise: by hand")[10:] == ["still", "known"]
+    assert line_of(text, "no attack 9")[9:] == line_of(text, "quantise: by hand")[10:] == ["still", "known"]
     assert "Without any attack the answers are still known. 1 of 1 attacks bring back more" in text
 
 

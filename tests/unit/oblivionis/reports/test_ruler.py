@@ -31,8 +31,8 @@ def finished(folder, ranks, bands=None, **values):
 def test_a_rank_that_the_base_model_has_too_is_no_memory(base, p_moved, doubted):
     text = ruler.before_unlearning(Before(base, HIGH, p_moved))
     assert text.startswith(
-        f"RULER: mean rank of 20 forget records {base.mean:.3f} ± {base.error:.3f} in the base model → 0.900 ± 0.010 in "
-        "the finetuned one (against 0.5: p = 0.001). Above 0.5: they lie closer"
+        f"RULER: mean rank of 20 forget records {base.mean:.3f} ± {base.error:.3f} in the base model → 0.900 ± 0.010 "
+        "in the finetuned one (against 0.5: p = 0.001). Above 0.5: they lie closer"
     )
     assert ("But the base model, which never saw them, has about the same rank" in text) is doubted
 

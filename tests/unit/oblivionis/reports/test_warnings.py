@@ -9,7 +9,7 @@ from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
 
 from evaluation.leakage import bounds
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.forget_quality import ks_p_value
+from oblivionis.reports.forget_quality import ks_p_value, telling_steps
 from oblivionis.reports.warnings import find_warnings
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
@@ -37,6 +37,14 @@ def test_the_words_on_few_questions_are_right():
     """12 questions: 2 / C(24, 12) is the least p-value, and 7/12 the least distance below 0.05."""
     assert ks_p_value(12, 12) == pytest.approx(2 / math.comb(24, 12))
     assert ks_p_value(12, 6) >= 0.05 > ks_p_value(12, 7)
+
+
+@pytest.mark.parametrize(("questions", "steps"), [(1, None), (3, None), (4, 4), (12, 7), (40, 13)])
+def test_the_least_distance_that_tells_two_models_apart(questions, steps):
+    def p(steps):
+        return ks_2samp(np.arange(questions), np.arange(questions) + steps - 0.5, method="exact").pvalue
+
+    assert telling_steps(questions) == steps == next((k for k in range(1, questions + 1) if p(k) < 0.05), None)
 
 
 def test_a_whole_run_of_few_questions(tmp_path):
