@@ -12,6 +12,7 @@ from scipy.stats import ks_2samp
 from support.reports import HOSTILE, LOSSES, STAGES, Page, ask, log_of, make_run, metrics_of, summary
 
 from evaluation.metrics.tofu import SECTIONS
+from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.naming import SETS
@@ -415,3 +416,23 @@ def test_many_clients_are_summed_up():
     most = max(sum(i in corpus.forget_ids for i in ids) for ids in shares.ids)
     assert rows["to forget"] == ["0", "0", str(most)]
     assert len(text.splitlines()) < 25
+
+
+@pytest.mark.parametrize("units", [2, 3])
+def test_answers_too_short_to_be_recited_are_told(units):
+    """It takes three words to say that an answer was recited."""
+    records = (Record("short", "Q?", " ".join(["ost"] * units), "Ann"), Record("long", "Q?", "a b c d e", "Ann"))
+    lines = data_report.unfit(Corpus("made", records, frozenset()), configuration.compose("smoke"))
+    assert any("cannot be verified by recitation" in line and line.endswith("ids short") for line in lines) is (
+        units < 3
+    )
+
+
+def test_texts_longer_than_a_model_takes_are_told():
+    corpus = Corpus("made", (Record("one", "Q?", "word " * 5000, "Ann"),), frozenset())
+    for given, fate in ((["model.on_overflow=error"], "a run refuses them"), ([], "their ends are cut off")):
+        config = configuration.compose("smoke", ["model.on_overflow=truncate", *given])
+        head, line, *_ = data_report.unfit(corpus, config)
+        assert (
+            head == f"1 text longer than model.max_length={config.model.max_length} tokens; {fate}:" and "one" in line
+        )
