@@ -134,6 +134,16 @@ def test_a_framed_table_is_one_piece_with_lines():
     assert "\x1b[1;31m  6" in console.export_text(styles=True)
 
 
+def test_a_first_cell_that_repeats_the_one_above_is_blank_within_its_group():
+    rows = [["g", "1"], ["g", "2"], ["h", "3"], None, ["h", "4"], ["h", "5"]]
+    page = Cells(str(Table("T", ["of", "n"], rows, texts=1).html_table())).rows[1:]
+    assert page == [["g", "1"], ["", "2"], ["h", "3"], ["h", "4"], ["", "5"]]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Table("T", ["of", "n"], rows, texts=1, framed=True).rich())
+    lines = [line.strip("│").split("│") for line in console.export_text().splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in line] for line in lines] == page
+
+
 def test_words_are_explained_under_the_name_that_the_glossary_has():
     table = Table("T", ["measure", Term("unlearned", "Unlearned model")], [["Prob", "Prob"]], texts=1)
     page = str(table.html_table())

@@ -108,7 +108,9 @@ def test_failed_evaluators_and_clients(tmp_path):
     assert "1 of 2 rounds" in text_of(run, config, "failed replies")
 
 
-@pytest.mark.parametrize(("samples", "certifies", "loose"), [(20, False, True), (128, True, True), (1024, True, False)])
+@pytest.mark.parametrize(
+    ("samples", "certifies", "loose"), [(20, False, True), (50, True, True), (128, True, True), (1024, True, False)]
+)
 def test_bounds_of_few_samples(tmp_path, samples, certifies, loose):
     run, config = make_run(tmp_path, metrics=lambda stage: metrics_of(stage) | {"leakage_samples": float(samples)})
     alpha, limit = config.evaluation.leakage.alpha, config.evaluation.leakage.limit
