@@ -67,6 +67,14 @@ def test_the_card_says_how_the_model_is_loaded(tmp_path, kind, library, loads):
     assert f"| SHA-256 of what was trained | `{'a' * 64}` |" in body
 
 
+@pytest.mark.parametrize(
+    ("mode", "merged", "kind"),
+    [("lora", False, ADAPTER), ("lora", True, MERGED), ("full", False, WHOLE), ("full", True, WHOLE)],
+)
+def test_a_model_that_was_trained_whole_has_no_adapter(mode, merged, kind):
+    assert model_folder.kind_of(configuration.compose("smoke", [f"model.mode={mode}"]), merged=merged) == kind
+
+
 @pytest.mark.parametrize("content", ["file", "folder"])
 def test_a_folder_in_use_stays_as_it_is(tmp_path, content):
     config, folder = configuration.compose("smoke"), tmp_path / "model"

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from oblivionis.reports import summary as report
-from oblivionis.reports.format import fixed, number, p_value, short
+from oblivionis.reports.format import bytes_text, fixed, number, p_value, short
 from oblivionis.reports.table import Marked, Table, Term
 
 NASTY = [
@@ -178,4 +178,8 @@ def test_numbers():
         "–",
     ]
     assert [p_value(0.00099), p_value(0.001), p_value(nan)] == ["<0.001", "0.001", "–"]
-    assert [number(None), number(1.2e-4), number(2.0)] == ["–", "1.2e-4", "2.000"]
+    assert [number(None), number(nan), number(0.0), number(2.0), number(-2.0)] == ["–", "–", "0.000", "2.000", "-2.000"]
+    assert [number(1.2e-4), number(-1.2e-4), number(9.99e-4), number(1e-3)] == ["1.2e-4", "-1.2e-4", "1.0e-3", "0.001"]
+    assert [bytes_text(n) for n in (0, 999, 1000, 1023, 1.5e6, 2e9, 3e12, 4e15)] == (
+        ["0 B", "999 B", "1 kB", "1.02 kB", "1.5 MB", "2 GB", "3 TB", "4e+03 TB"]
+    )
