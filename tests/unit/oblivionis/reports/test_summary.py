@@ -15,12 +15,14 @@ from evaluation.metrics.tofu import SECTIONS
 from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
+from oblivionis.models.memory import Estimate, Need
 from oblivionis.naming import SETS
 from oblivionis.reports import data as data_report
 from oblivionis.reports import summary as report
 from oblivionis.reports.format import number
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.runs.failures import Failure
 
 
 def shown(renderable, width=120):
@@ -196,6 +198,45 @@ def test_the_number_of_samples(tmp_path, count, positions):
     names = ["Ann", "Bo", "Cy", "Di"]
     assert [s["question"] for s in found if s["set"] == "Forget"] == [f"Where does {names[i]} live?" for i in positions]
     assert len(found) == (len(positions) + 3 if count else 0)
+
+
+@pytest.mark.parametrize(("count", "passages"), [(0, []), (1, ["p0"]), (3, ["p0", "p2", "p4"])])
+def test_of_texts_several_passages_are_shown_and_one_question_of_each_set(tmp_path, count, passages):
+    def told(name, count):
+        row = {"generated": "said", "truth": "true", "score": 0.5}
+        return {f"{name}{i}": row | {"shown": f"{name}{i}"} for i in range(count)}
+
+    sets = {"verbmem": told("p", 5), "knowmem_forget": told("f", 4), "knowmem_retain": told("r", 4)}
+    overrides = [f"evaluation.samples_shown={count}"]
+    run, config = make_run(tmp_path, ["unlearn"], overrides=overrides, logs=lambda stage: {"muse": sets})
+    found = [sample["question"] for sample in report.samples(run, config, ["unlearn"])]
+    assert found == passages + (["f0", "r0"] if count else [])
+
+
+def test_an_evaluator_is_missing_in_the_table_where_it_failed_at_the_end():
+    failed = [Failure("unlearn", 1, "round", "ruler", "early"), Failure("unlearn", 2, "end", "muse", "late")]
+    failed += [Failure("local", i, "end", "muse", "gone") for i in (0, 1)]
+    metrics = {"unlearn": {"forget_prob": 0.5}, "local": {"forget_prob": 0.25}}
+    table = report.comparison(metrics, failed=failed)
+    assert [list(row) for row in table.rows if row and row[0] == "not measured"] == (
+        [["not measured", "muse", "failed: late", "failed: gone (2 clients)"]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "frozen", "said"), [("lora", 0, "25 (20.00%"), ("lora", 25, "25 (16.67%"), ("full", 0, "25 (25.00%")]
+)
+def test_the_share_that_is_trained_is_one_of_all_parameters(mode, frozen, said):
+    """Adapters come on top of the base model's 100."""
+    rows = dict(
+        report._trained(
+            configuration.compose("smoke", [f"model.mode={mode}"]),
+            Estimate(100, 25, frozen, Need(()), Need(()), 1, False, 0),
+        )
+    )
+    assert rows["trainable parameters"].startswith(said)
+    assert ("frozen adapter parameters" in rows) is bool(frozen)
+    assert rows["sent per client and exchange"] == "100 B there, 100 B back (float32)"
 
 
 def test_a_log_without_texts_or_sets_has_no_samples(tmp_path):

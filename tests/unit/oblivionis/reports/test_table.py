@@ -120,6 +120,27 @@ def test_a_terminal_shows_texts_as_they_are(framed):
     assert flat(TABLE.title) in lines and TABLE.note in lines
 
 
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (100, [[1, 2, 3, 4, 5]]),
+        (37, [[1, 2, 3, 4, 5]]),
+        (36, [[1, 2, 3, 4], [5]]),
+        (30, [[1, 2, 3, 4], [5]]),
+        (29, [[1, 2, 3], [4, 5]]),
+        (23, [[1], [2, 3], [4, 5]]),
+        (18, [[1], [2, 3], [4], [5]]),
+        (17, [[1], [2], [3], [4], [5]]),
+        (3, [[1], [2], [3], [4], [5]]),
+    ],
+)
+def test_columns_that_do_not_fit_come_below_those_of_one_heading_together(width, parts):
+    """Words and numbers take 6 characters with the gap, the last numbers 7; the second and third are of one heading."""
+    heads = ["of", "n", "a\nx", "a\ny", "b", "c"]
+    table = Table("T", heads, [["word", "1234", "1234", "1234", "1234", "12345"]], texts=1)
+    assert table.parts(width) == parts
+
+
 def test_a_framed_table_is_one_piece_with_lines():
     rows = [["g", "m", "1", "2"], ["g", "n", "3", "4"], None, ["h", "m", "5", Marked("6", "alarm")]]
     table = Table("T", ["group", "measure", "one", "two"], rows, framed=True)

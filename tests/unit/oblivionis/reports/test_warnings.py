@@ -54,6 +54,14 @@ def test_a_whole_run_of_few_questions(tmp_path):
     assert "4 questions" in text and "0.029" in text and "less than 1.00" in text, "2 / C(8, 4) = 2/70"
 
 
+@pytest.mark.parametrize(("count", "warned"), [(39, True), (40, False)])
+def test_as_many_questions_as_tofus_smallest_split_are_enough(tmp_path, count, warned):
+    section = {"avg_paraphrased_loss": {str(i): 1.0 + i for i in range(count)}}
+    section["average_perturb_loss"] = {str(i): [2.0] for i in range(count)}
+    run, config = make_run(tmp_path, logs=lambda stage: {"eval_log_forget": section})
+    assert ("few questions" in kinds(run, config, limit=True)) is warned
+
+
 @pytest.mark.parametrize(("utility", "warned"), [(0.46, False), (0.44, True), (0.0, True)])
 def test_utility_collapses_below_half_of_the_finetuned_models(tmp_path, utility, warned):
     def metrics(stage):
@@ -86,6 +94,19 @@ def test_requests_that_wait_or_fail(tmp_path):
     assert "r0" in text_of(run, config, "pending requests")
     assert "needs retain records" in text_of(run, config, "pending requests")
     assert "3 of 4 forget questions" in text_of(run, config, "records not deleted"), "r1 alone was served"
+
+
+def test_what_is_wrong_comes_before_what_is_a_limit(tmp_path):
+    run, config = make_run(tmp_path, metrics=lambda stage: metrics_of(stage) | {"leakage_samples": 20.0})
+    ask(run, serve=False)
+    found = [warning.limit for warning in find_warnings(run, config)]
+    assert found == sorted(found) and set(found) == {False, True}
+
+
+def test_where_no_request_was_served_the_forget_rows_are_no_mixture(tmp_path):
+    run, config = make_run(tmp_path)
+    Ledger(run.ledger_path).submit(Request("all", 0, tuple(log_of("unlearn")["ids"]["eval_log_forget"]), 1))
+    assert "records not deleted" not in kinds(run, config) and "pending requests" in kinds(run, config)
 
 
 def test_requests_for_all_forget_records_leave_nothing(tmp_path):
