@@ -144,6 +144,21 @@ def test_bounds_of_few_samples(tmp_path, samples, certifies, loose):
         assert slack > run_warnings.LARGEST_SLACK and any(f"{slack:.2f}" in text for text in found)
 
 
+@pytest.mark.parametrize(("limit", "certifies"), [(0.003, False), (0.3, True)])
+def test_what_is_loose_does_not_depend_on_the_limit_of_a_leak(tmp_path, limit, certifies):
+    """With 1024 samples the bound on the mean may be 0.05, with 128 it cannot be below 0.13."""
+    for samples, loose in ((1024, False), (128, True)):
+        (tmp_path / str(samples)).mkdir()
+        run, config = make_run(
+            tmp_path / str(samples),
+            overrides=[f"evaluation.leakage.limit={limit}"],
+            metrics=lambda stage, samples=samples: metrics_of(stage) | {"leakage_samples": float(samples)},
+        )
+        found = [w.text for w in find_warnings(run, config) if w.kind == "few samples"]
+        assert any("cannot be below" in text for text in found) is loose
+        assert any("cannot certify" in text for text in found) is not certifies
+
+
 def test_nothing_to_forget(tmp_path):
     run, config = make_run(tmp_path, logs=lambda stage: log_of("retrain"))
     assert "nothing to forget" in kinds(run, config)
