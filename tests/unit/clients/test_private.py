@@ -145,6 +145,28 @@ def test_a_record_without_a_finite_gradient_adds_nothing(exactly):
     torch.testing.assert_close(got, flat.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_fewer_records_than_an_update_takes_are_divided_by_their_own_number():
+    """FedProx's term, which is not divided, tells by what the others are."""
+    plain, private = tiny_llama.lora(), tiny_llama.lora()
+    mine, yours = FlatParameters(plain), FlatParameters(private)
+    options = UnlearnOptions(prox=Prox(0.3, mine.numpy() + 0.1))
+    few, more = FORGET[:3], settings(batch_size=16)
+    unlearn(plain, mine, few, [], "grad_ascent", {}, more, seed=1, options=options)
+    unlearn_privately(private, yours, few, [], "grad_ascent", {}, more, Privacy(0.0, 1e6, 0), seed=1, options=options)
+    np.testing.assert_allclose(yours.numpy(), mine.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_checkpointing_changes_no_clipped_gradient():
+    found = []
+    for checkpointing in (False, True):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        given = settings(gradient_checkpointing=checkpointing)
+        train_privately(model, flat, RECORDS, given, Privacy(0.5, 0.3, 7), seed=1)
+        found.append(flat.numpy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
 def test_without_noise_clipping_or_drawing_it_is_plain_training():
     """One update of all records: the same as `train`, whose loss is a mean over tokens, for answers of one length."""
     records = [r for r in tiny_llama.sequences(60) if len(r.answer) == len(RECORDS[0].answer)][:4]

@@ -310,6 +310,7 @@ def test_the_teacher_depends_on_its_seed_alone_and_knows_nothing() -> None:
     model = tiny_llama.base()
     state = torch.random.get_rng_state()
     one, same, other = (incompetent_teacher(model, seed) for seed in (1, 1, 2))
+    assert not one.training and not any(p.requires_grad for p in one.parameters())
     assert torch.equal(state, torch.random.get_rng_state())
     ids = torch.tensor([FORGET[0].prompt + FORGET[0].answer])
     logits = [m(input_ids=ids).logits for m in (one, same, other)]
