@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import linregress
 from support import tiny_llama
+from torch import nn
 
 from clients.distributions import mean_entropy
 from clients.flat import FlatParameters
@@ -18,6 +19,7 @@ from clients.target import (
     LEAST_REFERENCES,
     Estimator,
     Target,
+    _batches,
     _sharpness,
     _Tokens,
     never_seen_nll,
@@ -25,7 +27,7 @@ from clients.target import (
     record_nll,
 )
 from clients.training import TrainSettings
-from clients.unlearning import UnlearnOptions, unlearn
+from clients.unlearning import UnlearnOptions, _Aim, _Task, _Update, unlearn
 from evaluation.engine.forward import AnswerRows, answer_rows
 from evaluation.engine.sequences import TokenSequence
 
@@ -252,7 +254,42 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
         assert len(scarce._own) < 3
         np.testing.assert_array_equal(found.nll, expected.nll)
         assert found.sharpness == expected.sharpness
+    for ask in (asks[2], asks[1]):
+        scarce.target(ask, 0.01)
+    assert list(scarce._own) == ([tuple(asks[2]), tuple(asks[1])] if records else []), "the latest asked for"
     np.testing.assert_array_equal(flat.numpy(), start * np.float32(1.4))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "parts"),
+    [
+        ([600] * 5, 2, [2, 2, 1]),
+        ([100] * 25, 2, [10, 10, 5]),
+        ([512] * 4, 1, [2, 2]),
+        ([513] * 3, 1, [1, 1, 1]),
+        ([5000, 1], 1, [1, 1]),
+        ([5000, 1], 2, [2]),
+        ([], 3, []),
+    ],
+)
+def test_a_pass_holds_a_batch_or_more_records_while_they_are_short(lengths, size, parts) -> None:
+    """As many as have 1024 tokens together, prompts and answers."""
+    records = [TokenSequence(tuple(range(1, length)), (1,)) for length in lengths]
+    found = list(_batches(records, size))
+    assert [len(part) for part in found] == parts and [r for part in found for r in part] == records
+
+
+def test_records_near_their_target_are_left_alone() -> None:
+    """Those known too well are forgotten, those avoided are pulled back; both by more than the tolerance."""
+    gaps = torch.tensor([-1.0, -0.05, 0.05, 1.0, -0.11])
+    target = Target(torch.zeros(5), 0.1, np.zeros(1))
+    aim = _Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 5, 2, target, own=False, first=gaps, gaps=gaps)
+    update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
+    task = _Task(0, update, [3, 0, 1, 4], [30, 10, 11, 14])
+    found = aim.part(task)
+    assert found is not None and (found.chosen, found.partners) == ([0, 4], [10, 14])
+    assert aim.pulled_back(task) == [3]
+    assert aim.part(_Task(0, update, [1, 2], [1, 2])) is None
 
 
 def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
