@@ -292,6 +292,20 @@ def test_records_near_their_target_are_left_alone() -> None:
     assert aim.part(_Task(0, update, [1, 2], [1, 2])) is None
 
 
+def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
+    model, records = tiny_llama.lora(), FORGET[:3]
+    now = record_nll(model, records, 2)
+    gaps = torch.full((3,), -9.0)
+    target = Target(now + torch.tensor([1.0, -1.0, 0.0]), 0.5, np.zeros(1))
+    aim = _Aim(model, records, 2, target, own=False, first=gaps, gaps=gaps)
+    update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, False, False, False)
+    for epoch, chosen in ((0, [0, 1, 2]), (1, [0]), (1, [0])):
+        found = aim.part(_Task(epoch, update, [0, 1, 2], []))
+        assert found is not None and found.chosen == chosen
+    assert aim.pulled_back(_Task(1, update, [0, 1, 2], [])) == [1]
+    assert aim.first_and_last(moved=True) == pytest.approx((9.0, 2 / 3), rel=1e-4)
+
+
 def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama.lora()
     flat = FlatParameters(model)
