@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -50,6 +51,19 @@ def test_a_row_has_the_way_of_the_attacked_model_the_end_of_the_other_and_the_di
 def test_on_the_page_the_other_model_has_its_way_too():
     mine, theirs, difference = attacks._cells(row("quantise"), "prob", results(), whole=True)
     assert (mine, theirs, difference) == ("0.25→0.75", "0.12→0.50", "+0.25")
+
+
+def test_the_page_has_verdict_and_p_value_beside_both_models():
+    page = str(attacks._html_rows(results(row("quantise", "still known", p_above=0.0031), row("prefix", "near"))))
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in page.split("<tr")[1:]]
+    heads, first, second = (
+        [re.sub(r"<br>", " / ", re.sub(r"</?(?:small|b)(?: [^>]*)?>", "", c)) for c in line] for line in rows
+    )
+    measures = ["Prob / retrained", "Δ", "ROUGE / retrained", "Δ", "Truth r. / retrained", "Δ"]
+    assert heads == ["attack", "n", *measures, "verdict", "p above"]
+    shown = ["9", "0.25→0.75 / 0.12→0.50", "+0.25", "0.50 / 0.38→0.62", "-0.12", "– / –", "–"]
+    assert first == ["quantise: by hand", *shown, "comes back", "0.0031"]
+    assert second[1:] == [*shown, "as retrained", "–"]
 
 
 @pytest.mark.parametrize(
