@@ -156,6 +156,20 @@ def test_fewer_records_than_an_update_takes_are_divided_by_their_own_number():
     np.testing.assert_allclose(yours.numpy(), mine.numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_drawn_says_nothing_of_the_noise():
+    """Each has its own source of random numbers."""
+    asked = []
+
+    class Told(Privacy):
+        def generator(self, number, device="cpu"):
+            asked.append(number)
+            return Privacy.generator(self, number, device)
+
+    model = tiny_llama.lora()
+    train_privately(model, FlatParameters(model), RECORDS, settings(epochs=1), Told(0.5, 0.3, 7), seed=1)
+    assert len(asked) == len(set(asked)) == 2
+
+
 def test_checkpointing_changes_no_clipped_gradient():
     found = []
     for checkpointing in (False, True):

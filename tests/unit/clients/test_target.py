@@ -20,6 +20,7 @@ from clients.target import (
     Estimator,
     Target,
     _batches,
+    _logit,
     _sharpness,
     _Tokens,
     never_seen_nll,
@@ -277,6 +278,13 @@ def test_a_pass_holds_a_batch_or_more_records_while_they_are_short(lengths, size
     records = [TokenSequence(tuple(range(1, length)), (1,)) for length in lengths]
     found = list(_batches(records, size))
     assert [len(part) for part in found] == parts and [r for part in found for r in part] == records
+
+
+def test_a_logit_is_bounded_where_a_token_is_sure() -> None:
+    p = np.array([0.01, 0.5, 0.9])
+    np.testing.assert_allclose(_logit(-np.log(p)), np.log(p / (1 - p)), rtol=1e-12, atol=1e-12)
+    largest = np.log(1 / np.expm1(1e-4))
+    np.testing.assert_allclose(_logit(np.array([0.0, 1e-9, 1e-4])), largest, rtol=1e-12)
 
 
 def test_records_near_their_target_are_left_alone() -> None:

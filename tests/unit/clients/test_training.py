@@ -110,6 +110,12 @@ def test_schedules_equal_those_of_transformers(schedule: str) -> None:
     check(fast(tiny_llama.lora(), schedule=schedule), slow(tiny_llama.lora(), schedule=schedule))
 
 
+def test_a_gradient_within_the_norm_stays_as_it_is() -> None:
+    (losses, weights), (expected, wanted) = (fast(tiny_llama.lora(), max_grad_norm=limit) for limit in (1e6, None))
+    assert losses == expected
+    np.testing.assert_array_equal(weights, wanted)
+
+
 def test_gradient_clipping_equals_torch() -> None:
     result = fast(tiny_llama.lora(), max_grad_norm=0.05)
     check(result, slow(tiny_llama.lora(), clip=0.05))

@@ -25,8 +25,9 @@ FEW = {"prob": Verdict(0.01, 0.2, 0.25, 1.0, 2)}
 KEPT = {"finetune": {"model_utility": 0.5}, "unlearn": {"model_utility": 0.49}, "retrain": {}}
 
 
-def served(tmp_path, verified=("r0", "r1"), overrides=(), **made):
+def served(tmp_path, verified=("r0", "r1"), overrides=(), rows=(), **made):
     run, config = make_run(tmp_path, overrides=overrides, **made)
+    run.append_metrics(rows)
     ask(run, serve=False)
     ledger = Ledger(run.ledger_path)
     for name in ("r0", "r1"):
@@ -153,6 +154,16 @@ def test_good_news_does_not_rest_on_figures_that_were_kept(tmp_path):
     believed = outcome(run, config, KEPT, verdicts.find_verdicts(run))
     assert believed.grade == GOOD, "who edits the file and its hash is believed"
     assert of_run(run, config).grade != GOOD
+
+
+@pytest.mark.parametrize(
+    ("moment", "stage", "told"), [("end", "retrain", True), ("round", "retrain", False), ("end", "local", False)]
+)
+def test_what_failed_at_the_end_of_a_compared_model_was_not_measured(tmp_path, moment, stage, told):
+    row = {"stage": stage, "round": 2, "moment": moment, "evaluator": "muse", "metrics": {}, "error": "out of memory"}
+    found = outcome(*served(tmp_path, rows=[row]), KEPT, LIKE)
+    assert ("not measured, because it failed: muse" in found.sentence) is told
+    assert found.grade == (DOUBTFUL if told else GOOD)
 
 
 def test_requests_and_utility_count_as_well(tmp_path):

@@ -315,6 +315,18 @@ def test_the_line_on_requests(tmp_path):
     assert rows[2] == ["r1", "1", "records", "1", "2", "–", "0", "pending", "its share"]
 
 
+@pytest.mark.parametrize(("count", "end"), [(1, "r0"), (5, "r4"), (6, "r4 and 1 more"), (9, "r4 and 4 more")])
+def test_of_many_unverified_requests_five_are_named(tmp_path, count, end):
+    run, _ = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    for i in range(count + 1):
+        ledger.submit(Request(f"r{i}", 0, (f"i{i}",), 1))
+        ledger.served(f"r{i}", 1)
+        ledger.verified(f"r{i}", 2, Judgement("inconclusive" if i < count else "verified", "why", 0.9), 0.5)
+    (line,) = report.unverified_lines(run)
+    assert line.startswith("inconclusive: r0") and line.endswith(f"{end}: why")
+
+
 def test_the_kinds_of_requests_that_were_served(tmp_path):
     run, config = make_run(tmp_path, ["finetune"])
     ledger = Ledger(run.ledger_path)
