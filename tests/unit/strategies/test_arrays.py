@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from strategies.arrays import BLOCK, distance, fingerprint, finite, merged, norm, store, view, weighted_sum
+from strategies.arrays import (
+    BLOCK,
+    distance,
+    fingerprint,
+    finite,
+    merged,
+    norm,
+    store,
+    view,
+    weighted_sum,
+    with_dtypes_of,
+)
 
 SHAPES = {"a": (2, BLOCK - 1), "b": (3,), "c": (0, 4), "d": (BLOCK + 7,)}
 
@@ -69,6 +80,33 @@ def test_whole_numbers_are_rounded_to_the_nearest():
 def test_finite_numbers_are_told_from_others_also_where_their_sum_is_not(values, expected):
     assert finite(np.array(values, np.float32)) is expected
     assert finite(np.array([1, 2])) is True
+
+
+def test_arrays_take_the_types_of_those_that_were_sent():
+    sent = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(2, np.float64))})
+    same = ArrayRecord({"a": Array(np.ones((2, 3), np.float32)), "b": Array(np.ones(2, np.float64))})
+    assert with_dtypes_of(sent, same) is same
+    other = ArrayRecord({"b": Array(np.array([1, 2])), "a": Array(np.full((2, 3), 1 / 3))})
+    found = with_dtypes_of(sent, other)
+    assert {name: array.numpy().dtype.name for name, array in found.items()} == {"a": "float32", "b": "float64"}
+    assert found["a"].numpy().tolist() == [[np.float32(1 / 3)] * 3] * 2 and found["b"].numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": (3, 2), "b": (2,)}, r"shapes differ \(expected, got\): {'a': \(\(2, 3\), \(3, 2\)\)}"),
+        ({"a": (6,), "b": (2,)}, r"shapes differ"),
+        ({"a": (2, 3)}, r"expected arrays \['a', 'b'\], got \['a'\]"),
+    ],
+)
+def test_other_names_or_shapes_are_refused(arrays, message):
+    sent, other = (
+        ArrayRecord({name: Array(np.zeros(shape)) for name, shape in shapes.items()})
+        for shapes in ({"a": (2, 3), "b": (2,)}, arrays)
+    )
+    with pytest.raises(ValueError, match=message):
+        with_dtypes_of(sent, other)
 
 
 def test_a_fingerprint_is_the_hash_of_all_numbers_in_their_order():
