@@ -238,3 +238,10 @@ def test_a_forget_quality_that_says_nothing_stands_in_parentheses(tmp_path):
     run, config = make_run(tmp_path / "four")
     line = next(line for line in summary(run, config).splitlines() if "Forget quality (KS p)" in line)
     assert "(0.125)" not in line and metrics_of("unlearn")["forget_quality"] == 0.125
+
+
+def test_the_verdicts_file_names_what_was_not_measured_in_the_end(tmp_path):
+    row = {"round": 2, "evaluator": "muse", "metrics": {}, "error": "out of memory"}
+    rows = [{**row, "stage": "unlearn", "moment": "end"}, {**row, "stage": "retrain", "moment": "round"}]
+    run, _ = served(tmp_path, rows=rows)
+    assert verdicts.verdict_document(run, "geometric")["failed"] == {"unlearn": {"muse": "out of memory"}}

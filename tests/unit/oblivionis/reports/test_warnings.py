@@ -8,6 +8,7 @@ from scipy.stats import ks_2samp
 from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
 
 from evaluation.leakage import bounds
+from oblivionis.reports import forget_quality
 from oblivionis.reports import warnings as run_warnings
 from oblivionis.reports.forget_quality import ks_p_value, telling_steps
 from oblivionis.reports.warnings import find_warnings
@@ -189,3 +190,9 @@ def test_warnings_stand_at_the_top_of_the_page(tmp_path):
     page = Page(run, config)
     assert page.source.index("no forget quality") < page.source.index("<table")
     assert "<script" not in page.source and page.text.count(HOSTILE) >= 3
+
+
+@pytest.mark.parametrize("fewer", ["unlearn", "retrain"])
+def test_as_many_questions_count_as_both_models_were_asked(tmp_path, fewer):
+    run, _ = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=2 if stage == fewer else 4))
+    assert forget_quality.questions(run) == 2
