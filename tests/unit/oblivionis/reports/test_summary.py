@@ -440,6 +440,14 @@ def test_runs_are_listed_with_how_far_they_came(tmp_path):
     assert "broken" in text and "cannot be read" in text
 
 
+@pytest.mark.parametrize(("local", "said"), [("null", "local 2/6"), ("3", "local 2/3")])
+def test_the_stage_local_counts_the_clients_that_train_alone(tmp_path, local, said):
+    given = ["stages=[local]", "federation.clients=6", f"federation.local_clients={local}"]
+    run, config = make_run(tmp_path, [], overrides=given)
+    run.append_metrics([{"stage": "local", "round": client, "metrics": {}} for client in (0, 1)])
+    assert report._progress(run, config, "local") == said
+
+
 def described(clients, records=120):
     train = tuple(Record(f"r{i}", f"q{i}", "a", f"s{i % 7}") for i in range(records))
     corpus = Corpus("made", train, frozenset(f"r{i}" for i in range(0, 30, 3)), {"forget": train[:3]})
