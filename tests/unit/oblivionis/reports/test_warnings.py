@@ -196,3 +196,12 @@ def test_warnings_stand_at_the_top_of_the_page(tmp_path):
 def test_as_many_questions_count_as_both_models_were_asked(tmp_path, fewer):
     run, _ = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=2 if stage == fewer else 4))
     assert forget_quality.questions(run) == 2
+
+
+def test_updates_and_weights_that_were_cut_are_counted_apart(tmp_path):
+    run, config = make_run(tmp_path)
+    row = {"stage": "unlearn", "moment": "round", "evaluator": "federation", "metrics": {}}
+    cuts = [{"client": 4, "what": "norm"}, {"client": 4, "what": "norm"}, {"client": 2, "what": "weight"}]
+    run.append_metrics([{**row, "round": 1, "cut": cuts}, {**row, "round": 2}])
+    text = text_of(run, config, "cut replies")
+    assert "2 updates that were too long and 1 weights that were too large, of clients 2, 4;" in text
