@@ -352,3 +352,10 @@ def test_bad_settings(name: str, value: Any) -> None:
 def test_two_warm_ups_are_refused() -> None:
     with pytest.raises(ValueError, match="not both"):
         settings(warmup_epochs=1, warmup_ratio=0.1)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
+    flat = FlatParameters(tiny_llama.lora())
+    with pytest.raises(NonFiniteError, match=r"the loss is (-?inf|nan) at update 1"):
+        Updater(flat, settings(), 1, None).backward(flat.vector.sum() * value)
