@@ -253,13 +253,12 @@ class _Terms:
         return torch.stack([self.loss.function(**one, **self.values) for one in given])
 
     def of_retain(self, numbers: Sequence[int]) -> Tensor:
-        """(B,) what each of these retain records adds to the loss of whatever is to be forgotten."""
+        """(B,) the loss with each of these retain records beside a constant in place of what is to be forgotten."""
         names = self._names("retain")
         records = [self.retain[i] for i in numbers]
         given = self._given(Step(self.model, [], records, wanted=names, around=self.around), names)
         anything = {name: torch.zeros(1, device=model_device(self.model)) for name in self._names("forget")}
-        alone = self.loss.function(**anything, **self.values)
-        return torch.stack([self.loss.function(**anything, **one, **self.values) - alone for one in given])
+        return torch.stack([self.loss.function(**anything, **one, **self.values) for one in given])
 
     def _names(self, kind: str) -> list[str]:
         return [name for name in self.loss.names if name.startswith(kind)]

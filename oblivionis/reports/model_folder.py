@@ -38,6 +38,11 @@ def check_export(config: Config, folder: Path, *, merged: bool) -> None:
         )
 
 
+def kind_of(config: Config, *, merged: bool) -> str:
+    """What a folder with a model of `config` holds; a model that was trained whole has no adapter to add."""
+    return WHOLE if config.model.mode == "full" else MERGED if merged else ADAPTER
+
+
 def export(target: Path, stage: str | None, folder: Path, *, merged: bool = False) -> str:
     """Write the model that `find_checkpoint` finds into `folder`, whole or not at all; what it holds, as the card says.
 
@@ -50,7 +55,7 @@ def export(target: Path, stage: str | None, folder: Path, *, merged: bool = Fals
     assembled = assemble_for(run, config)
     adapters.check_vector(checkpoint.vector, assembled.flat.manifest)
     assembled.flat.load(checkpoint.vector)
-    kind = WHOLE if config.model.mode == "full" else MERGED if merged else ADAPTER
+    kind = kind_of(config, merged=merged)
     facts = {
         "round": checkpoint.round,
         "parameters": int(checkpoint.vector.size),

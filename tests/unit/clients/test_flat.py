@@ -106,3 +106,21 @@ def test_a_model_that_is_only_evaluated_has_an_empty_vector() -> None:
     assert (flat.size, flat.manifest, flat.numpy().shape) == (0, [], (0,))
     flat.load(flat.numpy())
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("trained", "decay"), [("weight", 0.1), ("bias", 0.0)])
+def test_a_vector_of_one_kind_is_one_group_and_biases_do_not_decay(trained: str, decay: float) -> None:
+    model = nn.Linear(3, 2)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == trained)
+    flat = FlatParameters(model)
+    (group,) = flat.parameter_groups(0.1)
+    assert group["params"] == [flat.vector] and group["weight_decay"] == decay
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_model_computes_in_the_type_of_its_frozen_weights(frozen: bool) -> None:
+    """Where there are any, however few they are."""
+    small, large = nn.Linear(2, 2).bfloat16(), nn.Linear(9, 9)
+    small.requires_grad_(not frozen)
+    assert FlatParameters(nn.Sequential(small, large)).compute_dtype == (torch.bfloat16 if frozen else torch.float32)

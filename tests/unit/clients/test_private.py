@@ -98,6 +98,23 @@ def test_a_padded_batch_gives_the_same(exactly):
     torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("losses_of", [packed_losses, mean_losses])
+def test_factors_of_linear_layers_take_one_pass_of_all_records(losses_of):
+    """Packed in a row or padded; `exactly` takes a pass for each record."""
+    model = tiny_llama.lora()
+    flat, of, passes = FlatParameters(model), losses_of(model, RECORDS), []
+
+    def counted(numbers):
+        passes.append(list(numbers))
+        return of(numbers)
+
+    clipped_sum(model, flat, RECORDS, counted, 0.3)
+    assert passes == [list(range(len(RECORDS)))]
+    passes.clear()
+    clipped_sum(model, flat, RECORDS, counted, 0.3, exactly=True)
+    assert passes == [[number] for number in range(len(RECORDS))]
+
+
 def test_layers_that_take_part_once_for_each_length_are_clipped_record_by_record_too():
     """As where a model is run plainly."""
     expected, found = [], []
@@ -126,6 +143,42 @@ def test_a_record_without_a_finite_gradient_adds_nothing(exactly):
     flat.zero_grad()
     clipped_sum(model, flat, RECORDS[:8], mean_losses(model, RECORDS[:8]), 0.3)
     torch.testing.assert_close(got, flat.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_fewer_records_than_an_update_takes_are_divided_by_their_own_number():
+    """FedProx's term, which is not divided, tells by what the others are."""
+    plain, private = tiny_llama.lora(), tiny_llama.lora()
+    mine, yours = FlatParameters(plain), FlatParameters(private)
+    options = UnlearnOptions(prox=Prox(0.3, mine.numpy() + 0.1))
+    few, more = FORGET[:3], settings(batch_size=16)
+    unlearn(plain, mine, few, [], "grad_ascent", {}, more, seed=1, options=options)
+    unlearn_privately(private, yours, few, [], "grad_ascent", {}, more, Privacy(0.0, 1e6, 0), seed=1, options=options)
+    np.testing.assert_allclose(yours.numpy(), mine.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_drawn_says_nothing_of_the_noise():
+    """Each has its own source of random numbers."""
+    asked = []
+
+    class Told(Privacy):
+        def generator(self, number, device="cpu"):
+            asked.append(number)
+            return Privacy.generator(self, number, device)
+
+    model = tiny_llama.lora()
+    train_privately(model, FlatParameters(model), RECORDS, settings(epochs=1), Told(0.5, 0.3, 7), seed=1)
+    assert len(asked) == len(set(asked)) == 2
+
+
+def test_checkpointing_changes_no_clipped_gradient():
+    found = []
+    for checkpointing in (False, True):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        given = settings(gradient_checkpointing=checkpointing)
+        train_privately(model, flat, RECORDS, given, Privacy(0.5, 0.3, 7), seed=1)
+        found.append(flat.numpy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_without_noise_clipping_or_drawing_it_is_plain_training():

@@ -155,18 +155,20 @@ def test_it_holds_the_retain_records_where_ascent_alone_lets_them_go() -> None:
     assert held_retain < 0.75 * free_retain and held_forget > 1.5 * held_retain, ends
 
 
-def test_every_update_takes_its_own_retain_records() -> None:
-    """With half an update in a pass the gradient is the same."""
+@pytest.mark.parametrize("count", [3, 5])
+def test_every_update_takes_its_own_retain_records(count: int) -> None:
+    """With half an update in a pass the gradient is the same, also where a pass has fewer records than another."""
     found = []
     for size, accumulation in ((4, 1), (2, 2)):
         model = tiny_llama.lora()
         flat = FlatParameters(model)
         settings = TrainSettings(
-            epochs=1, batch_size=size, gradient_accumulation=accumulation, learning_rate=1e-3, warmup_epochs=0
+            epochs=2, batch_size=size, gradient_accumulation=accumulation, learning_rate=1e-2, warmup_epochs=0
         )
-        unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings, seed=3, options=UnlearnOptions(rectify=0.8))
+        options = UnlearnOptions(rectify=0.8)
+        unlearn(model, flat, FORGET[:count], RETAIN, "grad_ascent", {}, settings, seed=3, options=options)
         found.append(flat.numpy())
-    np.testing.assert_allclose(*found, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(*found, rtol=0, atol=2e-4)
 
 
 def test_what_cannot_be_rectified() -> None:

@@ -124,6 +124,10 @@ def test_the_direction_of_rmu_is_a_unit_vector_of_its_seed() -> None:
         (32, 7, 3, range(5, 8)),
         (32, -1, 3, range(5, 8)),
         (4, -1, 3, range(2)),
+        (1, -1, 3, range(1)),
+        (12, -1, 1, range(2, 3)),
+        (48, -1, 2, range(10, 12)),
+        (80, -1, 1, range(18, 19)),
         (4, 0, 3, range(1)),
         (2, 1, 1, range(1, 2)),
     ],
@@ -310,6 +314,7 @@ def test_the_teacher_depends_on_its_seed_alone_and_knows_nothing() -> None:
     model = tiny_llama.base()
     state = torch.random.get_rng_state()
     one, same, other = (incompetent_teacher(model, seed) for seed in (1, 1, 2))
+    assert not one.training and not any(p.requires_grad for p in one.parameters())
     assert torch.equal(state, torch.random.get_rng_state())
     ids = torch.tensor([FORGET[0].prompt + FORGET[0].answer])
     logits = [m(input_ids=ids).logits for m in (one, same, other)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,16 @@ def test_a_look_does_not_depend_on_the_others(trained):
         alone = relearn(model, flat, RECORDS, SETTINGS, [step], seed=3)
         np.testing.assert_array_equal(alone[step], together[step])
     assert not np.array_equal(together[1], together[4])
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "linear"}, {"schedule": "cosine"}, {"warmup_ratio": 0.5}])
+def test_the_learning_rate_is_constant_whatever_the_schedule(trained, schedule):
+    """Where training ends would otherwise say how far each update goes."""
+    model, flat = trained
+    expected = relearn(model, flat, RECORDS, SETTINGS, [2, 4], seed=3)
+    found = relearn(model, flat, RECORDS, replace(SETTINGS, **schedule), [2, 4], seed=3)
+    for step, parameters in expected.items():
+        np.testing.assert_array_equal(found[step], parameters)
 
 
 def test_what_cannot_be_relearnt(trained):

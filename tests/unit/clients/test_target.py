@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import linregress
 from support import tiny_llama
+from torch import nn
 
 from clients.distributions import mean_entropy
 from clients.flat import FlatParameters
@@ -18,6 +19,8 @@ from clients.target import (
     LEAST_REFERENCES,
     Estimator,
     Target,
+    _batches,
+    _logit,
     _sharpness,
     _Tokens,
     never_seen_nll,
@@ -25,7 +28,7 @@ from clients.target import (
     record_nll,
 )
 from clients.training import TrainSettings
-from clients.unlearning import UnlearnOptions, unlearn
+from clients.unlearning import UnlearnOptions, _Aim, _Task, _Update, unlearn
 from evaluation.engine.forward import AnswerRows, answer_rows
 from evaluation.engine.sequences import TokenSequence
 
@@ -252,7 +255,63 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
         assert len(scarce._own) < 3
         np.testing.assert_array_equal(found.nll, expected.nll)
         assert found.sharpness == expected.sharpness
+    for ask in (asks[2], asks[1]):
+        scarce.target(ask, 0.01)
+    assert list(scarce._own) == ([tuple(asks[2]), tuple(asks[1])] if records else []), "the latest asked for"
     np.testing.assert_array_equal(flat.numpy(), start * np.float32(1.4))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size", "parts"),
+    [
+        ([600] * 5, 2, [2, 2, 1]),
+        ([100] * 25, 2, [10, 10, 5]),
+        ([512] * 4, 1, [2, 2]),
+        ([513] * 3, 1, [1, 1, 1]),
+        ([5000, 1], 1, [1, 1]),
+        ([5000, 1], 2, [2]),
+        ([], 3, []),
+    ],
+)
+def test_a_pass_holds_a_batch_or_more_records_while_they_are_short(lengths, size, parts) -> None:
+    """As many as have 1024 tokens together, prompts and answers."""
+    records = [TokenSequence(tuple(range(1, length)), (1,)) for length in lengths]
+    found = list(_batches(records, size))
+    assert [len(part) for part in found] == parts and [r for part in found for r in part] == records
+
+
+def test_a_logit_is_bounded_where_a_token_is_sure() -> None:
+    p = np.array([0.01, 0.5, 0.9])
+    np.testing.assert_allclose(_logit(-np.log(p)), np.log(p / (1 - p)), rtol=1e-12, atol=1e-12)
+    largest = np.log(1 / np.expm1(1e-4))
+    np.testing.assert_allclose(_logit(np.array([0.0, 1e-9, 1e-4])), largest, rtol=1e-12)
+
+
+def test_records_near_their_target_are_left_alone() -> None:
+    """Those known too well are forgotten, those avoided are pulled back; both by more than the tolerance."""
+    gaps = torch.tensor([-1.0, -0.05, 0.05, 1.0, -0.11])
+    target = Target(torch.zeros(5), 0.1, np.zeros(1))
+    aim = _Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 5, 2, target, own=False, first=gaps, gaps=gaps)
+    update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
+    task = _Task(0, update, [3, 0, 1, 4], [30, 10, 11, 14])
+    found = aim.part(task)
+    assert found is not None and (found.chosen, found.partners) == ([0, 4], [10, 14])
+    assert aim.pulled_back(task) == [3]
+    assert aim.part(_Task(0, update, [1, 2], [1, 2])) is None
+
+
+def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
+    model, records = tiny_llama.lora(), FORGET[:3]
+    now = record_nll(model, records, 2)
+    gaps = torch.full((3,), -9.0)
+    target = Target(now + torch.tensor([1.0, -1.0, 0.0]), 0.5, np.zeros(1))
+    aim = _Aim(model, records, 2, target, own=False, first=gaps, gaps=gaps)
+    update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, False, False, False)
+    for epoch, chosen in ((0, [0, 1, 2]), (1, [0]), (1, [0])):
+        found = aim.part(_Task(epoch, update, [0, 1, 2], []))
+        assert found is not None and found.chosen == chosen
+    assert aim.pulled_back(_Task(1, update, [0, 1, 2], [])) == [1]
+    assert aim.first_and_last(moved=True) == pytest.approx((9.0, 2 / 3), rel=1e-4)
 
 
 def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,12 @@ def test_schedules_equal_those_of_transformers(schedule: str) -> None:
     check(fast(tiny_llama.lora(), schedule=schedule), slow(tiny_llama.lora(), schedule=schedule))
 
 
+def test_a_gradient_within_the_norm_stays_as_it_is() -> None:
+    (losses, weights), (expected, wanted) = (fast(tiny_llama.lora(), max_grad_norm=limit) for limit in (1e6, None))
+    assert losses == expected
+    np.testing.assert_array_equal(weights, wanted)
+
+
 def test_gradient_clipping_equals_torch() -> None:
     result = fast(tiny_llama.lora(), max_grad_norm=0.05)
     check(result, slow(tiny_llama.lora(), clip=0.05))
@@ -346,3 +352,10 @@ def test_bad_settings(name: str, value: Any) -> None:
 def test_two_warm_ups_are_refused() -> None:
     with pytest.raises(ValueError, match="not both"):
         settings(warmup_epochs=1, warmup_ratio=0.1)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_loss_that_is_not_finite_is_refused(value: float) -> None:
+    flat = FlatParameters(tiny_llama.lora())
+    with pytest.raises(NonFiniteError, match=r"the loss is (-?inf|nan) at update 1"):
+        Updater(flat, settings(), 1, None).backward(flat.vector.sum() * value)

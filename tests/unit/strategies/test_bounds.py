@@ -55,6 +55,20 @@ def test_an_update_far_longer_than_the_median_is_shortened():
     assert cuts == [(2, "norm", 30.0, 20.0)], "never below the free share of the longest"
 
 
+def test_a_client_without_known_records_counts_as_one_record():
+    """A weight of nothing would leave an exchange without any."""
+    bounds = Bounds(records=lambda client: {0: 0, 1: 5, 2: None}[client])
+    assert bounds.weights({0: 7.0, 1: 7.0, 2: 7.0}, shared=False) == {0: 1.0, 1: 5.0, 2: 7.0}
+
+
+def test_of_an_even_number_of_updates_the_shorter_middle_one_is_usual():
+    """Two of four that lie together cannot make their own length usual."""
+    grid = MemoryGrid({p: sends(unit(p, 30.0 if p > 1 else 1.0)) for p in range(4)})
+    new, _, cuts = train(grid, Bounds(max_update_norm=10.0, **LONGEST))
+    np.testing.assert_allclose(new[:4], np.array([1, 1, 10, 10]) / 4, rtol=1e-6)
+    assert cuts == [(2, "norm", 30.0, 10.0), (3, "norm", 30.0, 10.0)]
+
+
 @pytest.mark.parametrize("length", [41.0, 1e30, 3e38])
 @pytest.mark.parametrize("kind", [protocol.TRAIN, protocol.UNLEARN])
 def test_an_impossible_update_is_refused(length, kind):

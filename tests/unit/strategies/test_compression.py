@@ -280,3 +280,11 @@ def test_no_update_with_error_feedback_is_longer_than_the_bound(method, keep):
 def test_masks_and_compression_exclude_each_other():
     with pytest.raises(ValueError, match="no sum under masks"):
         Options(compression=Compression("int8"), secure=SecureSettings(clipping=1.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "keep", "whole"),
+    [("none", 0.1, True), ("topk", 1, True), ("topk", 0.9, False), ("topk_int8", 1, False), ("int8", 1, False)],
+)
+def test_models_travel_whole_where_nothing_is_left_out_or_rounded(method, keep, whole):
+    assert Compression(method, keep).whole is whole

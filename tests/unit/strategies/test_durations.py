@@ -55,3 +55,11 @@ def test_a_client_is_as_slow_in_another_stage_where_all_is_its_own():
 def test_values_out_of_range(wrong):
     with pytest.raises(ValueError, match="expected"):
         Durations(*wrong)
+
+
+def test_a_client_that_is_slow_by_one_law_is_slow_by_the_other():
+    """Both grow with the same normal number, so that a seed gives the same order."""
+    laws = [Durations(law, 10.0, 0.7, 0.5, seed=3) for law in ("lognormal", "pareto")]
+    seconds = [[law.seconds("finetune", "train", client, 1) for client in range(50)] for law in laws]
+    order, other = (sorted(range(50), key=times.__getitem__) for times in seconds)
+    assert order == other

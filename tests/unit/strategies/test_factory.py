@@ -77,6 +77,22 @@ def test_numbers_worked_out_by_hand(name, settings, answers, expected):
     np.testing.assert_allclose([flat(a)[0] for a in got], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [(np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64)]
+)
+@pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi"])
+def test_moments_have_single_precision_at_least(name, dtype, kept):
+    """Δ = 2⁻¹² twice: its square is less than the least number of half precision above 0."""
+    settings, delta = {"eta": 1.0, "tau": 2.0**-12}, 2.0**-12
+    strategy = build(name, **settings)
+    sent, answer = (ArrayRecord({"adapter": Array(np.array([x], dtype))}) for x in (0.0, delta))
+    run(strategy, sent, [[answer]], [1], 1)
+    found = {key: values for key, values in strategy.state_dict().items() if key.startswith("v/")}
+    assert {values.dtype for values in found.values()} == {np.dtype(kept)}
+    expected = 2 * delta**2 if name == "fedadagrad" else delta**2
+    np.testing.assert_allclose(found["v/adapter"], expected, rtol=1e-6)
+
+
 def test_published_defaults():
     adam, yogi, adagrad = build("fedadam"), build("fedyogi"), build("fedadagrad")
     for strategy in (adam, yogi):

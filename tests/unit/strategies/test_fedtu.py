@@ -147,9 +147,15 @@ class Repeating(RequestList):
 
 def test_what_was_served_is_served_again_for_a_while():
     grid = federation(4)
-    requests, recorder = Repeating([(2, request(1)), (3, request(3))]), Recorder()
-    fedtu = FedTU(build("fedavg"), requests=requests, listener=recorder)
+    requests, recorder, measured = Repeating([(2, request(1)), (3, request(3))]), Recorder(), []
+    fedtu = FedTU(
+        build("fedavg"),
+        requests=requests,
+        listener=recorder,
+        evaluate_after_unlearn=lambda server_round, arrays: measured.append(server_round),
+    )
     fedtu.start(grid, adapter(noise("start")), num_rounds=6)
+    assert measured == [2, 3], "where a request is served for the first time"
     assert requests.served_in == {"r1": 2, "r3": 3}
     assert requests.repeated == [("r1", 3), ("r1", 4), ("r3", 4), ("r3", 5)]
     exchanges = [event[2] for event in recorder.of("exchange_started") if event[1] == "unlearn"]

@@ -164,7 +164,20 @@ def test_no_direction_of_a_is_lost_when_the_clients_disagree():
     weights = [0.999, 0.001]
     new_a, new_b = product_mean(a, b, weights)
     np.testing.assert_allclose(new_b @ new_a, truncated(averaged(a, b, weights), 4), atol=1e-10)
-    assert weakest_direction(new_a) >= 0.1 * typical_strength(a, weights) * (1 - 1e-9)
+    mean = sum(w * x for w, x in zip(weights, a, strict=True))
+    least = max(0.1 * typical_strength(a, weights), weakest_direction(mean))
+    assert weakest_direction(new_a) >= least * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("clients", [2, 3])
+def test_no_direction_of_a_is_weaker_than_the_weakest_of_its_mean(clients):
+    """Nor than a tenth of what is usual, which counts where the clients' A cancel."""
+    weights = [1 / clients] * clients
+    for seed in range(20):
+        a, b = factors(3, 12, 9, clients, seed)
+        mean = sum(w * x for w, x in zip(weights, a, strict=True))
+        least = max(0.1 * typical_strength(a, weights), weakest_direction(mean))
+        assert weakest_direction(product_mean(a, b, weights)[0]) >= least * (1 - 1e-9)
 
 
 def test_a_vector_is_averaged_module_by_module_and_the_rest_as_it_is():

@@ -298,6 +298,17 @@ def test_a_roster_that_is_wrong_is_not_believed(lost):
     assert grid.sent["query"] == 10
 
 
+@pytest.mark.parametrize("right", [0, 9])
+def test_a_roster_is_believed_where_both_ends_confirm_it(right):
+    """It is right about one of the two that are asked, and shifts all others by one place."""
+    grid = federation(10)
+    others = [p for p in range(10) if p != right]
+    shifted = dict(zip(others, [*others[1:], others[0]], strict=True)) | {right: right}
+    wrong = {node: shifted[partition] for node, partition in roster_of(grid).items()}
+    assert NodeMap(roster=lambda: wrong).refresh(grid) == grid.node_ids
+    assert grid.sent["query"] == 10
+
+
 def test_a_roster_has_nodes_beyond_the_clients_left_out_unasked():
     grid = federation(40)
     nodes = NodeMap(partitions=10, roster=lambda: roster_of(grid))

@@ -139,3 +139,14 @@ def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> 
     with pytest.raises(ConfigError) as caught:
         compose("default", ["unlearning=fedosd", *overrides])
     assert path in [problem.path for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(("beside", "left"), [(0.0, False), (1e-9, False), (1e-3, True)])
+def test_what_rounding_leaves_of_an_update_is_nothing(beside, left):
+    """A combination of the others' updates, and something beside them."""
+    rng = np.random.default_rng(2)
+    others, own = rng.normal(size=(3, 40)), rng.normal(size=40)
+    own -= np.linalg.lstsq(others.T, own, rcond=None)[0] @ others
+    unlearned = rng.normal(size=3) @ others + beside * own
+    start, *models = (ArrayRecord({"a": Array(x)}) for x in (np.zeros(40), unlearned, *others))
+    assert (orthogonal_update(start, models[0], models[1:]) is not None) is left

@@ -338,6 +338,8 @@ def test_nobody_answers_for_another():
     assert answers(messages, [forged, *replies]) == list(zip(messages, replies, strict=True))
     assert answers(messages, [forged, replies[0]]) == [(messages[0], replies[0]), (messages[1], None)]
     assert answers(messages, [replies[0], lost]) == [(messages[0], replies[0]), (messages[1], lost)]
+    forged.metadata.__dict__["_src_node_id"] = 1  # the SuperLink answers with errors alone
+    assert answers(messages, [replies[0], forged]) == [(messages[0], replies[0]), (messages[1], None)]
 
 
 def test_what_a_client_says_is_one_plain_line():

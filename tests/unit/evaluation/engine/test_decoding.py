@@ -93,6 +93,32 @@ def test_other_models_fall_back_and_agree(kind: str) -> None:
     assert actual == reference(model, prompts, 12)
 
 
+def test_the_usual_budget_is_a_gibibyte_of_keys_and_values_and_eight_on_a_gpu(llama: LlamaForCausalLM) -> None:
+    """Two layers of two heads of eight numbers, keys and values, in float32."""
+    assert decoding.cached_token_bytes(llama) == 2 * 2 * 2 * 8 * 4
+    for on_gpu, expected in ((None, 2**30), (False, 2**30), (True, 2**33)):
+        assert decoding.default_token_budget(llama, on_gpu=on_gpu) == expected // 256
+
+
+@pytest.mark.parametrize(
+    ("budget", "prompt", "new", "columns", "copies", "count", "most", "expected"),
+    [
+        (100, 10, 5, 15, 1, 50, None, (6, 15)),
+        (100, 10, 5, 15, 1, 4, None, (4, 15)),
+        (100, 10, 5, 15, 1, 50, 3, (3, 15)),
+        (3, 10, 5, 15, 1, 50, None, (1, 15)),
+        (100, 10, 5, 15, 4, 50, None, (10, 10)),
+        (100, 11, 5, 16, 4, 50, None, (9, 11)),
+        (10**9, 10, 5, 15, 1, 10**6, None, (decoding.MAX_ROWS, 15)),
+    ],
+)
+def test_as_many_rows_run_together_as_the_budget_holds(
+    budget: int, prompt: int, new: int, columns: int, copies: int, count: int, most: int | None, expected: tuple
+) -> None:
+    """A prompt of several copies lies in memory twice, whatever their number."""
+    assert decoding.table_size(budget, prompt, new, columns, copies, count, most) == expected
+
+
 def test_token_budget_bounds_the_rows(llama: LlamaForCausalLM) -> None:
     prompts, widths = some_prompts(), []
     handle = llama.lm_head.register_forward_hook(lambda _m, args, _o: widths.append(args[0].shape[-2]))

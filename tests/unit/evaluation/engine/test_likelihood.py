@@ -161,6 +161,15 @@ def test_each_distinct_sequence_is_computed_once_within_the_budget(
     assert len(sizes) > 1 and max(sizes) <= 40
 
 
+@pytest.mark.parametrize(("words", "tokens"), [(40, 4096), (8192, 4096), (16_384, 2048), (50_000, 671), (300_000, 256)])
+def test_the_usual_budget_makes_logits_of_128_mebibytes(words: int, tokens: int) -> None:
+    """From 256 to 4096 tokens of float32 on a processor."""
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=words))
+    assert likelihood.default_token_budget(model) == tokens
+    assert tokens in (256, 4096) or 4 * words * tokens <= 2**27 < 4 * words * (tokens + 1)
+
+
 def test_batches_cover_everything_once_and_keep_a_prompt_together() -> None:
     sequences = some_sequences(60)
     parts = list(likelihood.batches(sequences, 50))

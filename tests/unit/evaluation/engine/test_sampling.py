@@ -86,6 +86,14 @@ def test_extreme_chances_and_ties_stay_inside() -> None:
     assert draw(peaked, chance, Rule(temperature=0)).tolist() == [17] * 4
 
 
+@pytest.mark.parametrize("rule", [Rule(top_p=0.8), Rule(top_k=20, top_p=0.8), Rule(top_k=20)], ids=str)
+def test_the_largest_chance_draws_a_token_of_the_rule(rule: Rule) -> None:
+    """Rounded sums of probabilities must not lead beyond the last one."""
+    logits = 3 * torch.randn(2000, 50, generator=torch.Generator().manual_seed(0))
+    tokens = draw(logits, torch.full((2000,), 1 - 2**-53, dtype=torch.float64), rule)
+    assert (expected_distribution(logits, rule).gather(1, tokens[:, None]) > 0).all()
+
+
 @pytest.mark.parametrize("rule", [*RULES, Rule(temperature=0)], ids=str)
 def test_logits_that_are_not_finite_are_refused(rule: Rule) -> None:
     for bad in (float("nan"), float("inf")):

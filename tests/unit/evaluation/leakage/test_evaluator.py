@@ -51,6 +51,16 @@ def test_summary_by_definition() -> None:
     assert "greedy" not in together.overall
 
 
+def test_what_lies_at_a_threshold() -> None:
+    """A leakage of the threshold counts as leaked; a bound that is just the limit does not exceed it."""
+    summary = summarise(np.array([[0.5] * 8, [0.25] * 8]), np.array([0.5, 0.25]), Terms(leaks_from=0.5, limit=1.0))
+    assert summary.columns["m_bin"].tolist() == [1.0, bounds.binary_leakage_bound(0, 8, 0.01)]
+    assert (summary.overall["m_bin_share"], summary.overall["greedy_share"]) == (0.0, 0.5)
+    least = float(bounds.binary_leakage_bound(0, 8, 0.01))
+    assert summarise(np.zeros((1, 8)), None, Terms(limit=least)).overall["m_bin_share"] == 0.0
+    assert summarise(np.zeros((1, 8)), None, Terms(limit=least - 1e-9)).overall["m_bin_share"] == 1.0
+
+
 @pytest.mark.parametrize("options", [{"alpha": 0.6}, {"leaks_from": 1.5}, {"limit": -0.1}])
 def test_bad_terms(options: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -146,6 +146,14 @@ def test_real_text() -> None:
     assert_equals_rouge_score([p for p, _ in pairs], [r for _, r in pairs])
 
 
+def test_words_with_other_letters_have_no_stem() -> None:
+    """Porter's rules are for English."""
+    assert rouge.unicode_tokens("Elections élections") == ("elect", "élections")
+    assert rouge.unicode_tokens("Elections élections", stemmed=False) == ("elections", "élections")
+    found = rouge.rouge_1(["élections", "elections"], ["élection", "election"], any_script=True)
+    assert found.f1.tolist() == [0.0, 1.0]
+
+
 def test_by_hand() -> None:
     # Stemmed: "author write book" against "book the author wrote": common words author, book; in order: one of them.
     one, longest = (f(["Authors writing books"], ["Books the author wrote"]) for f in (rouge.rouge_1, rouge.rouge_l))

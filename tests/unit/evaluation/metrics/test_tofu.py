@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,23 @@ def test_evaluator_log_and_metrics(model: LlamaForCausalLM, questions: dict[str,
     assert (result.metrics["forget_quality"], result.metrics["forget_ks"]) == tofu.forget_quality(ratios, oracle)
     assert len(result.metrics) == 4 * 5 + 3
     assert 0 <= result.metrics["retain_extraction_strength"] <= result.metrics["retain_exact_memorization"] <= 1
+
+
+def test_the_right_answer_of_the_truth_ratio_is_the_paraphrase_where_there_is_one() -> None:
+    plain = tofu.Question("a", (1,), (2, 9), "", perturbed=((3, 9), (4, 9)))
+    assert [s.answer for s in plain.sequences()] == [(2, 9), (2, 9), (3, 9), (4, 9)]
+    paraphrased = tofu.Question("a", (1,), (2, 9), "", (5, 9), ((3, 9),))
+    assert [s.answer for s in paraphrased.sequences()] == [(2, 9), (5, 9), (3, 9)]
+    assert {s.prompt for s in paraphrased.sequences()} == {(1,)}
+
+
+def test_a_set_with_a_question_that_has_no_wrong_answers_has_no_truth_ratio(model: LlamaForCausalLM) -> None:
+    asked = [question("forget", i, False) for i in range(3)]
+    profile = tofu.Profile(max_new_tokens=0)
+    for questions, there in ((asked, True), ([*asked, replace(asked[0], id="x", perturbed=())], False)):
+        evaluator = tofu.TofuEvaluator({"forget": questions}, decode, profile=profile)
+        result = evaluator.evaluate(EvaluationSession(model, stop_ids=[EOS]))
+        assert ("forget_truth_ratio" in result.metrics) is there and "forget_prob" in result.metrics
 
 
 def test_profiles(model: LlamaForCausalLM, questions: dict[str, list[tofu.Question]]) -> None:

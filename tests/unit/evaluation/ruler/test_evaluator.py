@@ -15,7 +15,7 @@ from support import tiny_llama
 from evaluation.hook import EvaluationSession, Hook, Result
 from evaluation.ruler import lenses
 from evaluation.ruler.evaluator import Answered, Embedded, References, RulerEvaluator, lens_1
-from evaluation.ruler.rank_significance import rank_test
+from evaluation.ruler.rank_significance import RankTest, rank_test
 
 RECORDS = [Answered(f"r{i}", s) for i, s in enumerate(tiny_llama.sequences(17, seed=3))]
 FORGET, RETAIN = RECORDS[:5], RECORDS[5:]
@@ -161,6 +161,21 @@ def test_the_rank_test_is_wilcoxons_with_the_standard_error_of_the_mean() -> Non
 )
 def test_few_records_tell_nothing(ranks: list[float], verdict: str) -> None:
     assert rank_test(ranks).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("mean", "p", "records", "verdict"),
+    [
+        (0.6, 0.05, 20, "above"),
+        (0.4, 0.05, 20, "below"),
+        (0.6, 0.0501, 20, "near"),
+        (0.5, 0.01, 20, "near"),
+        (0.6, 0.01, 6, "above"),
+        (0.6, 0.01, 5, "undecided"),
+    ],
+)
+def test_a_p_value_of_just_the_level_is_significant(mean: float, p: float, records: int, verdict: str) -> None:
+    assert RankTest(mean, 0.1, p, records).verdict == verdict
 
 
 def test_the_rank_test_at_its_borders() -> None:

@@ -92,6 +92,15 @@ def test_cosine_is_symmetric_bounded_and_one_for_equal_rows(rows: np.ndarray) ->
     np.testing.assert_array_equal(cosine(rows, rows), np.ones(3))
 
 
+def test_no_cosine_of_parallel_rows_is_above_one() -> None:
+    """Rounding makes every tenth of these one."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2000, 5))
+    found = cosine(rows, rows * rng.uniform(0.1, 10, size=(2000, 1)))
+    assert found.max() <= 1 and found.min() == pytest.approx(1, abs=1e-12)
+    assert cosine(rows, -3 * rows).min() >= -1
+
+
 def test_cosines_of_a_known_angle() -> None:
     a = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [3.0, 4.0]])
     b = np.array([[0.0, 5.0], [2.0, 2.0], [-1.0, 0.0], [4.0, 3.0]])

@@ -17,7 +17,7 @@ from evaluation.wikimem.engine import Asking, FactScore, score_facts, sentence_n
 from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals, properties
-from evaluation.wikimem.score import memorization_strength, memorized
+from evaluation.wikimem.score import PairScore, memorization_strength, memorized
 from oblivionis.models import tiny
 
 # Such small products are slower with two threads, by far so on a busy machine.
@@ -215,6 +215,15 @@ def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any) -> Non
     with torch.no_grad():
         first = plain(**tokenizer("Welsh", return_tensors="pt")).last_hidden_state[0, 0]
     np.testing.assert_allclose(SentenceEncoder.load(str(tmp_path))(["Welsh"])[0], first / first.norm(), atol=1e-5)
+
+
+def test_a_tie_with_a_counterfactual_is_no_first_rank() -> None:
+    scores = np.array([[1.0, 0.0, 1.0, 0.5], [2.0, 3.0, 1.0, 2.9], [1.0, 0.0, 3.0, 2.0]])
+    truth, names = np.array([True, True, False, False]), ("a", "b", "c", "d")
+    pair = PairScore("Ann", "P19", np.zeros(3, bool), np.full(3, np.nan))
+    found = FactScore(Fact("Ann", "P19", ("a", "b")), ("x", "y", "z"), names, truth, scores, pair, -scores)
+    assert found.ranks.tolist() == [0.5, 0.0, 1.0]
+    assert found.likeliest.tolist() == [False, True, False] and found.best == ("a", "b", "c")
 
 
 def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None:

@@ -122,6 +122,8 @@ def test_values_count_as_true_when_equal_but_for_case_or_close_in_meaning():
     assert true_values(values, ["ENGLISH"]).tolist() == [True, False, False, False, False]
     assert true_values(values, ["english"], embed).tolist() == [True, True, False, False, False]
     assert true_values(values, ["English"], embed, 0.7).tolist() == [True, True, True, False, False]
+    # Near one of several ground truths is near enough.
+    assert true_values(values, ["English", "Welsh"], embed).tolist() == [True, True, False, True, False]
     # Near a counterfactual that counts as true is not near a ground truth.
     assert true_values(["English", "British English", "Scots"], ["Scots"], embed).tolist() == [False, True, True]
     with pytest.raises(ValueError, match="none of the 5"):

@@ -196,6 +196,11 @@ def test_figures_worked_out_by_hand():
     assert figures.mean_strength == pytest.approx((2 + 3 + 1 + 2 + 4 + 6 + 5) / 7)
 
 
+def test_every_pair_counts_alike_however_many_templates_it_has():
+    figures = summarize([pair("Ada", "P19", [1.0]), pair("Bo", "P19", [None, None, None])])
+    assert (figures.strict_rate, figures.lenient_rate, figures.unanimous_rate) == (0.5, 0.5, 0.5)
+
+
 def test_figures_per_property_and_cohort():
     properties = by_property(PAIRS)
     assert list(properties) == ["P19", "P106"]

@@ -125,6 +125,14 @@ def test_m_bin_draws_sorted_bars_limit_and_leaking_greedy_answers() -> None:
     assert f"{int((bound > 0.6).sum())} of 3" in axis.get_title() and "(1 of 2)" in axis.get_title()
 
 
+def test_a_bound_of_just_the_limit_is_within_it() -> None:
+    """All answers to the first question leak: its bound is 1."""
+    leakage = [np.ones(8), np.zeros(8)]
+    figure = leakage_figures._m_bin(["a", "b"], leakage, np.array([0.0, np.nan]), Terms(limit=1.0))
+    assert figure.axes[0].get_title().startswith("M_bin above 1 for 0% of the questions (0 of 2)")
+    assert figure.axes[0].get_title().endswith("greedy answer leaks for 0% of the questions (0 of 1)")
+
+
 def test_m_gen_draws_single_questions_and_the_average_of_all() -> None:
     leakage = drawn(9)
     figure = leakage_figures._m_gen(leakage, Terms(alpha=0.09, family_wise=True))

@@ -25,8 +25,9 @@ FEW = {"prob": Verdict(0.01, 0.2, 0.25, 1.0, 2)}
 KEPT = {"finetune": {"model_utility": 0.5}, "unlearn": {"model_utility": 0.49}, "retrain": {}}
 
 
-def served(tmp_path, verified=("r0", "r1"), overrides=(), **made):
+def served(tmp_path, verified=("r0", "r1"), overrides=(), rows=(), **made):
     run, config = make_run(tmp_path, overrides=overrides, **made)
+    run.append_metrics(rows)
     ask(run, serve=False)
     ledger = Ledger(run.ledger_path)
     for name in ("r0", "r1"):
@@ -155,6 +156,16 @@ def test_good_news_does_not_rest_on_figures_that_were_kept(tmp_path):
     assert of_run(run, config).grade != GOOD
 
 
+@pytest.mark.parametrize(
+    ("moment", "stage", "told"), [("end", "retrain", True), ("round", "retrain", False), ("end", "local", False)]
+)
+def test_what_failed_at_the_end_of_a_compared_model_was_not_measured(tmp_path, moment, stage, told):
+    row = {"stage": stage, "round": 2, "moment": moment, "evaluator": "muse", "metrics": {}, "error": "out of memory"}
+    found = outcome(*served(tmp_path, rows=[row]), KEPT, LIKE)
+    assert ("not measured, because it failed: muse" in found.sentence) is told
+    assert found.grade == (DOUBTFUL if told else GOOD)
+
+
 def test_requests_and_utility_count_as_well(tmp_path):
     run, config = served(tmp_path, verified=("r0",))
     found = outcome(run, config, KEPT, LIKE)
@@ -227,3 +238,10 @@ def test_a_forget_quality_that_says_nothing_stands_in_parentheses(tmp_path):
     run, config = make_run(tmp_path / "four")
     line = next(line for line in summary(run, config).splitlines() if "Forget quality (KS p)" in line)
     assert "(0.125)" not in line and metrics_of("unlearn")["forget_quality"] == 0.125
+
+
+def test_the_verdicts_file_names_what_was_not_measured_in_the_end(tmp_path):
+    row = {"round": 2, "evaluator": "muse", "metrics": {}, "error": "out of memory"}
+    rows = [{**row, "stage": "unlearn", "moment": "end"}, {**row, "stage": "retrain", "moment": "round"}]
+    run, _ = served(tmp_path, rows=rows)
+    assert verdicts.verdict_document(run, "geometric")["failed"] == {"unlearn": {"muse": "out of memory"}}

@@ -49,11 +49,29 @@ def test_a_certificate_tells_what_its_request_cost(run):
     assert other["epsilon before the request"] is None and "raised" not in report.certified(other)
 
 
+def test_a_request_that_was_served_again_cost_what_its_newest_exchange_did(tmp_path):
+    given = ["privacy=client", "privacy.epsilon=null", "privacy.noise_multiplier=4", "privacy.delta=1e-3"]
+    run = RunDirectory.create(tmp_path, "run")
+    account = open_account(configuration.compose("default", given), run, {}, secret=True)
+    for server_round in (1, 2):
+        account.release("unlearn", Release("unlearn", server_round, 1, None, 4.0, 1.0))
+        account.served({"mine", "other"} if server_round == 1 else {"mine"}, server_round)
+    once, twice = (epsilon({Event(2.0): count}, 1e-3) for count in (1, 2))
+    found = report.of_request(run, "mine")
+    assert (found["epsilon before the request"], found["epsilon after its exchange"]) == (once, twice)
+    found = report.of_request(run, "other")
+    assert (found["epsilon before the request"], found["epsilon after its exchange"]) == (0.0, once)
+
+
 def test_noise_that_a_seed_gives_is_told_of(tmp_path):
     config = configuration.compose("default", ["privacy=client"])
     run = RunDirectory.create(tmp_path, "run")
     open_account(config, run, {}, secret=False).release("finetune", Release("train", 1, 3, 30, 9.0, 1.0))
-    assert report.sentences(run)[-1].startswith("The noise came from the run's seed")
+    told = "The noise came from the run's seed"
+    assert report.sentences(run)[-1].startswith(told)
+    run = RunDirectory.create(tmp_path, "other")
+    open_account(config, run, {}, secret=True).release("finetune", Release("train", 1, 3, 30, 9.0, 1.0))
+    assert not any(line.startswith(told) for line in report.sentences(run))
 
 
 def test_without_privacy_nothing_is_told(tmp_path):

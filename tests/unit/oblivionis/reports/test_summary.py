@@ -14,8 +14,10 @@ from support.reports import HOSTILE, LOSSES, STAGES, Page, ask, log_of, make_run
 
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.cli.as_json import plain
+from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
+from oblivionis.models.memory import Estimate, Need
 from oblivionis.naming import SETS
 from oblivionis.reports import data as data_report
 from oblivionis.reports import model_card
@@ -25,6 +27,7 @@ from oblivionis.reports.format import number
 from oblivionis.reports.warnings import find_warnings
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.runs.failures import Failure
 
 
 def shown(renderable, width=120):
@@ -202,6 +205,45 @@ def test_the_number_of_samples(tmp_path, count, positions):
     assert len(found) == (len(positions) + 3 if count else 0)
 
 
+@pytest.mark.parametrize(("count", "passages"), [(0, []), (1, ["p0"]), (3, ["p0", "p2", "p4"])])
+def test_of_texts_several_passages_are_shown_and_one_question_of_each_set(tmp_path, count, passages):
+    def told(name, count):
+        row = {"generated": "said", "truth": "true", "score": 0.5}
+        return {f"{name}{i}": row | {"shown": f"{name}{i}"} for i in range(count)}
+
+    sets = {"verbmem": told("p", 5), "knowmem_forget": told("f", 4), "knowmem_retain": told("r", 4)}
+    overrides = [f"evaluation.samples_shown={count}"]
+    run, config = make_run(tmp_path, ["unlearn"], overrides=overrides, logs=lambda stage: {"muse": sets})
+    found = [sample["question"] for sample in report.samples(run, config, ["unlearn"])]
+    assert found == passages + (["f0", "r0"] if count else [])
+
+
+def test_an_evaluator_is_missing_in_the_table_where_it_failed_at_the_end():
+    failed = [Failure("unlearn", 1, "round", "ruler", "early"), Failure("unlearn", 2, "end", "muse", "late")]
+    failed += [Failure("local", i, "end", "muse", "gone") for i in (0, 1)]
+    metrics = {"unlearn": {"forget_prob": 0.5}, "local": {"forget_prob": 0.25}}
+    table = report.comparison(metrics, failed=failed)
+    assert [list(row) for row in table.rows if row and row[0] == "not measured"] == (
+        [["not measured", "muse", "failed: late", "failed: gone (2 clients)"]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "frozen", "said"), [("lora", 0, "25 (20.00%"), ("lora", 25, "25 (16.67%"), ("full", 0, "25 (25.00%")]
+)
+def test_the_share_that_is_trained_is_one_of_all_parameters(mode, frozen, said):
+    """Adapters come on top of the base model's 100."""
+    rows = dict(
+        report._trained(
+            configuration.compose("smoke", [f"model.mode={mode}"]),
+            Estimate(100, 25, frozen, Need(()), Need(()), 1, False, 0),
+        )
+    )
+    assert rows["trainable parameters"].startswith(said)
+    assert ("frozen adapter parameters" in rows) is bool(frozen)
+    assert rows["sent per client and exchange"] == "100 B there, 100 B back (float32)"
+
+
 def test_a_log_without_texts_or_sets_has_no_samples(tmp_path):
     def logs(stage):
         return {"eval_log": {"avg_gt_loss": {"0": 1.0}}, "ids": {"eval_log": ["x"]}}
@@ -276,6 +318,18 @@ def test_the_line_on_requests(tmp_path):
     rows = next(t for t in Page(run, config).tables if t[0][0] == "request")
     assert rows[1] == ["r0", "0", "records", "2", "1", "1", "0", "verified", "its share"]
     assert rows[2] == ["r1", "1", "records", "1", "2", "–", "0", "pending", "its share"]
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, "r0"), (5, "r4"), (6, "r4 and 1 more"), (9, "r4 and 4 more")])
+def test_of_many_unverified_requests_five_are_named(tmp_path, count, end):
+    run, _ = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    for i in range(count + 1):
+        ledger.submit(Request(f"r{i}", 0, (f"i{i}",), 1))
+        ledger.served(f"r{i}", 1)
+        ledger.verified(f"r{i}", 2, Judgement("inconclusive" if i < count else "verified", "why", 0.9), 0.5)
+    (line,) = report.unverified_lines(run)
+    assert line.startswith("inconclusive: r0") and line.endswith(f"{end}: why")
 
 
 def test_the_kinds_of_requests_that_were_served(tmp_path):
@@ -391,6 +445,14 @@ def test_runs_are_listed_with_how_far_they_came(tmp_path):
     assert "broken" in text and "cannot be read" in text
 
 
+@pytest.mark.parametrize(("local", "said"), [("null", "local 2/6"), ("3", "local 2/3")])
+def test_the_stage_local_counts_the_clients_that_train_alone(tmp_path, local, said):
+    given = ["stages=[local]", "federation.clients=6", f"federation.local_clients={local}"]
+    run, config = make_run(tmp_path, [], overrides=given)
+    run.append_metrics([{"stage": "local", "round": client, "metrics": {}} for client in (0, 1)])
+    assert report._progress(run, config, "local") == said
+
+
 def described(clients, records=120):
     train = tuple(Record(f"r{i}", f"q{i}", "a", f"s{i % 7}") for i in range(records))
     corpus = Corpus("made", train, frozenset(f"r{i}" for i in range(0, 30, 3)), {"forget": train[:3]})
@@ -492,3 +554,23 @@ def collapsed(stage):
 def facts_of(source):
     """The terms of the page's first list and what stands beside them."""
     return re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", source)
+
+
+@pytest.mark.parametrize("units", [2, 3])
+def test_answers_too_short_to_be_recited_are_told(units):
+    """It takes three words to say that an answer was recited."""
+    records = (Record("short", "Q?", " ".join(["ost"] * units), "Ann"), Record("long", "Q?", "a b c d e", "Ann"))
+    lines = data_report.unfit(Corpus("made", records, frozenset()), configuration.compose("smoke"))
+    assert any("cannot be verified by recitation" in line and line.endswith("ids short") for line in lines) is (
+        units < 3
+    )
+
+
+def test_texts_longer_than_a_model_takes_are_told():
+    corpus = Corpus("made", (Record("one", "Q?", "word " * 5000, "Ann"),), frozenset())
+    for given, fate in ((["model.on_overflow=error"], "a run refuses them"), ([], "their ends are cut off")):
+        config = configuration.compose("smoke", ["model.on_overflow=truncate", *given])
+        head, line, *_ = data_report.unfit(corpus, config)
+        assert (
+            head == f"1 text longer than model.max_length={config.model.max_length} tokens; {fate}:" and "one" in line
+        )

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from oblivionis.reports import summary as report
-from oblivionis.reports.format import fixed, number, p_value, short
+from oblivionis.reports.format import bytes_text, fixed, number, p_value, short
 from oblivionis.reports.table import Marked, Table, Term
 
 NASTY = [
@@ -120,6 +120,27 @@ def test_a_terminal_shows_texts_as_they_are(framed):
     assert flat(TABLE.title) in lines and TABLE.note in lines
 
 
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (100, [[1, 2, 3, 4, 5]]),
+        (37, [[1, 2, 3, 4, 5]]),
+        (36, [[1, 2, 3, 4], [5]]),
+        (30, [[1, 2, 3, 4], [5]]),
+        (29, [[1, 2, 3], [4, 5]]),
+        (23, [[1], [2, 3], [4, 5]]),
+        (18, [[1], [2, 3], [4], [5]]),
+        (17, [[1], [2], [3], [4], [5]]),
+        (3, [[1], [2], [3], [4], [5]]),
+    ],
+)
+def test_columns_that_do_not_fit_come_below_those_of_one_heading_together(width, parts):
+    """Words and numbers take 6 characters with the gap, the last numbers 7; the second and third are of one heading."""
+    heads = ["of", "n", "a\nx", "a\ny", "b", "c"]
+    table = Table("T", heads, [["word", "1234", "1234", "1234", "1234", "12345"]], texts=1)
+    assert table.parts(width) == parts
+
+
 def test_a_framed_table_is_one_piece_with_lines():
     rows = [["g", "m", "1", "2"], ["g", "n", "3", "4"], None, ["h", "m", "5", Marked("6", "alarm")]]
     table = Table("T", ["group", "measure", "one", "two"], rows, framed=True)
@@ -132,6 +153,16 @@ def test_a_framed_table_is_one_piece_with_lines():
     ]
     assert sum(line.startswith("├") for line in shown) == 1 and shown[-1].startswith("└")
     assert "\x1b[1;31m  6" in console.export_text(styles=True)
+
+
+def test_a_first_cell_that_repeats_the_one_above_is_blank_within_its_group():
+    rows = [["g", "1"], ["g", "2"], ["h", "3"], None, ["h", "4"], ["h", "5"]]
+    page = Cells(str(Table("T", ["of", "n"], rows, texts=1).html_table())).rows[1:]
+    assert page == [["g", "1"], ["", "2"], ["h", "3"], ["h", "4"], ["", "5"]]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Table("T", ["of", "n"], rows, texts=1, framed=True).rich())
+    lines = [line.strip("│").split("│") for line in console.export_text().splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in line] for line in lines] == page
 
 
 def test_words_are_explained_under_the_name_that_the_glossary_has():
@@ -168,4 +199,8 @@ def test_numbers():
         "–",
     ]
     assert [p_value(0.00099), p_value(0.001), p_value(nan)] == ["<0.001", "0.001", "–"]
-    assert [number(None), number(1.2e-4), number(2.0)] == ["–", "1.2e-4", "2.000"]
+    assert [number(None), number(nan), number(0.0), number(2.0), number(-2.0)] == ["–", "–", "0.000", "2.000", "-2.000"]
+    assert [number(1.2e-4), number(-1.2e-4), number(9.99e-4), number(1e-3)] == ["1.2e-4", "-1.2e-4", "1.0e-3", "0.001"]
+    assert [bytes_text(n) for n in (0, 999, 1000, 1023, 1.5e6, 2e9, 3e12, 4e15)] == (
+        ["0 B", "999 B", "1 kB", "1.02 kB", "1.5 MB", "2 GB", "3 TB", "4e+03 TB"]
+    )

@@ -8,8 +8,9 @@ from scipy.stats import ks_2samp
 from support.reports import HOSTILE, Page, ask, log_of, make_run, metrics_of
 
 from evaluation.leakage import bounds
+from oblivionis.reports import forget_quality
 from oblivionis.reports import warnings as run_warnings
-from oblivionis.reports.forget_quality import ks_p_value
+from oblivionis.reports.forget_quality import ks_p_value, telling_steps
 from oblivionis.reports.warnings import find_warnings
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
@@ -39,11 +40,27 @@ def test_the_words_on_few_questions_are_right():
     assert ks_p_value(12, 6) >= 0.05 > ks_p_value(12, 7)
 
 
+@pytest.mark.parametrize(("questions", "steps"), [(1, None), (3, None), (4, 4), (12, 7), (40, 13)])
+def test_the_least_distance_that_tells_two_models_apart(questions, steps):
+    def p(steps):
+        return ks_2samp(np.arange(questions), np.arange(questions) + steps - 0.5, method="exact").pvalue
+
+    assert telling_steps(questions) == steps == next((k for k in range(1, questions + 1) if p(k) < 0.05), None)
+
+
 def test_a_whole_run_of_few_questions(tmp_path):
     run, config = make_run(tmp_path)
     assert kinds(run, config, limit=True) == ["one oracle", "few questions"]
     text = text_of(run, config, "few questions")
     assert "4 questions" in text and "0.029" in text and "less than 1.00" in text, "2 / C(8, 4) = 2/70"
+
+
+@pytest.mark.parametrize(("count", "warned"), [(39, True), (40, False)])
+def test_as_many_questions_as_tofus_smallest_split_are_enough(tmp_path, count, warned):
+    section = {"avg_paraphrased_loss": {str(i): 1.0 + i for i in range(count)}}
+    section["average_perturb_loss"] = {str(i): [2.0] for i in range(count)}
+    run, config = make_run(tmp_path, logs=lambda stage: {"eval_log_forget": section})
+    assert ("few questions" in kinds(run, config, limit=True)) is warned
 
 
 @pytest.mark.parametrize(("utility", "warned"), [(0.46, False), (0.44, True), (0.0, True)])
@@ -80,6 +97,19 @@ def test_requests_that_wait_or_fail(tmp_path):
     assert "3 of 4 forget questions" in text_of(run, config, "records not deleted"), "r1 alone was served"
 
 
+def test_what_is_wrong_comes_before_what_is_a_limit(tmp_path):
+    run, config = make_run(tmp_path, metrics=lambda stage: metrics_of(stage) | {"leakage_samples": 20.0})
+    ask(run, serve=False)
+    found = [warning.limit for warning in find_warnings(run, config)]
+    assert found == sorted(found) and set(found) == {False, True}
+
+
+def test_where_no_request_was_served_the_forget_rows_are_no_mixture(tmp_path):
+    run, config = make_run(tmp_path)
+    Ledger(run.ledger_path).submit(Request("all", 0, tuple(log_of("unlearn")["ids"]["eval_log_forget"]), 1))
+    assert "records not deleted" not in kinds(run, config) and "pending requests" in kinds(run, config)
+
+
 def test_requests_for_all_forget_records_leave_nothing(tmp_path):
     run, config = make_run(tmp_path)
     ledger = Ledger(run.ledger_path)
@@ -100,7 +130,9 @@ def test_failed_evaluators_and_clients(tmp_path):
     assert "1 of 2 rounds" in text_of(run, config, "failed replies")
 
 
-@pytest.mark.parametrize(("samples", "certifies", "loose"), [(20, False, True), (128, True, True), (1024, True, False)])
+@pytest.mark.parametrize(
+    ("samples", "certifies", "loose"), [(20, False, True), (50, True, True), (128, True, True), (1024, True, False)]
+)
 def test_bounds_of_few_samples(tmp_path, samples, certifies, loose):
     run, config = make_run(tmp_path, metrics=lambda stage: metrics_of(stage) | {"leakage_samples": float(samples)})
     alpha, limit = config.evaluation.leakage.alpha, config.evaluation.leakage.limit
@@ -111,6 +143,21 @@ def test_bounds_of_few_samples(tmp_path, samples, certifies, loose):
     if loose:
         slack = bounds.expectation_upper_bound(np.zeros(samples), alpha)
         assert slack > run_warnings.LARGEST_SLACK and any(f"{slack:.2f}" in text for text in found)
+
+
+@pytest.mark.parametrize(("limit", "certifies"), [(0.003, False), (0.3, True)])
+def test_what_is_loose_does_not_depend_on_the_limit_of_a_leak(tmp_path, limit, certifies):
+    """With 1024 samples the bound on the mean may be 0.05, with 128 it cannot be below 0.13."""
+    for samples, loose in ((1024, False), (128, True)):
+        (tmp_path / str(samples)).mkdir()
+        run, config = make_run(
+            tmp_path / str(samples),
+            overrides=[f"evaluation.leakage.limit={limit}"],
+            metrics=lambda stage, samples=samples: metrics_of(stage) | {"leakage_samples": float(samples)},
+        )
+        found = [w.text for w in find_warnings(run, config) if w.kind == "few samples"]
+        assert any("cannot be below" in text for text in found) is loose
+        assert any("cannot certify" in text for text in found) is not certifies
 
 
 def test_nothing_to_forget(tmp_path):
@@ -143,3 +190,18 @@ def test_warnings_stand_at_the_top_of_the_page(tmp_path):
     page = Page(run, config)
     assert page.source.index("no forget quality") < page.source.index("<table")
     assert "<script" not in page.source and page.text.count(HOSTILE) >= 3
+
+
+@pytest.mark.parametrize("fewer", ["unlearn", "retrain"])
+def test_as_many_questions_count_as_both_models_were_asked(tmp_path, fewer):
+    run, _ = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=2 if stage == fewer else 4))
+    assert forget_quality.questions(run) == 2
+
+
+def test_updates_and_weights_that_were_cut_are_counted_apart(tmp_path):
+    run, config = make_run(tmp_path)
+    row = {"stage": "unlearn", "moment": "round", "evaluator": "federation", "metrics": {}}
+    cuts = [{"client": 4, "what": "norm"}, {"client": 4, "what": "norm"}, {"client": 2, "what": "weight"}]
+    run.append_metrics([{**row, "round": 1, "cut": cuts}, {**row, "round": 2}])
+    text = text_of(run, config, "cut replies")
+    assert "2 updates that were too long and 1 weights that were too large, of clients 2, 4;" in text

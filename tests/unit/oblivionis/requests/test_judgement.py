@@ -38,6 +38,8 @@ SHORT = RecordEvidence(units=LEAST_UNITS - 1, final=0.0, before=1.0, oracle=0.0)
         (NEVER, NOT_TESTABLE),
         (SHORT, NOT_TESTABLE),
         (RecordEvidence(2, 1.0, 1.0), NOT_TESTABLE),
+        (RecordEvidence(LEAST_UNITS, 0.0, 1.0), VERIFIED),
+        (RecordEvidence(LEAST_UNITS, 1.0, 1.0), NOT_VERIFIED),
         (RecordEvidence(9, 0.0, None), INCONCLUSIVE),
     ],
 )
@@ -97,6 +99,21 @@ def test_by_numbers_of_records_as_by_the_records():
             outcome, why = judge_counts(3, before, final, untestable=records.count("short"), least_testable=least)
             expected = judge_request({str(i): r for i, r in enumerate(of)}, limit=LIMIT, least_testable=least)
             assert outcome == expected.outcome and why, (records, least)
+
+
+@pytest.mark.parametrize(
+    ("records", "before", "untestable", "outcome", "why"),
+    [
+        (1, 1, 0, VERIFIED, "its record was recited before, and is not any more"),
+        (4, 4, 0, VERIFIED, "all 4 records were recited before, none is any more"),
+        (4, 3, 0, VERIFIED, "only 3 of 4 records were recited before, none is any more"),
+        (4, 2, 0, INCONCLUSIVE, "only 2 of 4 records were recited before, none is any more"),
+        (4, 0, 3, NOT_TESTABLE, "the model did not recite them before either"),
+        (4, 0, 4, NOT_TESTABLE, "their answers have fewer than 3 words"),
+    ],
+)
+def test_numbers_of_records_in_words(records, before, untestable, outcome, why):
+    assert judge_counts(records, before, 0, untestable=untestable, least_testable=0.75) == (outcome, why)
 
 
 def test_without_numbers_from_before_nothing_is_verified():

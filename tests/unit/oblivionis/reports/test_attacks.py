@@ -1,0 +1,128 @@
+"""The attacks of a run in tables and words, on results made by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+from support.reports import make_run
+
+from oblivionis.errors import FileError
+from oblivionis.reports import attacks
+
+
+def row(attack, verdict=None, **more):
+    """One attack on the unlearned model beside the retrained one."""
+    models = {
+        "unlearn": {"before": {"prob": 0.25, "rouge": 0.5}, "after": {"prob": 0.75, "rouge": 0.5}},
+        "retrain": {"before": {"prob": 0.125, "rouge": 0.375}, "after": {"prob": 0.5, "rouge": 0.625}},
+    }
+    found = {"attack": attack, "variant": "" if attack == "none" else "by hand", "questions": 9, "models": models}
+    return found | {"difference": {"prob": 0.25, "rouge": -0.125}, **({"verdict": verdict} if verdict else {})} | more
+
+
+def results(*rows, **more):
+    made = {"run": "made", "stage": "unlearn", "round": 2, "oracle": "retrain", "rows": list(rows)}
+    return made | {"membership": [], "left_out": {}, "failed": {}} | more
+
+
+def printed(found):
+    out = io.StringIO()
+    attacks.print_results(found, Console(file=out, width=160))
+    return out.getvalue()
+
+
+def line_of(text, name):
+    """The cells of the row that begins with these words."""
+    words = name.split()
+    (found,) = (cells for line in text.splitlines() if (cells := line.split())[: len(words)] == words)
+    return found[len(words) :]
+
+
+def test_a_row_has_the_way_of_the_attacked_model_the_end_of_the_other_and_the_difference_of_each_measure():
+    assert line_of(printed(results(row("quantise", "near"))), "quantise: by hand") == (
+        ["9", "0.25→0.75", "0.50", "+0.25", "0.50", "0.62", "-0.12", "–", "–", "–", "as", "retrained"]
+    )
+
+
+def test_on_the_page_the_other_model_has_its_way_too():
+    mine, theirs, difference = attacks._cells(row("quantise"), "prob", results(), whole=True)
+    assert (mine, theirs, difference) == ("0.25→0.75", "0.12→0.50", "+0.25")
+
+
+def test_the_page_has_verdict_and_p_value_beside_both_models():
+    page = str(attacks._html_rows(results(row("quantise", "still known", p_above=0.0031), row("prefix", "near"))))
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in page.split("<tr")[1:]]
+    heads, first, second = (
+        [re.sub(r"<br>", " / ", re.sub(r"</?(?:small|b)(?: [^>]*)?>", "", c)) for c in line] for line in rows
+    )
+    measures = ["Prob / retrained", "Δ", "ROUGE / retrained", "Δ", "Truth r. / retrained", "Δ"]
+    assert heads == ["attack", "n", *measures, "verdict", "p above"]
+    shown = ["9", "0.25→0.75 / 0.12→0.50", "+0.25", "0.50 / 0.38→0.62", "-0.12", "– / –", "–"]
+    assert first == ["quantise: by hand", *shown, "comes back", "0.0031"]
+    assert second[1:] == [*shown, "as retrained", "–"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "word"),
+    [
+        ("still known", ["comes", "back"]),
+        ("over-unlearned", ["below"]),
+        ("near", ["as", "retrained"]),
+        ("undecided", ["undecided"]),
+    ],
+)
+def test_each_verdict_has_its_word(verdict, word):
+    assert line_of(printed(results(row("quantise", verdict))), "quantise: by hand")[10:] == word
+
+
+def test_what_is_known_without_an_attack_does_not_come_back():
+    text = printed(results(row("none", "still known"), row("quantise", "still known")))
+    assert line_of(text, "no attack 9")[9:] == line_of(text, "quantise: by hand")[10:] == ["still", "known"]
+    assert "Without any attack the answers are still known. 1 of 1 attacks bring back more" in text
+
+
+def test_of_the_attacks_those_count_that_have_a_verdict():
+    rows = [row("none", "undecided"), row("quantise", "undecided"), row("prefix", "near"), row("relearn")]
+    text = printed(results(*rows, failed={"jailbreak": "out of memory"}))
+    assert "None of 2 attacks is shown to bring back more than the retrained model gives away (1 undecided, 1 more" in (
+        " ".join(text.split())
+    )
+    assert "jailbreak failed: out of memory." in text
+
+
+def test_membership_inference_stands_below():
+    aucs = {"unlearn": {"auc": 0.75, "low": 0.5, "high": 1.0}, "retrain": {"auc": 0.5, "low": 0.25, "high": 0.75}}
+    of = {"variant": "zlib", "members": 4, "others": 6, "models": aucs, "difference": 0.25, "p": 0.031}
+    text = printed(results(row("none", "near"), membership=[of]))
+    assert line_of(text, "zlib") == (
+        ["4", "+", "6", "0.75", "[0.50,", "1.00]", "0.50", "[0.25,", "0.75]", "+0.25", "0.031"]
+    )
+
+
+def test_without_a_retrained_model_there_is_no_word():
+    alone = row("quantise")
+    text = printed(results(alone, oracle=None))
+    assert line_of(text, "quantise: by hand") == ["9", "0.25→0.75", "0.50", "–"]
+    assert attacks.NO_ORACLE in " ".join(text.split())
+
+
+def test_of_each_stage_the_newest_attacks_are_shown(tmp_path):
+    run, _ = make_run(tmp_path)
+    for stage, server_round in (("unlearn", 10), ("unlearn", 9), ("finetune", 2)):
+        folder = run.path / "attacks" / f"{stage}-{server_round}"
+        folder.mkdir(parents=True)
+        models = {"models": {stage: row("none")["models"]["unlearn"]}}
+        made = results(row("none", **models), stage=stage, round=server_round, oracle=None)
+        (folder / "results.json").write_text(json.dumps(made))
+    assert [(found["stage"], found["round"]) for found in attacks.latest(run)] == [("unlearn", 10), ("finetune", 2)]
+
+
+def test_results_without_the_attacked_model_are_refused(tmp_path):
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(results(row("none"), stage="finetune")))
+    with pytest.raises(FileError, match=r"rows\[0\]\.models: the attacked model, 'finetune', is missing"):
+        attacks.read_results(file)

@@ -1,0 +1,93 @@
+"""What a run was asked to do and what it did: settings and rounds of the page."""
+
+from __future__ import annotations
+
+import re
+
+import htpy as h
+import pytest
+from support.reports import make_run
+
+from oblivionis.config import compose as configuration
+from oblivionis.reports import overview
+
+
+def federation(stage, server_round, clients=None, failures=0, **more):
+    """What a round leaves in metrics.jsonl."""
+    metrics = {"failures": failures, "seconds": 2.0 * server_round}
+    row = {"stage": stage, "round": server_round, "moment": "round", "evaluator": "federation", "metrics": metrics}
+    return row | ({} if clients is None else {"clients": clients}) | more
+
+
+@pytest.fixture
+def run(tmp_path):
+    run, _ = make_run(tmp_path, stages=["retrain"])
+    run.finish_stage("finetune", {"stage": "finetune", "metrics": {}, "rounds": 3, "seconds": 61.4}, {})
+    run.append_metrics(
+        [
+            federation("finetune", 1, {"train": [0, 1], "failed": [4, 2]}, failures=2),
+            federation("finetune", 2, {"train": [1, 2, 3, 1]}, cut=[{"client": 3}, {"client": 0}, {"client": 3}]),
+            federation("finetune", 3, failures=1),
+            federation("unlearn", 1, {"unlearn": [5], "calibrate": [4], "train": [0]}),
+        ]
+    )
+    return run
+
+
+def rows_of(run, stage):
+    return [row for row in run.metrics() if row["evaluator"] == "federation" and row["stage"] == stage]
+
+
+def test_a_stage_is_summed_up(run):
+    """Rounds, seconds, clients that trained at all and per round that tells of them, and replies that failed."""
+    assert overview._stage(run, "finetune", rows_of(run, "finetune")) == ["finetune", "3", "61", "4", "3", "3", ""]
+    assert overview._stage(run, "unlearn", rows_of(run, "unlearn")) == (
+        ["unlearn", "1", "–", "1", "1", "0", "not finished"]
+    )
+    assert overview._stage(run, "local", []) == ["local", "0", "–", "–", "–", "–", "not finished"]
+
+
+def test_a_stage_that_was_taken_over_says_so(run):
+    run.finish_stage("unlearn", {"stage": "unlearn", "metrics": {}, "rounds": 2, "reused_from": "/runs/other"}, {})
+    assert overview._stage(run, "unlearn", [])[-1] == "taken over from the run other"
+
+
+def test_who_took_part_round_by_round(run):
+    page = str(h.fragment[overview.done(run)])
+    tables = [part.split("</table>")[0] for part in page.split("<table>")[1:]]
+    assert len(tables) == 3, "of all stages, and of the rounds of two; the retrained model's were not written down"
+    _, finetune, unlearn = ([_cells(row) for row in table.split("<tr")[2:]] for table in tables)
+    assert finetune == [["1", "–", "0, 1", "2, 4", "–", "2.0"], ["2", "–", "1, 2, 3", "–", "0, 3", "4.0"]]
+    assert unlearn == [["1", "4, 5", "0", "–", "–", "2.0"]]
+
+
+def _cells(row):
+    return re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+
+
+def test_nothing_was_done_yet(tmp_path):
+    run, _ = make_run(tmp_path, stages=[])
+    (run.path / "metrics.jsonl").unlink(missing_ok=True)
+    assert "Nothing yet." in str(h.fragment[overview.done(run)])
+
+
+@pytest.mark.parametrize(("rate", "said"), [("null", "learning rate 0.002"), ("0.0005", "learning rate 0.0005")])
+def test_the_learning_rate_of_unlearning_is_its_own_or_that_of_training(rate, said):
+    given = ["training.learning_rate=0.002", f"unlearning.learning_rate={rate}", "unlearning.epochs=7"]
+    told = overview._method(configuration.compose("smoke", given))
+    assert said in told and "epochs 7" in told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["unlearning.requests.policy=all_at_round", "unlearning.requests.round=2"], "at once, in round 2"),
+        (["unlearning.requests.policy=random_client_per_round"], "drawn at random"),
+        (
+            ["unlearning.requests.policy=random_client_per_round", "unlearning.requests.scope=client"],
+            "drawn at random; who asks leaves with all its records",
+        ),
+    ],
+)
+def test_who_asks(overrides, said):
+    assert overview._policy(configuration.compose("smoke", overrides)).endswith(said)

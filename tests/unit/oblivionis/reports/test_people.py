@@ -1,0 +1,129 @@
+"""A person audit in words and in its figure, on audits made by hand."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+from support.audits import audit_of, phrasings
+
+from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact
+from oblivionis.reports import people, people_figures
+
+LOST, HELD, FRESH, NEVER = (True, False), (True, True), (False, True), (False, False)
+
+
+def fact(name, before, after):
+    """Two phrasings; whether the fact is memorised in the first of them, before (None: not asked) and now."""
+    earlier = None if before is None else Outcome(int(before), 2, 1.0 if before else None, "Oslo")
+    return PersonFact(name, name, ("Bergen",), name, phrasings(2.0 if after else None, None), earlier)
+
+
+def person(name, facts, cohort=None):
+    return Person(name, cohort, None, (), tuple(facts))
+
+
+def told(audit):
+    out = io.StringIO()
+    people.print_audit(audit, Console(file=out, width=160))
+    return " ".join(out.getvalue().split())
+
+
+def test_what_is_gone_what_stays_and_what_is_new():
+    moves = [LOST] * 3 + [HELD] * 2 + [FRESH] + [NEVER]
+    facts = [fact(f"P{i}", *move) for i, move in enumerate(moves)]
+    one = audit_of(None, [person("Ann", facts)], "unlearn", against="finetune of a run")
+    assert (
+        "Before: finetune of a run. Of 5 facts that it had memorised, 3 are no longer, 2 still are; 1 of the others "
+        "are now." in people.sentences(one)
+    )
+    more = audit_of(None, [person("Ann", [*facts, fact("P9", None, True)])], "unlearn", against="finetune of a run")
+    assert people.sentences(more)[1].endswith("now (1 further facts were not asked in the same words).")
+
+
+def test_nothing_in_common_cannot_be_compared():
+    one = audit_of(None, [person("Ann", [fact("P1", None, True)])], "unlearn", against="finetune of a run")
+    assert people.sentences(one)[1] == (
+        "No fact was asked in the same words as of finetune of a run; nothing can be compared."
+    )
+
+
+def test_figures_of_all_and_of_each_cohort():
+    """Of Ann's two facts one is memorised in one of two phrasings; of Bo nothing is."""
+    ann, bo = (
+        person("Ann", [fact("P1", None, True), fact("P2", None, False)], "known"),
+        person("Bo", [fact("P1", None, False)], "unknown"),
+    )
+    everybody, known, unknown = people.sentences(audit_of(None, [ann, bo]))
+    assert everybody == (
+        "All: memorised in 16.7% of the phrasings (M̄), 33.3% of 3 facts in any, mean z* 2.00, median rank of the true "
+        "value 5; nothing about 1 of 2 people."
+    )
+    assert known.startswith("Cohort known: memorised in 25.0% of the phrasings (M̄), 50.0% of 2 facts in any")
+    assert unknown == (
+        "Cohort unknown: memorised in 0.0% of the phrasings (M̄), 0.0% of 1 facts in any, median rank of the true value "
+        "5; nothing about 1 of 1 people."
+    )
+
+
+def test_the_median_rank_is_that_of_the_cohort():
+    ann = person("Ann", [PersonFact("P1", "P1", ("x",), "i", phrasings(1.0, 1.0))], "known")
+    bo = person("Bo", [PersonFact("P1", "P1", ("x",), "j", phrasings(None, None, None))], "unknown")
+    everybody, known, unknown = people.sentences(audit_of(None, [ann, bo]))
+    ranks = [line.split("true value ")[1].split(";")[0] for line in (everybody, known, unknown)]
+    assert ranks == ["5", "1", "5"]
+
+
+@pytest.mark.parametrize("phrased", ["canaries", "records"])
+def test_other_phrasings_are_pointed_to_where_nothing_is_memorised_in_canaries(phrased):
+    audit = replace(audit_of(None, [person("Ann", [fact("P1", None, False)])]), settings={"phrasings": phrased})
+    assert any("--phrasings records asks in their own words" in line for line in people.sentences(audit)) is (
+        phrased == "canaries"
+    )
+    known = replace(audit, people=(person("Ann", [fact("P1", None, True)]),))
+    assert not any("Nothing is memorised" in line for line in people.sentences(known))
+
+
+def test_what_was_not_asked_or_not_measured_is_told():
+    audit = audit_of(None, [person("Ann", [fact("P1", None, True)])])
+    skipped = replace(audit, skipped=("a", "b", "c", "d", "e"), failed={"Bo": "no\nname"})
+    assert people.sentences(skipped)[1:] == ["Not asked for (5): a · b · c and 2 more", "Failed: Bo: no name"]
+    assert "Bo" in told(skipped) and "not measured" in told(skipped)
+
+
+def test_people_with_the_most_memorised_come_first_and_the_rest_is_in_the_file():
+    crowd = [person(f"Q{i:02d}", [fact(f"P{i}", None, i == 44)]) for i in range(45)]
+    text = told(audit_of(None, crowd))
+    assert "40 of 45 facts; all are in audit.json" in text
+    assert text.index("Q44") < text.index("Q00") and "Q43" not in text
+
+
+def test_a_rate_before_needs_all_facts():
+    """One of two phrasings of the first fact, none of the second: a quarter."""
+    assert people_figures.before_rate(person("Ann", [fact("P1", True, False), fact("P2", False, False)])) == 0.25
+    assert people_figures.before_rate(person("Ann", [fact("P1", True, False), fact("P2", None, False)])) is None
+
+
+def drawn(audit) -> Figure:
+    return people_figures._people(audit)
+
+
+def test_the_figure_shows_rates_and_strengths_before_and_now():
+    ann, bo = person("Ann", [fact("P1", False, True)]), person("Bo", [fact("P1", True, False)])
+    figure = drawn(audit_of(None, [ann, bo], "unlearn", against="finetune of a run"))
+    left, right = figure.axes
+    dots = [line for line in left.lines if line.get_marker() == "o"]
+    points = {(str(line.get_label()), float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in dots}
+    assert {label.get_text() for label in left.get_yticklabels()} == {"Ann", "Bo"}
+    places = dict(zip([t.get_text() for t in left.get_yticklabels()], left.get_yticks(), strict=True))
+    assert points == {
+        ("finetuned", 0.0, places["Ann"]),
+        ("unlearned", 0.5, places["Ann"]),
+        ("finetuned", 0.5, places["Bo"]),
+        ("unlearned", 0.0, places["Bo"]),
+    }
+    strengths = {(str(line.get_label()), tuple(line.get_xdata())) for line in right.lines if len(line.get_xdata())}
+    assert strengths == {("unlearned", (2.0,)), ("finetuned", (1.0,))}

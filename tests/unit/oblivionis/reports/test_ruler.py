@@ -1,0 +1,83 @@
+"""RULER in words: ranks before and after unlearning, and the bands of retrained models."""
+
+from __future__ import annotations
+
+import pytest
+from support.reports import make_run, metrics_of
+
+from evaluation.ruler.rank_significance import RankTest, rank_test
+from oblivionis.assessment.ruler import Before
+from oblivionis.reports import ruler
+
+HIGH = RankTest(0.9, 0.01, 0.001, 20)
+MIDDLE = RankTest(0.5, 0.02, 0.8, 20)
+BAND = {"low": 0.4, "high": 0.6, "mean": 0.5, "n": 3, "confidence": 0.95, "values": [0.45, 0.5, 0.55]}
+
+
+def finished(folder, ranks, bands=None, **values):
+    """A run whose unlearned model has these ranks, and these bands beside the values of its metrics."""
+    run, _ = make_run(folder, stages=["finetune"], metrics=metrics_of)
+    metrics = {f"ruler_{name}": value for name, value in values.items()}
+    run.finish_stage(
+        "unlearn", {"stage": "unlearn", "metrics": metrics, "ruler": {"bands": bands or {}}}, {"ruler": ranks}
+    )
+    return run
+
+
+@pytest.mark.parametrize(
+    ("base", "p_moved", "doubted"),
+    [(HIGH, 0.4, True), (MIDDLE, 0.001, False), (HIGH, 0.05, False), (HIGH, 0.051, True)],
+)
+def test_a_rank_that_the_base_model_has_too_is_no_memory(base, p_moved, doubted):
+    text = ruler.before_unlearning(Before(base, HIGH, p_moved))
+    assert text.startswith(
+        f"RULER: mean rank of 20 forget records {base.mean:.3f} ± {base.error:.3f} in the base model → 0.900 ± 0.010 "
+        "in the finetuned one (against 0.5: p = 0.001). Above 0.5: they lie closer"
+    )
+    assert ("But the base model, which never saw them, has about the same rank" in text) is doubted
+
+
+def test_a_rank_of_one_half_needs_no_comparison_with_the_base_model():
+    text = ruler.before_unlearning(Before(MIDDLE, MIDDLE, 0.9))
+    assert "Not to be told from 0.5" in text and "But the base model" not in text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([0.9, 0.8, 0.95, 0.7, 0.85, 0.99, 0.75], "above 0.5, a sign that they are still memorised"),
+        ([0.1, 0.2, 0.05, 0.3, 0.15, 0.01, 0.25], "below 0.5, they lie apart from the retained records"),
+        ([0.4, 0.6, 0.45, 0.55, 0.3, 0.7], "not to be told from 0.5"),
+        ([0.9, 0.8], "which so few records cannot tell from 0.5 (it takes 6)"),
+    ],
+)
+def test_the_unlearned_models_rank_against_one_half(tmp_path, ranks, said):
+    (line,) = ruler.sentences(finished(tmp_path, {f"r{i}": x for i, x in enumerate(ranks)}))
+    test = rank_test(ranks)
+    assert line.startswith(f"RULER: mean rank of the forget records in the unlearned model {test.mean:.3f} ± ")
+    assert said in line and line.endswith(f"(p = {test.p_value:.3f}, {len(ranks)} records).")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.6, ruler.INSIDE), (0.61, "outside, not like a retrained model"), (0.39, "outside, not like a retrained model")],
+)
+def test_a_value_lies_within_the_band_of_retrained_models_or_outside(tmp_path, value, said):
+    bands = {"mean_rank": BAND, "gap": BAND, "shift": BAND}
+    run = finished(tmp_path, {"a": 0.5, "b": 0.6}, bands, mean_rank=value, gap=0.5)
+    _, rank, gap = ruler.sentences(run)
+    assert rank == f"RULER: mean rank {value:.3f}, 95% band of 3 retrained models 0.400 to 0.600: {said}."
+    assert gap == f"RULER: S_gap 0.500, 95% band of 3 pairs of retrained models 0.400 to 0.600: {ruler.INSIDE}."
+    facts = ruler.verdict_facts(run)
+    assert facts["mean_rank"]["band"]["verdict"] == (ruler.INSIDE if said == ruler.INSIDE else ruler.OUTSIDE)
+    assert facts["gap"]["value"] == 0.5 and "shift" not in facts, "of which the unlearned model has no value"
+
+
+@pytest.mark.parametrize(("p", "said"), [(0.0312, "0.031"), (0.001, "0.001"), (0.00042, "4.2e-04")])
+def test_a_small_p_value_is_not_shown_as_zero(p, said):
+    assert ruler._p(p) == said
+
+
+def test_without_ranks_nothing_is_said(tmp_path):
+    run, _ = make_run(tmp_path)
+    assert ruler.sentences(run) == [] and ruler.verdict_facts(run) == {} and ruler.bands(run) == {}

@@ -1,0 +1,76 @@
+"""Whether a run's ledger and a node's know each other, on ledgers made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from oblivionis.chain import GENESIS, HASH, check_chain, linked
+from oblivionis.requests.verify import compare
+
+OPENED = linked({"event": "opened", "run": "r"}, GENESIS)
+
+
+def chain(path, entries, first=()):
+    """A file of chained lines; those of `first` are linked already."""
+    lines = list(first)
+    for entry in entries:
+        lines.append(linked(entry, lines[-1][HASH] if lines else GENESIS))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return check_chain(path)
+
+
+def both(folder, ends, node_ends):
+    """A run of three requests and a node that was queried; ends: how many of the run's lines the node saw at each
+    query, node_ends: how many of the node's lines the run noted."""
+    submitted = [{"event": "submitted", "id": f"q{i}"} for i in range(3)]
+    heads = [GENESIS, OPENED[HASH]]
+    for entry in submitted:
+        heads.append(linked(entry, heads[-1])[HASH])
+    queries = [
+        {"event": "queried", "run": "r", "client": 4, "ledger": OPENED[HASH], "server_head": heads[end]} for end in ends
+    ]
+    node = chain(folder / "node.jsonl", queries)
+    asked = [
+        {"event": "asked", "heads": {"4": node.hashes[end - 1] if end else GENESIS, "5": "another's"}}
+        for end in node_ends
+    ]
+    return chain(folder / "run.jsonl", [*submitted, *asked], [OPENED]), node
+
+
+@pytest.mark.parametrize("ends", [[1], [1, 1], [1, 2, 2, 4], [4, 4]])
+def test_two_ledgers_that_grew_side_by_side_agree(tmp_path, ends):
+    """Between two queries a ledger may have got no line at all."""
+    run, node = both(tmp_path, ends, [0, 0, *range(len(ends) + 1), len(ends)])
+    assert run.faults == node.faults == ()
+    assert compare(run, node) == ([], [])
+
+
+def test_an_earlier_end_than_before_is_a_fault_of_the_run(tmp_path):
+    run, node = both(tmp_path, [1, 3, 2], [])
+    (fault,), others = compare(run, node)
+    assert "noted in line 3 an earlier end than before" in fault and others == []
+
+
+def test_an_earlier_end_of_the_node_is_the_nodes_fault(tmp_path):
+    run, node = both(tmp_path, [1, 1], [2, 1])
+    others, (fault,) = compare(run, node)
+    assert "noted in line 6 an earlier end than before" in fault and others == []
+
+
+def test_lines_that_are_gone_are_named(tmp_path):
+    run, node = both(tmp_path, [1, 3], [])
+    shorter = chain(tmp_path / "run.jsonl", run.entries[1:2], [OPENED])
+    (fault,), others = compare(shorter, node)
+    assert "noted in line 2 that it ended with" in fault and "lines are gone" in fault and others == []
+
+
+def test_a_ledger_that_was_replaced_is_told_from_one_that_never_asked(tmp_path):
+    _, node = both(tmp_path, [1], [])
+    replaced = chain(tmp_path / "run.jsonl", [{"event": "opened", "run": "r", "again": True}])
+    (fault,), others = compare(replaced, node)
+    assert "noted another ledger of a run called r" in fault and others == []
+    stranger = chain(tmp_path / "run.jsonl", [{"event": "opened", "run": "other"}])
+    others, (fault,) = compare(stranger, node)
+    assert "it noted no query of the run" in fault and others == []

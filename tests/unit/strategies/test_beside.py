@@ -1,0 +1,90 @@
+"""Who trains beside the rounds, how many, and what becomes of those that do not answer."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import Message, RecordDict
+from support.fedtu_clients import adapter, content, flat
+
+from strategies import protocol
+from strategies.beside import RoundsBeside
+from strategies.factory import build
+from strategies.flower import AggregationError
+from strategies.memory_grid import MemoryGrid
+from strategies.replies import Verdict
+from strategies.serving import Answer
+
+
+def beside(clients=range(8), per_round=3, inner="fedavg", seed=5, **settings):
+    return RoundsBeside("method", build(inner, **settings), lambda: list(clients), 2, per_round, seed)
+
+
+class Training:
+    """Clients that answer with their number; those of `lost` do not."""
+
+    def __init__(self, lost=()):
+        self.lost, self.asked, self.settings = set(lost), [], []
+
+    def __call__(self, clients, model, settings):
+        self.asked.append(list(clients))
+        self.settings.append(dict(settings))
+        grid = MemoryGrid({c: lambda m, c=c: content([float(c)], 2) for c in clients})
+        content_of = RecordDict({"arrays": model})
+        messages = [Message(content_of, dst_node_id=1000 + c, message_type=protocol.TRAIN) for c in clients]
+        replies = grid.send_and_receive(messages)
+        return [
+            Verdict(c, None, "no reply") if c in self.lost else Verdict(c, reply)
+            for c, reply in zip(clients, replies, strict=True)
+        ]
+
+
+def test_who_tells_that_nothing_is_left_does_not_train():
+    """Who tells nothing of it may."""
+    told = [
+        Answer(1, None, 1, {protocol.LIVE_RECORDS: 0}),
+        Answer(2, None, 1, {protocol.LIVE_RECORDS: 7}),
+        Answer(3, None, 1, {}),
+    ]
+    assert beside([4, 3, 2, 1]).able(told) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("per_round", "inner", "settings", "count"),
+    [(3, "fedavg", {}, 3), (20, "fedavg", {}, 8), (1, "krum", {"num_malicious_nodes": 2}, 7)],
+)
+def test_as_many_are_drawn_as_may_and_as_the_aggregator_needs(per_round, inner, settings, count):
+    """Krum with two liars takes seven answers."""
+    train, rounds = Training(), beside(per_round=per_round, inner=inner, **settings)
+    for number in (1, 2, 1):
+        updates = rounds.train(train, "stage", number, range(8), adapter([0.0]), {"more": 1})
+        assert [update.partition for update in updates] == train.asked[-1] == sorted(set(train.asked[-1]))
+        assert len(updates) == count and [flat(u.arrays).tolist() for u in updates] == [[u.partition] for u in updates]
+    first, second, again = train.asked
+    assert first == again and (first != second or count > 3)
+    assert train.settings[1] == {protocol.SERVER_ROUND: 2, protocol.STAGE: "stage", "more": 1}
+
+
+def test_who_does_not_answer_is_left_out():
+    train = Training(lost=[0, 1, 2])
+    (update,) = beside(range(4), 4).train(train, "stage", 1, range(4), adapter([0.0]), {})
+    assert update.partition == 3
+    with pytest.raises(AggregationError, match=r"no client trained in its round 1"):
+        beside(range(3), 4).train(train, "stage", 1, range(3), adapter([0.0]), {})
+    with pytest.raises(AggregationError, match=r"no client trained in its round 1"):
+        beside().train(train, "stage", 1, [], adapter([0.0]), {})
+    with pytest.raises(AggregationError, match=r"6 clients trained in its round 1, and Krum needs 7"):
+        beside(per_round=9, inner="krum", num_malicious_nodes=2).train(
+            Training(lost=[0, 1]), "stage", 1, range(8), adapter([0.0]), {}
+        )
+
+
+def test_fedprox_tells_its_mu():
+    train = Training()
+    beside(inner="fedprox", proximal_mu=0.25).train(train, "stage", 1, range(8), adapter([0.0]), {})
+    assert train.settings[0][protocol.PROXIMAL_MU] == 0.25
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
+def test_numbers_below_one_are_refused(numbers):
+    with pytest.raises(ValueError, match=r"expected rounds >= 1 and per_round >= 1"):
+        RoundsBeside("method", build("fedavg"), list, *numbers, 0)
