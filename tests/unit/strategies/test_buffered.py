@@ -269,6 +269,15 @@ def test_a_round_ends_where_all_that_may_train_fail():
     assert all(not e[2] for e in told.of("reply")) and len(told.of("round_completed")) == 2
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 3])
+def test_a_round_asks_no_more_clients_than_may_train_where_all_fail(concurrency):
+    told = Told()
+    grid = MemoryGrid({p: lambda message: Error(code=1, reason="no memory") for p in range(6)})
+    buffered(concurrency, concurrency, Table(), listener=told).start(grid, adapter(noise("start")), num_rounds=2)
+    assert grid.sent[protocol.TRAIN] == 2 * concurrency
+    assert told.of("exchange_ended") == [("exchange_ended", "train", 0, concurrency)] * 2
+
+
 def test_nobody_is_left_to_ask():
     """Two clients, of which one fails: a step with one update, though K is 2."""
     nodes = {0: federation(1).nodes[0], 1: lambda message: Error(code=1, reason="no memory")}

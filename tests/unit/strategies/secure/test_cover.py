@@ -83,6 +83,15 @@ def test_what_is_forgotten_under_cover_is_what_the_askers_forget(each):
     assert flat(result.arrays).shape == START.shape
 
 
+def test_who_asks_and_is_not_there_is_covered_by_one_more():
+    """The exchange goes to as many clients as cover, of those that are connected."""
+    grid = MemoryGrid({c: _client(c) for c in range(6)}, keep_log=True)
+    _, requests = _run(grid, [(1, _ask(0)), (1, _ask(9))])
+    addressed = {c for kind, c, _ in grid.log if kind == protocol.UNLEARN}
+    assert len(addressed) == 4 and 0 in addressed
+    assert set(requests.served_in) == {"request-0"} and requests.reasons == {"request-9": "not connected"}
+
+
 @pytest.mark.parametrize("stage", [w.KEYS_TYPE, w.SHARES_TYPE, "vectors"])
 def test_an_asker_that_drops_out_stays_pending(stage):
     nodes = {c: _client(c) for c in range(6)}
