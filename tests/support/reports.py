@@ -4,6 +4,7 @@ import io
 import json
 from html.parser import HTMLParser
 
+import numpy as np
 from rich.console import Console
 
 from evaluation.metrics.tofu import SECTIONS
@@ -11,10 +12,11 @@ from oblivionis.config import compose as configuration
 from oblivionis.data.records import Corpus
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
+from oblivionis.requests import seal
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.twins import note_twins
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.directory import Checkpoint, RunDirectory
 
 STAGES = ("finetune", "retrain", "unlearn")
 HOSTILE = '<script>alert("1")</script><img src=http://evil/x onerror=alert(2)> [red]&amp;'
@@ -74,6 +76,14 @@ def ask(run, *, serve=True, reason="its share"):
     if serve:
         ledger.served("r0", 1)
         ledger.verified("r0", 2, Judgement("verified", "", 0.1), 0.5)
+
+
+def bind(run, config):
+    """The ledger names the run's files, as at the end of its stages."""
+    for stage in STAGES:
+        run.save_checkpoint(Checkpoint(stage, 2, np.zeros(3, np.float32), {}, {}), keep=1)
+    seal.begin(run, config, "unlearn", Ledger(run.ledger_path))
+    seal.seal(run)
 
 
 def summary(run, config, width=120, full=True):

@@ -4,19 +4,16 @@ import dataclasses
 import hashlib
 import json
 
-import numpy as np
 import pytest
-from support.reports import ask, make_run, metrics_of, summary
+from support.reports import ask, bind, make_run, metrics_of, summary
 
 from evaluation.metrics.verdict import Verdict
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
 from oblivionis.reports import verdicts
 from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, of_run, outcome
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger
-from oblivionis.runs.directory import Checkpoint
 
 OVER = {"prob": Verdict(0.01, 0.2, 1e-6, 1.0, 40)}
 UNDER = {"prob": Verdict(0.9, 0.2, 1.0, 1e-6, 40)}
@@ -36,14 +33,6 @@ def served(tmp_path, verified=("r0", "r1"), overrides=(), rows=(), **made):
         ledger.verified(name, 2, Judgement(word, "", 0.1), 0.5)
     bind(run, config)
     return run, config
-
-
-def bind(run, config):
-    """The ledger names the run's files, as at the end of its stages."""
-    for stage in ("finetune", "unlearn", "retrain"):
-        run.save_checkpoint(Checkpoint(stage, 2, np.zeros(3, np.float32), {}, {}), keep=1)
-    seal.begin(run, config, "unlearn", Ledger(run.ledger_path))
-    seal.seal(run)
 
 
 def test_a_run_that_forgot_and_kept_the_rest(tmp_path):
