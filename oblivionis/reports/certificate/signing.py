@@ -199,8 +199,9 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
         said = of_all([result for _, result in parts])
     except (KeyError, TypeError, AttributeError):
         raise CertificateError(f"{path}: its checks cannot be read") from None
-    if said != certificate.get("result") or any(told != follows for told, follows in parts):
-        raise CertificateError(f"{path} says {certificate.get('result')}, but its checks say {said}")
+    for told, follows in ((certificate.get("result"), said), *parts):
+        if told != follows:
+            raise CertificateError(f"{path} says {told}, but its checks say {follows}")
     _check_beside(path if path.is_dir() else path.parent, certificate)
     return certificate, fingerprint(raw)
 
