@@ -316,6 +316,23 @@ def test_real_time_with_a_lost_answer():
     assert flat(result.arrays)[1] > 0 and len(told.of("round_completed")) == 20
 
 
+def test_an_answer_that_comes_after_the_timeout_counts_for_nothing():
+    """Client 1 takes three times as long as is waited for, each time: it failed, and its answers go nowhere."""
+    grid, told = federation(3), Told()
+    late = LateGrid(grid, lambda message: 0.15 if message.metadata.dst_node_id == 1001 else 0.02)
+    result = buffered(1, 2, None, listener=told).start(late, adapter(noise("start")), num_rounds=14, timeout=0.05)
+    assert ("reply", 1, False, "no reply within 0.05 s") in told.events
+    assert 1 not in [e[1] for e in told.of("reply") if e[2]] and len(told.of("round_completed")) == 14
+    assert np.isfinite(flat(result.arrays)).all()
+
+
+def test_clients_of_asynchronous_rounds_get_the_proximal_term():
+    grid = federation(2)
+    buffered(1, 2, Table(), inner="fedprox").start(grid, adapter(noise("start")), num_rounds=1)
+    sent = [record["config"][protocol.PROXIMAL_MU] for kind, _, record in grid.log if kind == protocol.TRAIN]
+    assert set(sent) == {build("fedprox").proximal_mu} != {0}
+
+
 # -- resume ------------------------------------------------------------------------------------------------------
 
 

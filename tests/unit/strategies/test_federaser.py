@@ -237,6 +237,30 @@ def test_a_client_that_does_not_move_adds_nothing():
     assert all(flat(u.arrays).tobytes() == flat(second.sent).tobytes() for u in second.clients)
 
 
+def test_the_work_of_an_erasure_is_told():
+    """Four rounds, of which the first counts as it is: three with five clients each are calibrated."""
+    grid, history = federation(), MemoryHistory()
+    start, *_ = run(grid, history, "finetune", 4, START, fraction=1.0)
+    told = []
+
+    class Source(RequestList):
+        def served(self, request, server_round, info):
+            told.append([info[name] for name in protocol.ERASURE])
+
+    inner = build("fedavg", **SETTINGS["fedavg"])
+    serving = ByErasure(FedEraser(inner, history, local_epochs=EPOCHS))
+    FedTU(inner, requests=Source([(1, request(0))]), serving=serving).start(grid, adapter(start), num_rounds=1)
+    ((rounds, updates, seconds),) = told
+    assert (rounds, updates) == (4, 15) and 0 <= seconds < 60
+
+
+def test_a_stage_begins_without_the_moments_of_the_one_before_also_after_an_erasure():
+    grid, history = federation(), MemoryHistory()
+    start, *_ = run(grid, history, "finetune", 3, START, name="fedavgm", fraction=1.0)
+    _, recorder, *_ = run(grid, history, "unlearn", 1, start, name="fedavgm", due=[(1, request(0))], fraction=1.0)
+    assert recorder.checkpoints[1, "after_unlearn"][1] == {}
+
+
 def test_rounds_between_the_stored_ones_are_left_out():
     """Δt = 2 keeps rounds 1, 3, 5; who came first in round 4 is erased from the model that round 3 began with."""
     grid, history = federation(), MemoryHistory(every=2)

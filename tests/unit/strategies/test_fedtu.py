@@ -348,3 +348,44 @@ def test_dtype_of_the_model_survives_flowers_fedadam():
     result = FedTU(inner).start(federation(2), adapter(noise("start")), num_rounds=2)
     assert flat(result.arrays).dtype == np.float32
     assert len(result.train_metrics_clientapp) == 2, "the second round was refused for its dtype"
+
+
+class AlsoAgain(RequestList):
+    """Client 1's request is served anew in each round from the second on."""
+
+    def again(self, server_round):
+        return [request(1, name="old")] if server_round > 1 else []
+
+    def served_again(self, request, server_round, info):
+        self.served_in[f"{request.request_id} again"] = server_round
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_moments_are_reset_where_any_request_is_served_for_the_first_time(first):
+    due = [(2, request(0))] if first else []
+    recorder, source = Recorder(), AlsoAgain(due)
+    options = Options(server_state_on_unlearn="reset")
+    fedtu = FedTU(build("fedavgm"), requests=source, listener=recorder, options=options)
+    fedtu.start(federation(3), adapter(noise("start")), num_rounds=2)
+    assert recorder.checkpoints[1, "round"][1] and source.served_in.keys() == {"old again", *(["r0"] if first else [])}
+    assert (recorder.checkpoints[2, "after_unlearn"][1] == {}) is first
+
+
+def test_rounds_that_are_added_for_a_request_count_as_planned():
+    broken = federation(2)
+    answers, honest_one = [Error(code=1, reason="busy")] * 3, broken.nodes[0]
+    broken.nodes[0] = lambda m: (
+        answers.pop() if answers and m.metadata.message_type == protocol.UNLEARN else honest_one(m)
+    )
+    recorder, requests = Recorder(), RequestList([(1, request(0))])
+    options = Options(extra_rounds=4)
+    FedTU(build("fedavg"), requests=requests, listener=recorder, options=options).start(
+        broken, adapter(noise("start")), num_rounds=2
+    )
+    assert requests.served_in == {"r0": 4}
+    assert [e[1:] for e in recorder.of("round_started")] == [(1, 2), (2, 2), (3, 3), (4, 4)]
+
+
+def test_a_round_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="start_round is 0, expected at least 1"):
+        FedTU(build("fedavg")).start(federation(1), adapter(noise("start")), start_round=0)

@@ -150,6 +150,26 @@ def test_nodes_that_do_not_answer_are_left_out_and_asked_again(answer):
     assert grid.sent["query"] == 4
 
 
+def test_a_node_that_was_silent_is_asked_again_who_it_is_when_all_are_asked():
+    grid, nodes = Silent({p: honest(p) for p in range(3)}), NodeMap()
+    grid.silent = {1}
+    assert list(nodes.refresh(grid)) == [0, 2]
+    grid.silent = set()
+    assert list(nodes.ask(grid, lambda partition: {})) == [0, 1, 2]
+
+
+def test_nodes_beyond_the_clients_are_told_of_and_not_asked_again(caplog):
+    grid, nodes = federation(6), NodeMap(partitions=3)
+    for _ in range(2):
+        assert list(nodes.refresh(grid)) == [0, 1, 2]
+    assert grid.sent["query"] == 6
+    assert caplog.text.count("3 nodes are left out: they claim partitions 3 to 5 of 3") == 1
+    with pytest.raises(NodeMapError, match="it claims partition 1 of 1"):
+        one = MemoryGrid({1: honest(1)})
+        NodeMap(partitions=1).refresh(one)
+    assert "1 nodes are left out: they claim partitions 1 of 1" in caplog.text
+
+
 def test_no_usable_node_is_an_error():
     grid = Silent({p: honest(p) for p in range(2)})
     grid.silent, grid.answer = {0, 1}, Error(code=1, reason="no app")

@@ -62,6 +62,23 @@ def test_nothing_of_the_old_model_is_left(left: int, partitions: tuple[int, ...]
     assert exchanges(recorder) == [("unlearn", [1]), *[("calibrate", list(partitions))] * 3, ("train", [0, 1, 2])]
 
 
+def test_the_work_is_told_with_the_request() -> None:
+    told = []
+
+    class Source(RequestList):
+        def served(self, request, server_round, info):
+            super().served(request, server_round, info)
+            told.append(info)
+
+    grid = MemoryGrid({p: client(p) for p in range(3)})
+    inner = build("fedavg")
+    serving = ByRetraining(RoundsBeside("rapid retraining", inner, lambda: range(3), 4, 2, 7), adapter(BEGINNING))
+    source = Source([(1, UnlearnRequest("r1", 1, ("x",)))])
+    FedTU(inner, requests=source, serving=serving).start(grid, adapter(ASKED), 1)
+    ((rounds, updates, seconds),) = [[info[name] for name in protocol.ERASURE] for info in told]
+    assert (rounds, updates) == (4, 8) and 0 <= seconds < 60 and told[0][protocol.LIVE_RECORDS] == 1
+
+
 def test_as_many_clients_as_in_a_round_are_drawn_by_the_seed() -> None:
     runs = [exchanges(run([client(p) for p in range(6)], rounds=8, per_round=2)[1]) for _ in range(2)]
     drawn = [tuple(clients) for kind, clients in runs[0] if kind == "calibrate"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from strategies.versions import Versions
+import pytest
+
+from strategies.versions import Buffer, Versions
 
 
 def test_only_updates_from_the_newest_unlearning_on_pass() -> None:
@@ -16,3 +18,9 @@ def test_only_updates_from_the_newest_unlearning_on_pass() -> None:
     versions.stepped()
     assert [versions.admits(v) for v in (2, 3, 4)] == [False, True, True], "version 2 may have known it"
     assert versions.staleness(3) == 1
+
+
+@pytest.mark.parametrize("wrong", [(0, 1), (1, 0), (1, 1, -0.1), (1, 1, float("inf")), (1, 1, float("nan"))])
+def test_a_buffer_out_of_range(wrong: tuple) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Buffer(*wrong)
