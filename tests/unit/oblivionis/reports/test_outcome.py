@@ -234,3 +234,16 @@ def test_the_verdicts_file_names_what_was_not_measured_in_the_end(tmp_path):
     rows = [{**row, "stage": "unlearn", "moment": "end"}, {**row, "stage": "retrain", "moment": "round"}]
     run, _ = served(tmp_path, rows=rows)
     assert verdicts.verdict_document(run, "geometric")["failed"] == {"unlearn": {"muse": "out of memory"}}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_file_of_verdicts_is_written_where_there_is_something_to_say(tmp_path, whole):
+    run, config = make_run(tmp_path, metrics=lambda stage: {**metrics_of(stage)})
+    if not whole:
+        (run.path / "stages" / "retrain.json").unlink()
+    verdicts.write_verdicts(run, config.evaluation.truth_ratio)
+    assert (run.path / "verdicts.json").exists() is whole
+    if whole:
+        said = json.loads((run.path / "verdicts.json").read_text())
+        assert said == verdicts.verdict_document(run, config.evaluation.truth_ratio)
+        assert (said["model"], said["oracle"]) == ("unlearn", "retrain")

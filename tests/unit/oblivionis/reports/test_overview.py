@@ -91,3 +91,52 @@ def test_the_learning_rate_of_unlearning_is_its_own_or_that_of_training(rate, sa
 )
 def test_who_asks(overrides, said):
     assert overview._policy(configuration.compose("smoke", overrides)).endswith(said)
+
+
+def facts_of(overrides, run=None, folder=None):
+    made, config = make_run(folder, overrides=overrides)
+    terms = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", str(overview.asked(run or made, config)), re.DOTALL)
+    return {re.sub(r"<[^>]+>", "", k): re.sub(r"<[^>]+>", "", v) for k, v in terms}
+
+
+def test_the_settings_that_matter(tmp_path):
+    (tmp_path / "a").mkdir()
+    overrides = [
+        "stages=[finetune,unlearn,local]",
+        "seed=5",
+        "federation.local_epochs=3",
+        "evaluation.rouge=any_script",
+    ]
+    facts = facts_of(overrides, folder=tmp_path / "a")
+    assert facts["Stages"] == "finetune (2 rounds), unlearn (2 rounds), local (each client alone)"
+    assert facts["Model"].endswith("trained: LoRA of rank 32; seed 5") and "(the embedded one)" in facts["Model"]
+    assert facts["Clients"] == "2; 100% of them fine-tune in a round, 3 epochs each"
+    assert facts["ROUGE"] == "words of every script" and "Software" not in facts
+    assert facts["Unlearning"].startswith("npo (") and "drawn at random" in facts["Who asks to forget"]
+    (tmp_path / "b").mkdir()
+    facts = facts_of(["stages=[finetune]"], folder=tmp_path / "b")
+    assert facts["Stages"] == "finetune (2 rounds)"
+    assert not {"Unlearning", "Who asks to forget", "ROUGE"} & facts.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], "6 made-up authors with 2 questions each, 1 authors to forget; spread evenly over the clients at random"),
+        (["data.same_questions=true"], "6 made-up authors with 2 the same questions each, 1 authors to forget; spread"),
+        (["data.partition.scheme=by_author"], "to forget; all records of an author with one client"),
+        (["data=node", "unlearning.requests.policy=none"], "each client's own, which stay on its machine"),
+        (["data=tofu"], "TOFU, records to forget: forget"),
+    ],
+)
+def test_the_data_in_words(overrides, said):
+    told = overview._data(configuration.compose("smoke", overrides))
+    assert told.startswith(said) or told.endswith(said)
+
+
+def test_the_software_in_words():
+    known = {"oblivionis": "1", "packages": {"flwr": "2", "torch": "3", "numpy": "4"}, "python": "3.11", "cpus": 8}
+    told = overview._software({**known, "platform": "Linux"})
+    assert told == "Oblivionis 1, flwr 2, torch 3, Python 3.11; 8 CPU cores, Linux"
+    assert overview._software({"packages": {"flwr": None}}) == "Oblivionis ?, Python ?; ? CPU cores, "
+    assert overview._software({}) == ""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 from support.audits import audit_of, phrasings
+from support.reports import make_run
 
 from oblivionis.audits.people_outcomes import Outcome, Person, PersonFact
+from oblivionis.audits.to_requests import Demand, Plan
+from oblivionis.data.records import Record
 from oblivionis.reports import people, people_figures
+from oblivionis.requests.ledger import Request
 
 LOST, HELD, FRESH, NEVER = (True, False), (True, True), (False, True), (False, False)
 
@@ -127,3 +133,86 @@ def test_the_figure_shows_rates_and_strengths_before_and_now():
     }
     strengths = {(str(line.get_label()), tuple(line.get_xdata())) for line in right.lines if len(line.get_xdata())}
     assert strengths == {("unlearned", (2.0,)), ("finetuned", (1.0,))}
+
+
+# -- what is to be asked for --------------------------------------------------------------------------------------
+
+
+def records(*names):
+    return tuple(Record(name, f"Where does {name} live?", "There.", "Ann") for name in names)
+
+
+def printed_plan(plan):
+    out = io.StringIO()
+    people.print_plan(plan, Console(file=out, width=300))
+    return out.getvalue().splitlines()
+
+
+def test_a_plan_says_who_is_asked_to_forget_what(tmp_path):
+    run, config = make_run(tmp_path)
+    asked = Demand("Ann", (fact("P19", None, True),), {0: records("a"), 3: records(*"bcde")})
+    plan = Plan(run, config, (asked,), (Request("old", 0, ("z",), 1),), ("Bo: name Bo",), 2)
+    assert printed_plan(plan) == [
+        "Ann: P19 Bergen (1 of 2, z* 2.0)",
+        "  client 0: 1 record",
+        "    Where does a live?",
+        "  client 3: 4 records",
+        *[f"    Where does {name} live?" for name in "bcd"],
+        "    … 1 more",
+        "nothing to delete: Bo: name Bo",
+        "What made was asked before (1 request) comes first, at its own rounds: unlearning begins anew from the "
+        "finetuned model.",
+        "2 of 5 records lie outside the forget split: the retrained model has them, so the comparison table says "
+        "nothing about them. What counts is each request's verification and the next audit.",
+    ]
+    three = Plan(run, config, (Demand("Ann", (), {3: records(*"bcd")}),), (), (), 0)
+    assert len(printed_plan(three)) == 5, "three are shown, and nothing is outside or was asked before"
+    assert printed_plan(Plan(run, config, (), (Request("old", 0, ("z",), 1),), (), 0)) == []
+
+
+@pytest.mark.parametrize(("length", "shown"), [(70, "x" * 70), (71, "x" * 69 + "…")])
+def test_a_long_question_is_cut(length, shown):
+    assert people._cut("x" * length) == shown
+    assert people._cut("x" * 68 + " yyy") == "x" * 68 + "…"
+
+
+@pytest.mark.parametrize(
+    ("settings", "subjects", "more"),
+    [
+        ({}, None, []),
+        ({"phrasings": "canaries", "templates": None, "context": 0, "embedder": None}, None, []),
+        ({"phrasings": "records"}, "people.json", ["--subjects", "people.json", "--phrasings", "records"]),
+        ({"templates": 3, "context": 2}, None, ["--templates", "3", "--context", "2"]),
+        (
+            {"counterfactuals_from": "other.json", "embedder": "small"},
+            None,
+            ["--counterfactuals", "other.json", "--embedder", "small"],
+        ),
+    ],
+)
+def test_the_commands_that_serve_a_plan_and_audit_afterwards(tmp_path, monkeypatch, settings, subjects, more):
+    run, config = make_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    audit = replace(audit_of(run, []), settings=settings, subjects_file=subjects and str(tmp_path / subjects))
+    if "counterfactuals_from" in settings:
+        audit.settings["counterfactuals_from"] = str(tmp_path / settings["counterfactuals_from"])
+    serve, again = people.commands(Plan(run, config, (), (), (), 0), audit, Path("ask.jsonl"))
+    assert shlex.split(serve) == [
+        *("oblivionis", "simulate", "runs/made/config.yaml", "stages=[unlearn]", "start_from=runs/made"),
+        *("name=made-forgets", "unlearning.requests.policy=file", "unlearning.requests.file=ask.jsonl"),
+    ]
+    assert shlex.split(again) == ["oblivionis", "audit", "person", "made-forgets", *more]
+
+
+def test_the_table_of_an_audit():
+    """Each person's name stands once, and what was not asked before is a dash."""
+    ann = person("Ann", [fact("P1", True, False), fact("P2", None, True)], "known")
+    text = told(audit_of(None, [ann], "unlearn", against="finetune of a run"))
+    assert text.count("Ann (known)") == 1
+    assert "person fact true value finetuned unlearned ranked first instead" in text
+    assert "Ann (known) P1 Bergen 1 of 2, z* 1.0 0 of 2 Oslo" in text or "Ann (known) P2 Bergen" in text
+    assert "P2 Bergen – 1 of 2, z* 2.0 Oslo" in text and "all are in audit.json" not in text
+    single = told(audit_of(None, [person("Bo", [fact("P1", None, True)])]))
+    assert "person fact true value memorised in ranked first instead" in single and "Bo P1 Bergen 1 of 2" in single
+    nothing = PersonFact("P1", "P1", ("x",), "i", phrasings(1.0))
+    assert people.print_audit(audit_of(None, [person("Cy", [nothing])]), Console(file=io.StringIO())) is None

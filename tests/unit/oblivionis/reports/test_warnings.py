@@ -205,3 +205,54 @@ def test_updates_and_weights_that_were_cut_are_counted_apart(tmp_path):
     run.append_metrics([{**row, "round": 1, "cut": cuts}, {**row, "round": 2}])
     text = text_of(run, config, "cut replies")
     assert "2 updates that were too long and 1 weights that were too large, of clients 2, 4;" in text
+
+
+def test_a_model_that_learned_nothing_has_nothing_to_keep(tmp_path):
+    def metrics(stage):
+        return metrics_of(stage) | {"model_utility": 0.0 if stage == "finetune" else 0.5, "retain_rouge": 0.8}
+
+    text = text_of(*make_run(tmp_path, metrics=metrics), "collapsed utility")
+    assert text.startswith("Model utility is 0 in the finetuned model already: training did not work")
+
+
+def test_requests_of_each_doubtful_outcome_are_named_apart(tmp_path):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    for i, (word, why) in enumerate(
+        [("not testable", "short"), ("not testable", "short"), ("inconclusive", "unasked")]
+    ):
+        ledger.submit(Request(f"r{i}", i, (f"x{i}",), 1))
+        ledger.served(f"r{i}", 1)
+        ledger.verified(f"r{i}", 2, Judgement(word, why, 0.1), 0.5)
+    told = "2 deletion requests are served, but not testable (short): r0, r1."
+    assert text_of(run, config, "not testable") == told
+    assert text_of(run, config, "inconclusive") == "1 deletion request is served, but inconclusive (unasked): r2."
+
+
+def test_no_more_than_five_requests_are_named(tmp_path):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    for i in range(7):
+        ledger.submit(Request(f"r{i}", i, (f"x{i}",), 1))
+        ledger.failed(f"r{i}", 1, "busy" if i else "away")
+    text = text_of(run, config, "pending requests")
+    assert text == ("7 deletion requests are still pending: r0, r1, r2, r3, r4 and 2 more. Most frequent reason: busy.")
+
+
+@pytest.mark.parametrize(("clients", "named"), [(5, "of clients 0, 1, 2, 3, 4;"), (6, "of clients 0, 1, 2, 3, 4, …;")])
+def test_no_more_than_five_clients_whose_replies_were_cut_are_named(tmp_path, clients, named):
+    run, config = make_run(tmp_path)
+    cuts = [{"client": c, "what": "norm"} for c in range(clients)]
+    run.append_metrics(
+        [{"stage": "unlearn", "round": 1, "evaluator": "federation", "moment": "round", "metrics": {}, "cut": cuts}]
+    )
+    assert named in text_of(run, config, "cut replies")
+
+
+def test_one_failed_reply_is_one_client(tmp_path):
+    run, config = make_run(tmp_path)
+    row = {"stage": "unlearn", "moment": "round", "evaluator": "federation"}
+    run.append_metrics([{**row, "round": 1, "metrics": {"failures": 1}}, {**row, "round": 2, "metrics": {}}])
+    assert text_of(run, config, "failed replies") == (
+        "1 reply failed and its client was left out, in 1 of 2 rounds; `flower.log` says why."
+    )

@@ -10,7 +10,8 @@ from oblivionis.data.partition import Partition, partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.subjects import Subjects
 from oblivionis.requests.holdings import Holdings, SimulatedRequests
-from oblivionis.requests.ledger import Ledger, Request, RequestError, Schedule
+from oblivionis.requests.judgement import Judgement
+from oblivionis.requests.ledger import Ledger, NoRequests, Request, RequestError, Schedule
 from oblivionis.requests.schedule import about_subject, policy_of, read_schedule
 
 
@@ -262,3 +263,52 @@ def test_who_asks_to_leave_is_not_eligible_from_then_on(tmp_path):
     again.roll_back(2)
     assert [again.live(c) for c in range(3)] == [1, 0, 2], "nor in a round that is repeated"
     assert {r.request_id for r in again.pending(3)} == {"a", "b"}
+
+
+def test_a_file_without_a_line_is_no_schedule(tmp_path):
+    path = write(tmp_path, "", "  ")
+    with pytest.raises(RequestError, match=r"schedule\.jsonl: expected at least one request, found none"):
+        read_schedule(path, HELD)
+
+
+def test_an_id_that_comes_twice_is_told_once_for_its_line(tmp_path):
+    """Though a subject's line makes several requests."""
+    twice = {"round": 1, "subject": "Mara Voss", "id": "m"}
+    with pytest.raises(RequestError) as caught:
+        read_schedule(write(tmp_path, twice, twice), HELD)
+    assert str(caught.value).count("the id of line 1 again") == 1 and ":2: " in str(caught.value)
+
+
+def test_what_the_exchange_made_of_the_model_is_noted_for_what_it_served(tmp_path):
+    """Requests that are verified already, or were served in another round, have their line."""
+    ledger = Ledger(tmp_path / "requests.jsonl")
+    ledger.submit(*(Request(name, 0, (f"r{i}",), 1) for i, name in enumerate(("early", "done", "now", "open"))))
+    ledger.served("early", 1)
+    ledger.served("done", 2)
+    ledger.verified("done", 2, Judgement("verified", "", 0.1), 0.5)
+    ledger.served("now", 2)
+    found = SimulatedRequests(NoRequests(), ledger, HELD, 0.5, 9, again=1)
+    (again,) = found.again(2)
+    found.served_again(again, 2, {})
+    found.applied(2, "a" * 64, "b" * 64)
+    lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+    applied = [(e["id"], e["round"], e["before"][0], e["after"][0]) for e in lines if e["event"] == "applied"]
+    assert applied == [("now", 2, "a", "b")]
+    (note,) = ledger.notes("served_again")
+    assert (note["requests"], note["round"], note["before"][0], note["after"][0]) == (["early"], 2, "a", "b")
+    found.barrier(2, 7, 3)
+    (note,) = ledger.notes("barrier")
+    assert (note["requests"], note["version"], note["discarded"]) == (["done", "now", "early"], 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("server_round", "last", "ages"),
+    [(2, 9, [1]), (4, 9, [1, 2]), (6, 9, [1, 2, 4]), (9, 9, [1, 2, 3, 4, 5]), (1, 9, []), (8, 9, [1, 2, 4])],
+)
+def test_what_was_served_comes_again_after_1_2_4_rounds_and_in_the_last_one(tmp_path, server_round, last, ages):
+    ledger = Ledger(tmp_path / "requests.jsonl")
+    for round in range(1, 9):
+        ledger.submit(Request(f"r{round}", 0, (f"x{round}",), round))
+        ledger.served(f"r{round}", round)
+    found = SimulatedRequests(NoRequests(), ledger, HELD, 0.5, last, again=5)
+    assert [r.request_id for r in found.again(server_round)] == [f"r{server_round - age}" for age in ages]
