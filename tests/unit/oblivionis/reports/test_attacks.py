@@ -126,3 +126,35 @@ def test_results_without_the_attacked_model_are_refused(tmp_path):
     file.write_text(json.dumps(results(row("none"), stage="finetune")))
     with pytest.raises(FileError, match=r"rows\[0\]\.models: the attacked model, 'finetune', is missing"):
         attacks.read_results(file)
+
+
+def test_of_attacks_on_one_model_the_last_ones_are_shown(tmp_path):
+    run, _ = make_run(tmp_path)
+    assert attacks.latest(run) == [] == attacks.section(run)
+    for name in ("unlearn-1-a", "unlearn-1-b"):
+        (run.path / "attacks" / name).mkdir(parents=True)
+        made = results(row("none"), stage="unlearn", round=1, run=name)
+        (run.path / "attacks" / name / "results.json").write_text(json.dumps(made))
+    (run.path / "attacks" / "unlearn-2").mkdir()
+    assert [found["run"] for found in attacks.latest(run)] == ["unlearn-1-b"]
+
+
+@pytest.mark.parametrize(("stage", "name"), [("unlearn", "unlearned"), ("retrain", "retrained"), ("local", "local")])
+def test_a_model_is_called_as_elsewhere(stage, name):
+    assert attacks._model({"stage": stage}) == name
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "failed", "tail"),
+    [
+        (["near", "undecided", "undecided"], {}, "gives away (2 undecided)."),
+        (["near"], {"prefix": "no memory"}, "gives away (1 more failed)."),
+        (["undecided"], {"prefix": "no memory"}, "gives away (1 undecided, 1 more failed)."),
+        (["near"], {}, "gives away."),
+    ],
+)
+def test_what_no_attack_brings_back(verdicts, failed, tail):
+    rows = [row(f"attack{i}", verdict=verdict) for i, verdict in enumerate(verdicts)]
+    said = attacks._outcome(results(*rows, failed=failed))
+    assert f"None of {len(verdicts)} attacks is shown to bring back more than" in said
+    assert said.endswith(tail)

@@ -186,3 +186,18 @@ def test_oracle_and_attacks():
     assert check_attacks([attack("a", 0.4, "near", (0.4, 0.4), (0.6, 0.5))], 0.5).result == FAIL
     others = check_attacks([attack("a", 0.9, "near"), attack("b", 0.2, "still known")], 0.5)
     assert others.result == INCONCLUSIVE and "of others, b brings some back" in others.why
+
+
+@pytest.mark.parametrize(
+    ("verdict", "result", "why"),
+    [
+        ("still known", FAIL, "far likelier than in the retrained model"),
+        ("near", PASS, "as likely as in the retrained model"),
+        ("over-unlearned", INCONCLUSIVE, "far less likely than in the retrained model: the final model avoids"),
+        ("undecided", INCONCLUSIVE, "too few questions to tell from the retrained model"),
+    ],
+)
+def test_each_verdict_on_the_answers_has_its_words(verdict, result, why):
+    found = check_oracle({"verdict": verdict, "value": 0.1, "oracle": 0.2, "questions": 8, "own": True})
+    assert found.result == result and found.why.startswith(why)
+    assert found.figure == {"probability": 0.1, "retrained": 0.2, "questions": 8}

@@ -1,11 +1,15 @@
 """A page per deletion request: what it says, and what it must not."""
 
 import json
+import re
 
 import pytest
 from support.pages import Text
 from support.reports import HOSTILE, Page, log_of, make_run
 
+from oblivionis.config import compose as configuration
+from oblivionis.files import write_json
+from oblivionis.naming import MODELS
 from oblivionis.reports.html import request_pages
 from oblivionis.reports.html import run_page as html_report
 from oblivionis.reports.nodes import audit_note
@@ -77,16 +81,12 @@ def test_audits_of_its_records_are_shown(run, tmp_path):
     broken = run.path / "audits" / "leakage-unlearn-0003"
     broken.mkdir()
     (broken / "audit.json").write_text("{")
-    from oblivionis.config import compose as configuration
-
     html_report.write_html(run, configuration.from_yaml(run.read_config()))
     assert "0.210" in page(run).text and "0.770" not in page(run).text
     assert "0.770" in page(run, "other").text and "0.210" not in page(run, "other").text
 
 
 def test_hostile_names_and_pages_of_before(run):
-    from oblivionis.config import compose as configuration
-
     ledger = Ledger(run.ledger_path)
     for request_id in (HOSTILE, "../../etc/passwd", "A", "a"):
         ledger.submit(Request(request_id, 1, (), 1, HOSTILE, already=2, scope="subject", subject=HOSTILE))
@@ -126,3 +126,104 @@ def test_a_client_without_rouge_of_its_other_records_is_told_why():
     assert (
         audit_note({"final": {**numbers, "retain_rouge": 0.0}}) == audit_note({"final": {"request_rouge": 1.0}}) == ""
     )
+
+
+def steps(run, request_id):
+    """The line of life: kind, name and words of each step."""
+    source = (run.path / request_pages.page_of(request_id)).read_text(encoding="utf-8")
+    found = re.findall(r'<li class="(\w+)"><b>(.*?)</b> <span>(.*?)</span></li>', source)
+    return [(kind, name, re.sub(r"<[^>]+>", "", told)) for kind, name, told in found]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [("verified", "done"), ("not verified", "bad"), ("over-unlearned", "bad"), ("not testable", "open")],
+)
+def test_the_life_of_a_request(tmp_path, outcome, kind):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(
+        Request("mine", 7, (OWN,), 1, group="ivo"),
+        Request("served", 7, (OTHER,), 1),
+        Request("open", 3, ("x",), 2),
+        Request("refused", 3, ("y",), 2),
+    )
+    for name in ("mine", "served"):
+        ledger.served(name, 2)
+    ledger.verified("mine", 3, Judgement(outcome, "", 0.12), 0.5)
+    ledger.rejected("refused", 2, "unknown")
+    html_report.write_html(run, config)
+    asked, served, checked, certified = steps(run, "mine")
+    assert asked[:2] == ("done", "Asked") and asked[2].endswith(" UTC, for round 1")
+    assert served[:2] == ("done", "Served") and served[2].endswith(" UTC, in round 2")
+    assert checked[:2] == (kind, "Checked") and checked[2].endswith(f" UTC: {outcome}")
+    assert certified == ("open", "Certified", "not yet: oblivionis certificate create RUN ivo")
+    assert steps(run, "served")[2:] == [
+        ("open", "Checked", "at the end of the stage"),
+        ("open", "Certified", "not yet"),
+    ]
+    assert steps(run, "open")[1:3] == [("open", "Served", "pending"), ("open", "Checked", "once it is served")]
+    assert steps(run, "refused")[1] == ("bad", "Served", "rejected")
+    assert "It was served. " in page(run, "mine").words and "It is rejected." in page(run, "refused").words
+    assert "the stage has not come to its end" in page(run, "served").words
+    assert request_pages._when({}) == "–" and request_pages._when({"time": 3661}) == "1970-01-01 01:01:01 UTC"
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "signed", "newer"),
+    [("PASS", "done", "s", False), ("FAIL", "bad", None, False), ("INCONCLUSIVE", "open", "s", True)],
+)
+def test_the_certificate_of_a_request(run, result, kind, signed, newer):
+    folder = run.path / "certificates" / request_pages.person_slug("mine")
+    write_json(folder / "certificate.json", {"result": result, "issued": "2026-01-01", "signature": signed})
+    if newer:
+        write_json(folder / "superseded.json", {})
+    config = configuration.from_yaml(run.read_config())
+    html_report.write_html(run, config)
+    words = f"2026-01-01{', superseded' if newer else ''}: {result}"
+    assert steps(run, "mine")[3] == (kind, "Certified", words)
+    assert f"Issued 2026-01-01, {'signed' if signed else 'not signed'}." in page(run).words
+    assert ("Superseded: more was measured since" in page(run).words) is newer
+    assert f"../certificates/{folder.name}/certificate.html" in page(run).links
+    assert "Certified not yet" in page(run, "other").words
+
+
+def test_what_was_asked_is_told_in_full(tmp_path):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(
+        Request("a", 1, ("x",), 1, "why", scope="subject", subject="Ivo", group="ivo", already=2),
+        Request("b", 2, ("y", "z"), 2, scope="client"),
+        Request("c", 3, (), 1),
+    )
+    html_report.write_html(run, config)
+    assert (
+        "By client 1 Forget all records about Ivo Records 1, 2 more had been asked for before When"
+        in page(run, "a").words
+    )
+    assert "One demand with all requests of ivo" in page(run, "a").words
+    assert "By client 2 Forget everything that the client holds: it leaves Records 2 When" in page(run, "b").words
+    assert "One demand" not in page(run, "b").words and "Forget single records Records 0 When" in page(run, "c").words
+    assert "All its records were asked for before, by other requests." in page(run, "c").words
+    none = "None of its records is among the forget questions of the evaluation: y, z."
+    assert none in page(run, "b").words and "What the models answer" not in page(run, "b").words
+
+
+def test_the_answers_about_its_records_model_by_model(run):
+    rows = [table for table in page(run).tables if table[0] == ["record", "who", "text"]]
+    assert rows == [
+        [
+            ["record", "who", "text"],
+            [OWN, "question", "Where does Bo live?"],
+            ["", "truth", "Bo lives in Ost."],
+            *[["", MODELS[s], f"{s} says: They live in Vell."] for s in ("finetune", "unlearn", "retrain")],
+        ]
+    ]
+    assert "What the models answer about them" in page(run).words
+
+
+def test_a_page_is_found_by_its_place(run):
+    config = configuration.from_yaml(run.read_config())
+    title, parts = request_pages.page_parts(run, config, request_pages.page_of("mine"), "")
+    assert title == "mine in made" and 'href="../#requests"' in str(parts[0])
+    assert request_pages.page_parts(run, config, "requests/none.html", "") is None
