@@ -7,12 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from support.fedtu_clients import adapter, federation
 from support.late import LateGrid
 
 from strategies import protocol
 from strategies.arrivals import EXCHANGE, FLIGHT, Pauses, RealArrivals, SimulatedArrivals, arriving, collect
+from strategies.memory_grid import MemoryGrid
 from strategies.passing import PassingGrid
 
 
@@ -196,3 +197,10 @@ def test_an_exchange_takes_as_many_good_answers_as_it_wants() -> None:
     assert [who(message) for message in missing] == [3, 4] and late == [0] and counts == [0, 1, 2]
     assert arrivals.now == 3.0 and [one.void for one in arrivals.underway(EXCHANGE)] == [True, True]
     assert not old.void
+
+
+def test_an_error_is_an_answer() -> None:
+    arrivals = simulated(MemoryGrid({0: lambda message: Error(code=7, reason="no memory")}))
+    arrivals.send(messages_to(0), EXCHANGE)
+    ((_, reply),) = arrivals.wait(math.inf, EXCHANGE)
+    assert reply is not None and reply.error.code == 7

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, MetricRecord
 from flwr.serverapp import strategy as flower
+from flwr.serverapp.exception import AggregationError
 from support.fedtu_clients import (
     SIZE,
     Recorder,
@@ -30,6 +31,7 @@ from strategies.fedtu import (
     UnlearnRequest,
 )
 from strategies.memory_grid import MemoryGrid
+from strategies.private_mean import PrivateMean
 from strategies.serving import ByUnlearning
 
 
@@ -389,3 +391,25 @@ def test_rounds_that_are_added_for_a_request_count_as_planned():
 def test_a_round_that_is_none_is_refused():
     with pytest.raises(ValueError, match="start_round is 0, expected at least 1"):
         FedTU(build("fedavg")).start(federation(1), adapter(noise("start")), start_round=0)
+
+
+def test_a_model_that_is_not_finite_ends_the_stage_with_its_name():
+    """Of an aggregator that does not look itself."""
+    grid = MemoryGrid({0: lambda message: content(np.full(SIZE, 3e38))})
+    inner = flower.FedAvgM(server_learning_rate=5.0, min_train_nodes=1, min_available_nodes=1, fraction_evaluate=0.0)
+    fedtu = FedTU(inner, options=Options(stage="finetune"))
+    with pytest.raises(AggregationError, match="round 1: the aggregated model is not finite; finetune diverged"):
+        fedtu.start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+
+
+def test_who_is_drawn_is_secret_where_the_noise_is():
+    """With a public seed of the noise the drawing follows from the run's seed; with none it does not."""
+
+    def drawn(noise_seed):
+        grid, recorder = federation(30), Recorder()
+        options = Options(seed=4, private_mean=PrivateMean(0.0, 1e6, seed=noise_seed))
+        fedtu = FedTU(build("fedavg", fraction_train=0.2), listener=recorder, options=options)
+        fedtu.start(grid, adapter(np.zeros(SIZE)), num_rounds=2)
+        return [event[2] for event in recorder.of("exchange_started")]
+
+    assert drawn(1) == drawn(2) != drawn(None) != drawn(None)

@@ -347,3 +347,9 @@ def test_weights_take_single_updates():
     with pytest.raises(ValueError, match="BySize weighs single clients' updates"):
         Options(sampling=BySize(lambda c: 1), secure=SecureSettings(1.0))
     Options(sampling=Available(), secure=SecureSettings(1.0))
+
+
+def test_one_candidate_is_enough():
+    assert PowerOfChoice(1, lambda client: 1)
+    with pytest.raises(ValueError, match="candidates is 0, expected at least 1"):
+        PowerOfChoice(0, lambda client: 1)

@@ -24,3 +24,7 @@ def test_only_updates_from_the_newest_unlearning_on_pass() -> None:
 def test_a_buffer_out_of_range(wrong: tuple) -> None:
     with pytest.raises(ValueError, match="expected"):
         Buffer(*wrong)
+
+
+def test_more_answers_may_be_wanted_than_clients_train_at_once() -> None:
+    assert Buffer(4, 2).weight(0) == 1.0

@@ -109,3 +109,7 @@ def test_texts_with_code_and_joined_nodes():
 def test_a_heading_names_only_terms_that_are_explained():
     assert str(section_heading("x", "X & Y", "no such term")) == '<h2 id="x">X &amp; Y</h2>'
     assert Parsed(str(section_heading("x", "X", "Stage", "none", "Round"))).shown == "XWhat is meant by: Stage, Round."
+
+
+def test_paragraphs_keep_the_order_of_their_texts():
+    assert [str(p) for p in paragraphs(["b", "a", "a"], "dim")] == [f'<p class="dim">{x}</p>' for x in "baa"]

@@ -95,3 +95,29 @@ def test_nothing_is_merged_into_rounded_weights(tmp_path):
     model_folder.check_export(config, tmp_path / "model", merged=False)
     with pytest.raises(model_folder.ExportError, match=r"--merged: the base weights are rounded \(int8\)"):
         model_folder.check_export(config, tmp_path / "model", merged=True)
+
+
+def test_how_it_was_made_and_what_is_beside_it(tmp_path):
+    overrides = [
+        *("model.lora.rank=4", "model.lora.use_rslora=true", "model.lora.target_modules=[q_proj,v_proj]"),
+        *("federation.local_epochs=3", "training.batch_size=7", "seed=5", "federation.fraction_train=0.5"),
+    ]
+    run, config = make_run(tmp_path, overrides=overrides)
+    head, body = card(run, config)
+    assert head["tags"][-1] == "lora" and "base_model" not in head and head["pipeline_tag"] == "text-generation"
+    assert body.startswith("\n# made: unlearn\n\nA LoRA adapter for tiny, fine-tuned, then made to forget by 2 clients")
+    made = [line for line in body.splitlines() if line.startswith("| ")]
+    assert made[2:9] == [
+        "| data | fictitious, on 2 clients |",
+        "| rounds | 5 of the stage unlearn, 50% of the clients in each |",
+        "| local epochs | 3 |",
+        "| aggregator | fedavg |",
+        "| training | learning rate 0.001, batches of 7, seed 5 |",
+        "| trained | 12,345 parameters |",
+        "| LoRA | r = 4, alpha = 64, rsLoRA, q_proj, v_proj |",
+    ]
+    assert made[9].startswith("| unlearning | npo, epochs per request: ")
+    assert "Deletion requests" not in body, "nobody asked"
+    assert "\n\n\n" not in body
+    asked(run, ["verified"])
+    assert "| request | outcome | why | round | records | recall left |" in card(run, config)[1]

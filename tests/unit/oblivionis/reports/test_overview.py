@@ -140,3 +140,9 @@ def test_the_software_in_words():
     assert told == "Oblivionis 1, flwr 2, torch 3, Python 3.11; 8 CPU cores, Linux"
     assert overview._software({"packages": {"flwr": None}}) == "Oblivionis ?, Python ?; ? CPU cores, "
     assert overview._software({}) == ""
+
+
+def test_data_of_ones_own_is_called_by_its_file(tmp_path):
+    (tmp_path / "own.jsonl").write_text("")
+    config = configuration.compose("smoke", ["data=records", f"data.path={tmp_path / 'own.jsonl'}"])
+    assert overview._data(config) == "records: own.jsonl; spread evenly over the clients at random"

@@ -137,6 +137,13 @@ def test_every_aggregator_takes_the_sum(strategy):
     np.testing.assert_allclose(flat(masked.arrays), flat(plain.arrays), atol=2e-4)
 
 
+def test_where_nobody_asks_no_exchange_is_held():
+    """The source knows who asks: there is nobody to hide."""
+    grid = MemoryGrid({c: _client(c) for c in range(5)}, keep_log=True)
+    _run(grid, [])
+    assert grid.sent[protocol.UNLEARN] == 0 and protocol.TRAIN in grid.sent
+
+
 def test_cover_takes_masks():
     with pytest.raises(ValueError, match="cover takes secure aggregation"):
         Options(cover=3)

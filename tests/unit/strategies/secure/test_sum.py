@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 from scipy.stats import kstest, pearsonr
 from support.secure import STAGES, hold, vanishing
@@ -406,3 +406,17 @@ def test_a_private_sum_has_no_number_without_noise_beside_it():
     loud = {c: update * 9 for c, update in updates.items()}
     summed = hold(loud, weights, clipping=0.5, private=private.shared)
     assert (summed.cut, summed.clipped, summed.weight) == (0, 0, 4)
+
+
+@pytest.mark.parametrize("record", [ArrayRecord(), MetricRecord({"x": 1})], ids=["arrays", "metrics"])
+def test_who_tells_more_than_its_part_is_left_out(record):
+    class Talkative(MemoryGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            for reply in replies:
+                if reply.metadata.src_node_id == 1001:
+                    reply.content["more"] = record
+            return replies
+
+    updates, weights = _updates(5)
+    assert hold(updates, weights, grid=Talkative).left_out == {1: "the reply tells more than its part of a secure sum"}

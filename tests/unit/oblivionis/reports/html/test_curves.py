@@ -1,0 +1,79 @@
+"""The curves over a stage's rounds: which points and lines, and what is said below."""
+
+from __future__ import annotations
+
+import pytest
+from support.pages import Text
+from support.reports import make_run
+
+from oblivionis.reports.html.curves import Curves, curves, curves_of
+from oblivionis.requests.ledger import Ledger, Request
+
+
+def point(server_round, moment, **metrics):
+    return {"round": server_round, "moment": moment, "metrics": metrics}
+
+
+POINTS = [
+    point(2, "end", forget_rouge=0.2, retain_rouge=0.9),
+    point(1, "after_unlearn", forget_rouge=0.5),
+    point(0, "start", forget_rouge=0.8, retain_rouge=0.7),
+    point(1, "round", forget_rouge=0.4, retain_rouge=None),
+]
+
+
+def lines(axis):
+    """(style, marker, label, points) of each line."""
+    return [
+        (line.get_linestyle(), line.get_marker(), line.get_label(), list(zip(*line.get_data(), strict=True)))
+        for line in axis.lines
+    ]
+
+
+def test_points_in_the_order_of_the_rounds_and_the_end_apart():
+    """Right after FedTU a model stands half a round early; the end is hollow, with a dotted line to it."""
+    figure = Curves("unlearn", POINTS, [1, 3], {"forget_rouge": 0.25}).drawing(["rouge"], "white")
+    (axis,) = figure.axes
+    found = lines(axis)
+    marks = [(style, label, [x for x, _ in points]) for style, marker, label, points in found[:2]]
+    assert marks == [(":", "FedTU", [1, 1]), (":", "_FedTU", [3, 3])]
+    plots = [(style, marker, points) for style, marker, _, points in found[2:]]
+    assert plots == [
+        ("-", "o", [(0, 0.8), (0.5, 0.5), (1, 0.4)]),
+        (":", "None", [(1, 0.4), (2, 0.2)]),
+        ("None", "o", [(2, 0.2)]),
+        ("--", "None", [(0, 0.25), (1, 0.25)]),
+        ("-", "o", [(0, 0.7)]),
+        (":", "None", [(0, 0.7), (2, 0.9)]),
+        ("None", "o", [(2, 0.9)]),
+    ]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["FedTU", "forget", "retain"]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("round", "ROUGE-L recall")
+
+
+@pytest.mark.parametrize(("points", "named"), [([POINTS[1]], ["forget"]), ([POINTS[0]], [])])
+def test_a_legend_names_what_is_drawn(points, named):
+    figure = Curves("finetune", points, [], {}).drawing(["rouge"])
+    assert [text.get_text() for legend in figure.legends for text in legend.get_texts()] == named
+
+
+def test_stages_that_were_measured_more_than_once(tmp_path):
+    run, config = make_run(tmp_path, stages=["finetune"])
+    run.append_metrics([{**point(1, "end", forget_prob=0.1), "stage": "retrain", "evaluator": "tofu"}])
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(*(Request(f"r{i}", 0, (f"x{i}",), 1) for i in range(3)))
+    for name, server_round in (("r0", 2), ("r2", 1)):
+        ledger.served(name, server_round)
+    rows = [{**p, "stage": "unlearn", "evaluator": "tofu"} for p in POINTS]
+    run.append_metrics([*rows, {**rows[0], "evaluator": "muse"}])
+    finetune, unlearn = curves_of(run, {"forget_rouge": 0.25})
+    assert (finetune.stage, len(finetune.points), finetune.marks, finetune.target) == ("finetune", 3, [], {})
+    assert (unlearn.stage, unlearn.marks, unlearn.target) == ("unlearn", [1, 2], {"forget_rouge": 0.25})
+    assert len(unlearn.points) == 4
+    words = Text("".join(map(str, curves(run, config, {})))).words
+    assert words.count("Filled: after a round, a sample of 2 questions per set.") == 2
+    assert words.count("Dotted: rounds that began with FedTU . Dashed: the retrained model at its end.") == 1
+    (tmp_path / "b").mkdir()
+    bare, config = make_run(tmp_path / "b", stages=[], overrides=["evaluation.light.questions_per_set=null"])
+    assert "No stage was measured more than once" in Text("".join(map(str, curves(bare, config, {})))).words
