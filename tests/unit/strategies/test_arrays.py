@@ -121,3 +121,15 @@ def test_a_view_reads_without_copying_in_either_order(order):
     found = view(Array(numbers))
     np.testing.assert_array_equal(found, numbers)
     assert not found.flags.writeable and not found.flags.owndata
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x93NUMPY\x03\x00", "unknown npy version \\(3, 0\\)"),
+        (b"\x93NUMPY\x01\x00\x05\x00{'a':", "its header makes no sense"),
+    ],
+)
+def test_bytes_that_are_no_array(data, why):
+    with pytest.raises(ValueError, match=why):
+        view(Array("float32", (1,), "numpy.ndarray", data))

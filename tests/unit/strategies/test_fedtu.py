@@ -413,3 +413,11 @@ def test_who_is_drawn_is_secret_where_the_noise_is():
         return [event[2] for event in recorder.of("exchange_started")]
 
     assert drawn(1) == drawn(2) != drawn(None) != drawn(None)
+
+
+def test_moments_go_on_from_another_stage_without_what_that_knew_of_its_exchanges():
+    fedtu = FedTU(build("fedavgm"))
+    moment = np.ones(SIZE)
+    fedtu.go_on_from({"m/adapter": moment, "serving/x": moment, "clock/now": moment, "sampling/y": moment})
+    state = fedtu.state_dict()
+    assert state.keys() == {"m/adapter"} and np.array_equal(state["m/adapter"], moment)

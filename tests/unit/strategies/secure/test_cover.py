@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from statsmodels.stats.proportion import proportion_confint
-from support.fedtu_clients import adapter, flat
+from support.fedtu_clients import Recorder, adapter, flat
 from support.secure import SecureClient, vanishing
 
 from strategies import build, protocol
@@ -142,6 +142,27 @@ def test_where_nobody_asks_no_exchange_is_held():
     grid = MemoryGrid({c: _client(c) for c in range(5)}, keep_log=True)
     _run(grid, [])
     assert grid.sent[protocol.UNLEARN] == 0 and protocol.TRAIN in grid.sent
+
+
+def test_fewer_than_are_to_cover_serve_who_asks_openly_but_nobody_that_is_sealed():
+    """With three clients of four the exchange is held, unless the source does not know who asks."""
+    grid = MemoryGrid({c: _client(c) for c in range(3)}, keep_log=True)
+    _, requests = _run(grid, [(1, _ask(0))])
+    assert set(requests.served_in) == {"request-0"} and grid.sent[protocol.UNLEARN] == 3
+    source, grid, model = _run_sealed({c: _sealed(c, c == 2, f"{c:064x}") for c in range(3)})
+    assert grid.sent[protocol.UNLEARN] == 0 and np.array_equal(model, START)
+    assert source.exchanges == [] == source.failures
+
+
+@pytest.mark.parametrize("on_unlearn", ["keep", "reset"])
+def test_moments_are_reset_after_a_sum_that_served_somebody(on_unlearn):
+    inner = build("fedavgm")
+    recorder = Recorder()
+    options = Options(secure=SecureSettings(clipping=10.0, patience=1.0), cover=3, server_state_on_unlearn=on_unlearn)
+    fedtu = FedTU(inner, requests=RequestList([(2, _ask(0))]), listener=recorder, options=options)
+    fedtu.start(MemoryGrid({c: _client(c) for c in range(4)}), adapter(START), num_rounds=2, timeout=1.0)
+    before, after = recorder.checkpoints[1, "round"][1], recorder.checkpoints[2, "after_unlearn"][1]
+    assert before and (after == {} if on_unlearn == "reset" else after.keys() == before.keys())
 
 
 def test_cover_takes_masks():

@@ -420,3 +420,79 @@ def test_who_tells_more_than_its_part_is_left_out(record):
 
     updates, weights = _updates(5)
     assert hold(updates, weights, grid=Talkative).left_out == {1: "the reply tells more than its part of a secure sum"}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({w.CLIENTS: [1, 2, True, 4]}, "is no list of clients"),
+        ({w.CLIENTS: "1234"}, "is no list of clients"),
+        ({w.SEALED: ["a"] * 4}, "is no list of bytes"),
+        ({w.SEALED: b"abcd"}, "is no list of bytes"),
+        ({w.CLIENTS: [1, 2, 3, 9]}, "shares of clients that are no neighbours"),
+        ({w.CLIENTS: [1, 2, 3, 3]}, "shares of clients that are no neighbours"),
+        ({w.CLIENTS: [1, 2, 3]}, "shares of clients that are no neighbours"),
+        ({w.CLIENTS: [], w.SEALED: []}, "1 neighbours are left, at least 4 must be"),
+        ({w.CLIENTS: [2, 1, 3, 4]}, "the shares of client 2 cannot be opened"),
+    ],
+)
+def test_a_client_opens_no_odd_shares(change, text):
+    _, members, sent = _session()
+    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    with pytest.raises(SecureError, match=text):
+        fresh.check({**sent[0]["post"], **change})
+
+
+def test_a_client_sends_as_many_numbers_beside_the_update_as_the_terms_say():
+    _, members, sent = _session()
+    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    with pytest.raises(SecureError, match="1 numbers beside the update, expected 0"):
+        fresh.masked(sent[0]["post"], np.zeros(3), 1, [0.5])
+
+
+def test_a_client_has_no_fewer_and_no_more_neighbours_than_the_terms_say():
+    terms = SecureSettings(clipping=1.0).terms("train", 5, (), 3)
+    for count in (terms.threshold - 1, terms.shares + 1):
+        member = Participant({}, 0)
+        own = member.keys(terms.to_wire())
+        masks = [own[w.MASK_PUBLIC], *(bytes([i]) * 32 for i in range(1, count))]
+        shares = [own[w.SHARE_PUBLIC], *(bytes([i]) * 32 for i in range(1, count))]
+        asked = {w.SESSION: terms.session, w.CLIENTS: list(range(count)), w.MASK_KEYS: masks, w.SHARE_KEYS: shares}
+        with pytest.raises(SecureError, match=f"{count} neighbours, expected {terms.threshold} to {terms.shares}"):
+            member.shares(asked)
+
+
+@pytest.mark.parametrize(("clients", "sealed"), [([4, 1], [b"", b""]), ([1, 1], [b"", b""]), ([1], [b"", b""])])
+def test_a_client_takes_no_confirmations_of_others_than_the_survivors(clients, sealed):
+    terms, members, _ = _session()
+    members[0].confirm(_ask(terms, [0, 1, 2, 3], [4]))
+    with pytest.raises(SecureError, match="confirmations of clients that sent no vector"):
+        members[0].unmask({w.SESSION: terms.session, w.CLIENTS: clients, w.SEALED: sealed})
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "why"),
+    [
+        (w.KEYS_TYPE, {w.MASK_PUBLIC: b"short"}, "the reply has no public keys"),
+        (w.SHARES_TYPE, {w.SEALED: ["a"] * 4}, "the shares are no bytes"),
+        (w.SHARES_TYPE, {w.CLIENTS: [2, 3, 4, 5]}, "the reply does not hold a share for each neighbour"),
+        (w.SHARES_TYPE, {w.SEALED: [b""]}, "the reply does not hold a share for each neighbour"),
+    ],
+)
+def test_who_says_something_odd_is_left_out(stage, change, why):
+    updates, weights = _updates(5)
+    summed = hold(updates, weights, {1: lambda now, told: ConfigRecord({**told, **change}) if now == stage else told})
+    assert summed.fault == "" and summed.left_out == {1: why} and summed.survivors == (0, 2, 3, 4)
+
+
+def test_a_reply_without_the_record_is_no_part_of_a_sum():
+    class Bare(MemoryGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            replies = super().send_and_receive(messages, timeout=timeout)
+            for reply in replies:
+                if reply.metadata.src_node_id == 1001:
+                    del reply.content[w.RECORD]
+            return replies
+
+    updates, weights = _updates(5)
+    assert hold(updates, weights, grid=Bare).left_out == {1: "the reply is no part of a secure sum"}

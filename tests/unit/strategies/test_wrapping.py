@@ -1,0 +1,79 @@
+"""A strategy around another, and what serves requests without remembering anything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import FedAvg
+from support.fedtu_clients import adapter, federation
+
+from strategies.factory import build
+from strategies.sampling import Available
+from strategies.serving import ByUnlearning, Serving
+from strategies.wrapping import WrappingStrategy
+
+
+class Told:
+    """Gives back what it was called with."""
+
+    def __getattr__(self, name):
+        return lambda *given: (name, *given)
+
+
+@pytest.mark.parametrize("name", ["configure_train", "configure_evaluate"])
+def test_what_is_configured_is_what_the_inner_one_configures(name: str) -> None:
+    given = (3, adapter([0.0]), ConfigRecord(), federation(1))
+    assert getattr(WrappingStrategy(Told()), name)(*given) == (name, *given)
+
+
+@pytest.mark.parametrize("name", ["aggregate_train", "aggregate_evaluate"])
+def test_what_is_aggregated_is_what_the_inner_one_aggregates(name: str) -> None:
+    assert getattr(WrappingStrategy(Told()), name)(3, ["reply"]) == (name, 3, ["reply"])
+
+
+def test_a_strategy_without_a_state_takes_none() -> None:
+    plain = WrappingStrategy(FedAvg())
+    assert plain.state_dict() == {}
+    plain.load_state_dict({})
+    with pytest.raises(ValueError, match="FedAvg cannot load a state"):
+        plain.load_state_dict({"m/adapter": np.zeros(1)})
+    ours = WrappingStrategy(build("fedavgm"))
+    ours.load_state_dict({"m/adapter": np.ones(2)})
+    assert ours.state_dict()["m/adapter"].tolist() == [1, 1]
+
+
+def test_moments_belong_to_the_strategy_and_to_all_its_arrays() -> None:
+    inner = build("fedadam")
+    with pytest.raises(ValueError, match="FedAdam has no accumulator 'x'"):
+        inner.load_state_dict({"x/adapter": np.ones(2)})
+    with pytest.raises(ValueError, match="accumulators for different arrays"):
+        inner.load_state_dict({"m/adapter": np.ones(2), "v/other": np.ones(2)})
+    assert inner.state_dict() == {}
+    assert inner.aggregate_train(1, []) == (None, None)
+
+
+def test_what_remembers_nothing_takes_no_state() -> None:
+    serving = ByUnlearning()
+    assert serving.state_dict() == {} and serving.beside([1]) == {}
+    serving.load_state_dict({})
+    with pytest.raises(ValueError, match="ByUnlearning cannot load a state"):
+        serving.load_state_dict({"x": np.zeros(1)})
+    after = adapter([1.0])
+    assert serving.after_training(1, adapter([0.0]), after) is after
+    everybody = Available()
+    everybody.load_state_dict({})
+    with pytest.raises(ValueError, match="Available cannot load a state"):
+        everybody.load_state_dict({"x": np.zeros(1)})
+
+
+def test_who_goes_by_single_models_serves_none_of_them_privately() -> None:
+    class Single(Serving):
+        message_type, models_travel = "train.unlearn", True
+
+        def serve(self, server_round, arrays, answers, train):
+            raise AssertionError
+
+    assert Single().privately is False
+    with pytest.raises(NotImplementedError, match="Single goes by single clients' models"):
+        Single().serve_privately(1, adapter([0.0]), [], None, asked=1)
