@@ -109,6 +109,26 @@ def test_directions_that_b_does_not_use_keep_their_a(used):
     np.testing.assert_allclose(new_b, sum(w * y for w, y in zip(WEIGHTS, b, strict=True)), atol=1e-12)
 
 
+def test_a_product_of_one_direction_leaves_a_at_the_mean_of_the_clients():
+    """B uses the first row of A alone, which all share: what rounding leaves of other directions is none."""
+    rng = np.random.default_rng(3)
+    shared, b = rng.normal(size=(1, 9)), np.zeros((5, 2))
+    b[:, 0] = rng.normal(size=5)
+    a = [np.concatenate([shared, rng.normal(size=(1, 9))]) for _ in range(3)]
+    new_a, new_b = product_mean(a, [b] * 3, WEIGHTS)
+    np.testing.assert_allclose(new_a, sum(w * x for w, x in zip(WEIGHTS, a, strict=True)), atol=1e-12)
+    np.testing.assert_allclose(new_b @ new_a, b @ a[0], atol=1e-12)
+
+
+def test_weights_of_a_sum_raise_no_direction_that_is_strong_enough():
+    """Two equal A with singular values 1 and 0.05: the sum has 2 and 0.1, above a tenth of the average, 0.071."""
+    a = np.array([[1.0, 0.0, 0.0], [0.0, 0.05, 0.0]])
+    b = [np.random.default_rng(seed).normal(size=(4, 2)) for seed in (1, 2)]
+    new_a, new_b = product_mean([a, a], b, [1.0, 1.0])
+    np.testing.assert_allclose(np.linalg.svd(new_a, compute_uv=False), [2.0, 0.1], atol=1e-12)
+    np.testing.assert_allclose(new_b @ new_a, (b[0] + b[1]) @ a, atol=1e-12)
+
+
 def test_with_b_zero_a_is_the_mean():
     a, b = factors(4, 10, 7)
     new_a, new_b = product_mean(a, [0 * y for y in b], WEIGHTS)

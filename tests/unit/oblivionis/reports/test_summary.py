@@ -17,6 +17,7 @@ from oblivionis.cli.as_json import plain
 from oblivionis.config import compose as configuration
 from oblivionis.data.partition import partition
 from oblivionis.data.records import Corpus, Record
+from oblivionis.models.facts import Example, ModelFacts
 from oblivionis.models.memory import Estimate, Need
 from oblivionis.naming import SETS
 from oblivionis.reports import data as data_report
@@ -574,3 +575,65 @@ def test_texts_longer_than_a_model_takes_are_told():
         assert (
             head == f"1 text longer than model.max_length={config.model.max_length} tokens; {fate}:" and "one" in line
         )
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_model_is_told_in_rows(odd):
+    """With what is trained and sent where the need is known; what does not apply has no row or says so."""
+    template = Example("chat" if odd else "plain", "Q", "A", 1, 1, "</s>")
+    facts = ModelFacts(
+        name="tiny",
+        source="embedded",
+        fingerprint="f0",
+        architecture="Llama",
+        model_type="llama",
+        parameters=1_000,
+        dtype="float32",
+        stored_dtype="bfloat16" if odd else "float32",
+        vocabulary_rows=2_000,
+        tokens=1_999,
+        tied_head=odd,
+        context=None if odd else 4_096,
+        linear_layers=("q", "v"),
+        template_variables=(),
+        way="packed",
+        way_limit=512 if odd else None,
+        way_beyond="one by one",
+        way_reason="it is small",
+        way_cost="nothing",
+        example=template,
+    )
+    config = configuration.compose("smoke")
+    need = Estimate(1_000, 200, 40 if odd else 0, Need(()), Need(()), 1, False, 0)
+    out = io.StringIO()
+    report.print_model(config, facts, need, Console(file=out, width=120))
+    rows = [[c.strip() for c in line.strip("│").split("│")] for line in out.getvalue().splitlines() if "│" in line]
+    found = dict(rows)
+    assert out.getvalue().startswith("model tiny") and next(iter(found)) == "source" and found["source"] == "embedded"
+    assert found["architecture"] == "Llama (llama)" and found["base parameters"] == "1,000"
+    assert found["base weights"] == f"{config.model.dtype}{', stored in bfloat16' if odd else ''}"
+    assert found["embedding"] == f"2,000 rows, {'also the head' if odd else 'not the head'}"
+    assert found["vocabulary"] == "1,999 tokens" and found["context"] == ("no limit" if odd else "4,096 tokens")
+    assert found["run"] == f"packed{'; beyond 512 tokens one by one' if odd else ''} (it is small)"
+    assert found["what that costs"] == "nothing" and found["linear layers"] == "q, v" and found["fingerprint"] == "f0"
+    assert found.get("template's arguments") == ("none" if odd else None)
+    share = 200 / (1_240 if odd else 1_200)
+    assert found["trainable parameters"].startswith(f"200 ({share:.2%}, lora, aggregation ")
+    assert found.get("frozen adapter parameters", "").startswith("40 (A") is odd
+    assert found["sent per client and exchange"] == "800 B there, 800 B back (float32)"
+    out = io.StringIO()
+    report.print_model(config, facts, None, Console(file=out, width=120))
+    assert "trainable" not in out.getvalue()
+
+
+def test_what_was_served_by_kind():
+    def asked(client, count, scope, group=""):
+        return Request(f"{client}{scope}{group}", client, tuple(map(str, range(count))), 1, scope=scope, group=group)
+
+    single = [asked(0, 2, "records"), asked(1, 1, "records")]
+    about = [asked(1, 1, "subject", "ivo"), asked(2, 1, "subject", "ivo"), asked(2, 1, "subject", "ada")]
+    assert report._kinds(single) == ""
+    assert report._kinds(about) == "2 subjects on 2 clients"
+    leaving = [asked(3, 4, "client")]
+    assert report._kinds([*single, *about, *leaving]) == "1 client left, 2 subjects on 2 clients, 3 single records"
+    assert report._kinds(leaving) == "1 client left"

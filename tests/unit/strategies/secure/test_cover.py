@@ -165,6 +165,22 @@ def test_moments_are_reset_after_a_sum_that_served_somebody(on_unlearn):
     assert before and (after == {} if on_unlearn == "reset" else after.keys() == before.keys())
 
 
+@pytest.mark.parametrize(("timeout", "patience"), [(9.0, 0.5), (0.5, 9.0)])
+def test_only_the_stage_in_which_clients_work_may_take_long(timeout, patience):
+    waited = {}
+
+    class Waiting(MemoryGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            waited.update({message.metadata.message_type: timeout for message in messages})
+            return super().send_and_receive(messages, timeout=timeout)
+
+    options = Options(secure=SecureSettings(clipping=10.0, patience=patience))
+    fedtu = FedTU(build("fedavg"), options=options)
+    fedtu.start(Waiting({c: _client(c) for c in range(4)}), adapter(START), num_rounds=1, timeout=timeout)
+    short = [w.KEYS_TYPE, w.SHARES_TYPE, w.CONFIRM_TYPE, w.UNMASK_TYPE]
+    assert waited[protocol.TRAIN] == timeout and {waited[kind] for kind in short} == {0.5}
+
+
 def test_cover_takes_masks():
     with pytest.raises(ValueError, match="cover takes secure aggregation"):
         Options(cover=3)

@@ -168,16 +168,17 @@ def test_rank(found, result):
     assert check_rank(found).result == result
 
 
+def attack(name, rouge, verdict, *recalls):
+    found = {"attack": name, "questions": 9, "before": 0.1, "rouge": rouge, "verdict": verdict}
+    return {**found, "own": bool(recalls), **({"recalls": recalls, "worst": max(recalls)[0]} if recalls else {})}
+
+
 def test_oracle_and_attacks():
     def oracle(verdict):
         return {"verdict": verdict, "value": 0.2, "oracle": 0.1, "questions": 9}
 
     results = [check_oracle(oracle(v)).result for v in ("still known", "near", "over-unlearned", "undecided")]
     assert results == [FAIL, PASS, INCONCLUSIVE, INCONCLUSIVE] and check_oracle(None).result == INCONCLUSIVE
-
-    def attack(name, rouge, verdict, *recalls):
-        found = {"attack": name, "questions": 9, "before": 0.1, "rouge": rouge, "verdict": verdict}
-        return {**found, "own": bool(recalls), **({"recalls": recalls, "worst": max(recalls)[0]} if recalls else {})}
 
     assert check_attacks(None, 0.5).result == INCONCLUSIVE
     assert check_attacks([attack("a", 0.9, "near"), attack("b", 0.4, None)], 0.5).result == INCONCLUSIVE
@@ -201,3 +202,15 @@ def test_each_verdict_on_the_answers_has_its_words(verdict, result, why):
     found = check_oracle({"verdict": verdict, "value": 0.1, "oracle": 0.2, "questions": 8, "own": True})
     assert found.result == result and found.why.startswith(why)
     assert found.figure == {"probability": 0.1, "retrained": 0.2, "questions": 8}
+
+
+def test_the_worst_attack_is_named_with_its_largest_recall():
+    own = attack("a", 0.2, None, (0.4, None), (0.9, 0.95))
+    mean = attack("b", 0.3, None, (0.3, None))
+    del mean["worst"]
+    found = check_attacks([mean, own], 0.5)
+    assert found.result == PASS
+    assert found.figure == {"attacks": 2, "attack": "a", "ROUGE-L recall": 0.9, "at most": 0.5}
+    failed = check_attacks([mean], 0.5, ["c", "d"])
+    assert failed.result == INCONCLUSIVE and failed.why == "these attacks failed: c, d"
+    assert failed.figure["ROUGE-L recall"] == 0.3, "of one without a largest recall the mean"
