@@ -247,3 +247,9 @@ def test_the_file_of_verdicts_is_written_where_there_is_something_to_say(tmp_pat
         said = json.loads((run.path / "verdicts.json").read_text())
         assert said == verdicts.verdict_document(run, config.evaluation.truth_ratio)
         assert (said["model"], said["oracle"]) == ("unlearn", "retrain")
+
+
+@pytest.mark.parametrize(("questions", "said"), [(1, "1 question cannot tell"), (2, "2 questions cannot tell")])
+def test_so_few_questions_cannot_tell(questions, said):
+    (line,) = verdicts.sentences({"prob": Verdict(0.01, 0.2, 0.25, 1.0, questions)})
+    assert f"whether by chance {said} (it takes " in line

@@ -637,3 +637,14 @@ def test_what_was_served_by_kind():
     leaving = [asked(3, 4, "client")]
     assert report._kinds([*single, *about, *leaving]) == "1 client left, 2 subjects on 2 clients, 3 single records"
     assert report._kinds(leaving) == "1 client left"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share"), [([], "10.00%, lora, aggregation "), (["model.mode=full"], "11.11%, full)")]
+)
+def test_what_is_trained_is_a_share_of_what_there_is(overrides, share):
+    """Of 900 parameters of the base model and 100 beside it, or of the 900 alone."""
+    config = configuration.compose("smoke", overrides)
+    need = Estimate(900, 100, 0, Need(()), Need(()), 1, False, 0)
+    rows = dict(report._trained(config, need))
+    assert rows["trainable parameters"].startswith(f"100 ({share}") and "frozen adapter parameters" not in rows

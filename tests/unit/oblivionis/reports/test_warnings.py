@@ -256,3 +256,11 @@ def test_one_failed_reply_is_one_client(tmp_path):
     assert text_of(run, config, "failed replies") == (
         "1 reply failed and its client was left out, in 1 of 2 rounds; `flower.log` says why."
     )
+
+
+def test_without_a_forget_quality_nothing_is_said_of_what_was_to_be_forgotten(tmp_path):
+    def metrics(stage):
+        return {key: value for key, value in metrics_of(stage).items() if key != "forget_quality"}
+
+    run, config = make_run(tmp_path, metrics=metrics, logs=lambda stage: {"ids": {}})
+    assert "nothing to forget" not in kinds(run, config) and "one oracle" in kinds(run, config, limit=True)

@@ -6,7 +6,8 @@ import pytest
 from support.pages import Text
 from support.reports import make_run
 
-from oblivionis.reports.html.curves import Curves, curves, curves_of
+from oblivionis.config import compose as configuration
+from oblivionis.reports.html.curves import Curves, _caption, curves, curves_of
 from oblivionis.requests.ledger import Ledger, Request
 
 
@@ -77,3 +78,9 @@ def test_stages_that_were_measured_more_than_once(tmp_path):
     (tmp_path / "b").mkdir()
     bare, config = make_run(tmp_path / "b", stages=[], overrides=["evaluation.light.questions_per_set=null"])
     assert "No stage was measured more than once" in Text("".join(map(str, curves(bare, config, {})))).words
+
+
+@pytest.mark.parametrize(("size", "asked"), [(7, "a sample of 7 questions per set"), ("null", "all questions")])
+def test_how_many_questions_a_point_rests_on(size, asked):
+    config = configuration.compose("smoke", [f"evaluation.light.questions_per_set={size}"])
+    assert _caption(config, []) == [f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."]

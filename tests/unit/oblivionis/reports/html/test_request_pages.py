@@ -4,9 +4,11 @@ import json
 import re
 
 import pytest
+from support.audits import audit_of, phrasings, write
 from support.pages import Text
 from support.reports import HOSTILE, Page, log_of, make_run
 
+from oblivionis.audits.people_outcomes import Person, PersonFact, person_slug
 from oblivionis.config import compose as configuration
 from oblivionis.files import write_json
 from oblivionis.naming import MODELS
@@ -227,3 +229,15 @@ def test_a_page_is_found_by_its_place(run):
     title, parts = request_pages.page_parts(run, config, request_pages.page_of("mine"), "")
     assert title == "mine in made" and 'href="../#requests"' in str(parts[0])
     assert request_pages.page_parts(run, config, "requests/none.html", "") is None
+
+
+def test_people_whom_its_records_are_about_are_named(run):
+    folder = run.path / "audits" / "person-unlearn-0002"
+    folder.mkdir(parents=True)
+    fact = PersonFact("P1", "name", ("Bo",), "bo", phrasings(1.0))
+    people = [Person(name, None, None, (OWN, "x"), (fact,)) for name in ("Bo", "Al")]
+    write(audit_of(run, [*people, Person("Cy", None, None, (OTHER,), (fact,))], "unlearn"), folder)
+    html_report.write_html(run, configuration.from_yaml(run.read_config()))
+    told = page(run)
+    assert "Facts about people ( oblivionis audit person ): Bo , Al ." in told.words and "Cy" not in told.words
+    assert {f"../people/{person_slug(name)}.html" for name in ("Bo", "Al")} <= set(told.links)
