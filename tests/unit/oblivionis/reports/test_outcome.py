@@ -236,6 +236,12 @@ def test_a_forget_quality_that_says_nothing_stands_in_parentheses(tmp_path):
     text = summary(run, config)
     line = next(line for line in text.splitlines() if "Forget quality (KS p)" in line)
     assert "(0.125)" in line and "2 questions cannot tell any two models apart" in text
+    without = {name: section.copy() for name, section in log_of("unlearn", questions=2).items()}
+    for section in without.values():
+        section.pop("average_perturb_loss", None)
+    (tmp_path / "none").mkdir()
+    run, config = make_run(tmp_path / "none", metrics=lambda stage: {"forget_prob": 0.5}, logs=lambda stage: without)
+    assert "cannot tell" not in summary(run, config)
     (tmp_path / "four").mkdir()
     run, config = make_run(tmp_path / "four")
     line = next(line for line in summary(run, config).splitlines() if "Forget quality (KS p)" in line)
