@@ -42,10 +42,8 @@ _FOREIGN = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook or another file of Microsoft Office"),
     (b"FEA1", "a Feather file of version 1"),
-    (b"ORC", "an ORC file"),
-    (b"Obj\x01", "an Avro file"),
+    (b"version https://git-lfs.", "a pointer of Git LFS and not the file itself (git lfs pull)"),
     (b"SQLite format 3\x00", "an SQLite database"),
-    (b"\x89HDF", "an HDF5 file"),
     (b"%PDF", "a PDF file"),
     (b"\xff\xfe", "UTF-16 text"),
     (b"\xfe\xff", "UTF-16 text"),
@@ -203,7 +201,8 @@ def _foreign(data: bytes) -> str:
     found = next((what for magic, what in _FOREIGN if data.startswith(magic)), "")
     if found or b"\0" not in (start := data[:1000]):
         return found
-    return "UTF-16 text" if start.count(b"\0") * 3 > len(start) else "a binary file of no known kind"
+    nulls = sorted(start[side::2].count(b"\0") for side in (0, 1))
+    return "UTF-16 text" if nulls[0] == 0 and nulls[1] * 3 > len(start) else "a binary file of no known kind"
 
 
 def _is_json(data: bytes, start: bytes, suffix: str) -> bool:
@@ -212,6 +211,8 @@ def _is_json(data: bytes, start: bytes, suffix: str) -> bool:
         return suffix not in (".csv", ".tsv") or _parses(_first_line(data)) or _parses(data)
     if suffix not in _JSON:
         return not start
+    if b"\n{" in data:
+        return True
     lines = data.removeprefix(_BOM).lstrip()[:65536].decode(errors="replace").splitlines()[:2]
     widths = {d: {len(next(csv.reader([line], delimiter=d))) for line in lines} for d in _DELIMITERS}
     return len(lines) < 2 or not any(len(width) == 1 and width != {1} for width in widths.values())

@@ -100,6 +100,11 @@ def test_a_line_for_excel_is_no_header(tmp_path: Path, first: str) -> None:
     assert [row.where for row in found] == ["a.csv:3", "a.csv:5"]
 
 
+def test_a_header_may_begin_as_other_files_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ORCID,a\n0000-0002,x\n")
+    assert [row.values for row in rows_of(tmp_path / "a.csv")] == [{"ORCID": "0000-0002", "a": "x"}]
+
+
 def test_a_cell_holds_a_book(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"a,b\n1,{'x' * 200_000}\n")
     assert [len(row.values["b"]) for row in rows_of(tmp_path / "a.csv")] == [200_000]
@@ -118,6 +123,14 @@ def test_places_are_lines_or_rows(tmp_path: Path) -> None:
     assert where["saved"] == ["saved/train row 1", "saved/train row 2"]
     assert where["long.parquet"][-1] == "long.parquet row 2500"
     assert rows_of(tmp_path / "a.jsonl", name="data/a.jsonl")[0].where == "data/a.jsonl:1"
+
+
+@pytest.mark.parametrize("first", ['"x": 1, "y": 2}', "# by me, today"])
+def test_a_first_line_that_is_no_json_makes_no_csv_of_json_lines(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{first}\n{{"x": 1, "y": 2}}\n')
+    problems: list[str] = []
+    assert [row.values for row in read_rows(tmp_path / "a.jsonl", problems)] == [{"x": 1, "y": 2}]
+    assert len(problems) == 1 and problems[0].startswith("a.jsonl:1: expected a JSON object on one line, but ")
 
 
 def test_one_object_is_one_row(tmp_path: Path) -> None:
@@ -163,6 +176,12 @@ def archive(entry: str) -> bytes:
         ("a.csv", archive("xl/workbook.xml"), "a.csv: an Excel workbook"),
         ("a.zip", archive("train.jsonl"), "a.zip: a zip archive; expected"),
         ("a.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a.xls: an old Excel workbook"),
+        (
+            "a.jsonl",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "a.jsonl: a pointer of Git LFS and not",
+        ),
+        ("a.csv", b"PARE" + bytes(100), "a.csv: a binary file of no known kind; expected"),
         ("a.db", b"SQLite format 3\x00...", "a.db: an SQLite database; expected"),
         ("a.jsonl", bytes(range(250)), "a.jsonl: a binary file of no known kind; expected"),
         ("a.parquet", b"a,b\n1,2", "a.parquet: cannot be read (text, and no parquet file)"),
