@@ -12,11 +12,11 @@ Fields of a training record, whose question and answer may have another shape:
 | `perturbed_answer`   | list of texts   | wrong answers of the same form (truth ratio)                          |
 | `forget`             | true or false   | to be forgotten; a separate file of ids replaces these marks          |
 
-Further fields are ignored, but a near miss of a name above ("paraphrased_anwser", "Forget") is an error; null is no value. Beside
-the training file may lie `forget_perturbed`, `retain_perturbed`, `real_authors` and `world_facts` (`.jsonl`, `.csv`, …)
-with the same fields (`forget` excepted): the questions of the evaluation. A record there that repeats the question and
-answer of a training record takes over its id and subject. Without the first two, the training records themselves are
-asked.
+Further fields are ignored, but a near miss of a name above ("paraphrased_anwser", "Forget") is an error; null is no
+value. Beside the training file may lie `forget_perturbed`, `retain_perturbed`, `real_authors` and `world_facts`
+(`.jsonl`, `.csv`, …) with the same fields (`forget` excepted): the questions of the evaluation. A record there that
+repeats the question and answer of a training record takes over its id and subject. Without the first two, the training
+records themselves are asked.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from pathlib import Path
 import datasets
 import pandas as pd
 import pyarrow as pa
-import pyarrow.feather
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import feather
 
 from oblivionis.errors import FileError
 from oblivionis.row_files import count_lines, is_hub_name, need_all_parts, read_rows, row_files, shown, table, tables
@@ -214,7 +214,7 @@ def test_a_column_that_parquet_has_twice_is_told(tmp_path: Path) -> None:
     ids=lambda column: str(column.type),
 )
 def test_a_time_beyond_those_of_python_is_told(tmp_path: Path, column: pa.Array) -> None:
-    pa.feather.write_feather(pa.table({"a": ["x"], "at": column}), str(tmp_path / "a.arrow"))
+    feather.write_feather(pa.table({"a": ["x"], "at": column}), str(tmp_path / "a.arrow"))
     assert "a.arrow: cannot be read (an Arrow file, but " in refusal(tmp_path / "a.arrow")
     datasets.Dataset(pa.table({"a": ["x"], "at": pa.array([2**62], pa.timestamp("us"))})).save_to_disk(tmp_path / "b")
     assert "b: cannot be read (a folder of save_to_disk, but " in refusal(tmp_path / "b")
