@@ -140,7 +140,7 @@ def parse_json(text: str | bytes, *, finite: bool = True, unique: bool = True) -
         return value
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise ValueError(f"{error.msg} at {line}column {error.colno}") from None
+        raise ValueError(f"{error.msg.removesuffix(' at')} at {line}column {error.colno}") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     except UnicodeEncodeError:

@@ -14,7 +14,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,10 @@ _BOM = b"\xef\xbb\xbf"
 _JSON = (".jsonl", ".ndjson", ".json")
 _COLUMNAR = (".parquet", ".arrow", ".feather")
 _DELIMITERS = ",;\t|"
+_ANNOUNCED = re.compile(rf'"?sep=([{_DELIMITERS}])"?(\r\n?|\n)')
+"""A first line that tells Excel the delimiter."""
 _BATCH = 1000
+csv.field_size_limit(2**31 - 1)  # of 131,072 characters otherwise, less than a book has
 _FOREIGN = (
     (b"\x1f\x8b", "a gzip archive"),
     (b"BZh", "a bzip2 archive"),
@@ -38,10 +42,8 @@ _FOREIGN = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook or another file of Microsoft Office"),
     (b"FEA1", "a Feather file of version 1"),
-    (b"ORC", "an ORC file"),
-    (b"Obj\x01", "an Avro file"),
+    (b"version https://git-lfs.", "a pointer of Git LFS and not the file itself (git lfs pull)"),
     (b"SQLite format 3\x00", "an SQLite database"),
-    (b"\x89HDF", "an HDF5 file"),
     (b"%PDF", "a PDF file"),
     (b"\xff\xfe", "UTF-16 text"),
     (b"\xfe\xff", "UTF-16 text"),
@@ -107,12 +109,13 @@ def tables(folder: Path, name: str, suffixes: Sequence[str] = SUFFIXES) -> list[
 def table(path: Path, name: str) -> list[Path]:
     """The parts of the table `name` in the folder `path`; `path` itself where it holds rows.
 
-    Raises FileError where the folder has no such table, or more than one.
+    Raises FileError where the folder has no such table, more than one, or not all parts of it.
     """
     if is_saved(path) or not path.is_dir():
         return [path]
     found = tables(path, name)
     if len(found) == 1:
+        need_all_parts(found[0])
         return found[0]
     if found:
         several = " and ".join(parts[0].name for parts in found)
@@ -120,6 +123,17 @@ def table(path: Path, name: str) -> list[Path]:
     others = [file.name for file in row_files(path)]
     here = f"; it holds {', '.join(others[:5])}{', …' if len(others) > 5 else ''}" if others else ""
     raise FileError(f"there is no file {path / name}.jsonl (or {', '.join(SUFFIXES[1:])}){here}")
+
+
+def need_all_parts(files: Iterable[Path]) -> None:
+    """Raise FileError where names such as `train-00003-of-00012.parquet` tell of parts that are not among `files`."""
+    there: dict[tuple[str, str], list[Path]] = {}
+    for file in files:
+        if named := re.fullmatch(r"(.+)-\d+-of-(\d+)(\.\w+)", file.name):
+            there.setdefault((f"{named[1]}-…-of-{named[2]}{named[3]}", named[2]), []).append(file)
+    for (name, count), parts in there.items():
+        if len(parts) < int(count):
+            raise FileError(f"{parts[0].parent} holds {len(parts)} of {int(count)} parts {name}: expected all of them")
 
 
 def row_files(folder: Path) -> list[Path]:
@@ -187,7 +201,8 @@ def _foreign(data: bytes) -> str:
     found = next((what for magic, what in _FOREIGN if data.startswith(magic)), "")
     if found or b"\0" not in (start := data[:1000]):
         return found
-    return "UTF-16 text" if start.count(b"\0") * 3 > len(start) else "a binary file of no known kind"
+    nulls = sorted(start[side::2].count(b"\0") for side in (0, 1))
+    return "UTF-16 text" if nulls[0] == 0 and nulls[1] * 3 > len(start) else "a binary file of no known kind"
 
 
 def _is_json(data: bytes, start: bytes, suffix: str) -> bool:
@@ -196,6 +211,8 @@ def _is_json(data: bytes, start: bytes, suffix: str) -> bool:
         return suffix not in (".csv", ".tsv") or _parses(_first_line(data)) or _parses(data)
     if suffix not in _JSON:
         return not start
+    if b"\n{" in data:
+        return True
     lines = data.removeprefix(_BOM).lstrip()[:65536].decode(errors="replace").splitlines()[:2]
     widths = {d: {len(next(csv.reader([line], delimiter=d))) for line in lines} for d in _DELIMITERS}
     return len(lines) < 2 or not any(len(width) == 1 and width != {1} for width in widths.values())
@@ -257,9 +274,9 @@ def _json(data: bytes, path: Path, name: str, problems: list[str], texts: bool) 
 
 
 def _by_columns(value: Mapping[str, Any]) -> str:
-    """What is wrong with the only object of a file that has a column of a table under each key; empty otherwise."""
+    """What is wrong with the only object of a file, which has an object under each key; empty otherwise."""
     if value and all(isinstance(column, dict) for column in value.values()):
-        return "one JSON object with a column under each key; expected a list of objects (pandas: orient='records')"
+        return "one JSON object with an object under each key; expected a list of objects (pandas: orient='records')"
     return ""
 
 
@@ -291,11 +308,14 @@ def _csv(data: bytes, path: Path, name: str, problems: list[str]) -> Iterator[Ro
         found = f"the byte 0x{data[error.start]:02X}"
         problems.append(f"{name}:{line}: expected UTF-8 text, found {found} (Windows-1252 or Latin-1, perhaps)")
         return
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
-    start, header = 1, None
+    announced = _ANNOUNCED.match(text)
+    skipped, delimiter = (1, announced[1]) if announced else (0, _delimiter(text))
+    body = text[announced.end() :] if announced else text
+    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
+    start, header = 1 + skipped, None
     try:
         for cells in reader:
-            where, start = f"{name}:{start}", reader.line_num + 1
+            where, start = f"{name}:{start}", reader.line_num + 1 + skipped
             if not any(cells):
                 continue
             if header is None:
@@ -304,10 +324,9 @@ def _csv(data: bytes, path: Path, name: str, problems: list[str]) -> Iterator[Ro
                     problems.append(f"{path}: the column {min(twice)!r} is given twice")
                     return
             elif len(cells) != len(header):
-                what = f"{len(cells)} cell{'' if len(cells) == 1 else 's'} under {len(header)} columns"
-                delimiter = "tab" if reader.dialect.delimiter == "\t" else f"`{reader.dialect.delimiter}`"
-                hint = f"; a text with a {delimiter} in it needs quotes" if len(cells) > len(header) else ""
-                problems.append(f"{where}: {what}{hint}")
+                mark = "tab" if delimiter == "\t" else f"`{delimiter}`"
+                hint = f"; a text with a {mark} in it needs quotes" if len(cells) > len(header) else ""
+                problems.append(f"{where}: expected a cell for each column, {len(header)}, found {len(cells)}{hint}")
             else:
                 values = {column: cell or None for column, cell in zip(header, cells, strict=True) if column}
                 yield Row(where, values, cells=True)
@@ -334,8 +353,7 @@ def _columns(data: bytes, path: Path, name: str, problems: list[str]) -> Iterato
     import pyarrow.parquet
 
     what = "a parquet file" if data.startswith(b"PAR1") else "an Arrow file"
-    number = 0
-    try:
+    with _telling(path, what, problems):
         source = pa.BufferReader(data)
         if data.startswith(b"PAR1"):
             found = pyarrow.parquet.ParquetFile(source).read()
@@ -346,19 +364,14 @@ def _columns(data: bytes, path: Path, name: str, problems: list[str]) -> Iterato
         if twice := {column for column in found.column_names if found.column_names.count(column) > 1}:
             problems.append(f"{path}: the column {min(twice)!r} is given twice")
             return
-        for batch in found.to_batches(max_chunksize=_BATCH):
-            for values in batch.to_pylist():
-                number += 1
-                yield Row(f"{name} row {number}", values)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        problems.append(f"{path}: cannot be read ({what}, but {(str(error).strip() or 'damaged').splitlines()[0]})")
+        yield from _of_batches(found.to_batches(max_chunksize=_BATCH), name)
 
 
 def _saved(path: Path, name: str, problems: list[str]) -> Iterator[Row]:
     """What `save_to_disk` wrote: a `Dataset`, or the split `train` of a `DatasetDict`."""
     import datasets
 
-    try:
+    with _telling(path, "a folder of save_to_disk", problems):
         found: Any = datasets.load_from_disk(str(path))
         if isinstance(found, datasets.DatasetDict):
             if "train" not in found:
@@ -366,18 +379,30 @@ def _saved(path: Path, name: str, problems: list[str]) -> Iterator[Row]:
                 problems.append(f"{path}: a saved DatasetDict with {splits}; expected train, or the path of one split")
                 return
             found, name = found["train"], f"{name}/train"
-        number = 0
-        for columns in found.with_format(None).iter(batch_size=_BATCH):
-            for values in zip(*columns.values(), strict=True):
-                number += 1
-                yield Row(f"{name} row {number}", dict(zip(columns, values, strict=True)))
-    except Exception as error:  # a damaged folder fails in `datasets` in many ways
+        yield from _of_batches(found.with_format("arrow").iter(batch_size=_BATCH), name)
+
+
+def _of_batches(batches: Iterable[Any], name: str) -> Iterator[Row]:
+    """The rows of tables or batches of pyarrow; images and sounds stay bytes."""
+    number = 0
+    for batch in batches:
+        for values in batch.to_pylist():
+            number += 1
+            yield Row(f"{name} row {number}", values)
+
+
+@contextmanager
+def _telling(path: Path, what: str, problems: list[str]) -> Iterator[None]:
+    """Tell of whatever goes wrong: damaged files and values beyond Python's (the year 10000) fail in many ways."""
+    try:
+        yield
+    except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problems.append(f"{path}: cannot be read (a folder of save_to_disk, but {reason})")
+        problems.append(f"{path}: cannot be read ({what}, but {reason})")
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, shortened, for a message."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    text = json.dumps(value, default=str) if unfit_character(text) else text
+    """A value as JSON, shortened, for a message; what JSON has not, such as bytes and times, as Python writes it."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    text = json.dumps(value, default=repr) if unfit_character(text) else text
     return text if len(text) <= 40 else text[:37] + "…"

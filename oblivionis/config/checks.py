@@ -331,9 +331,13 @@ def _clean_boundary(config: Config) -> Iterator[Problem]:
 @_reads("model.template")
 def _template_arguments(config: Config) -> Iterator[Problem]:
     template, key = config.model.template, "model.template.arguments"
-    if template.arguments and template.kind != "chat":
-        message = f"only a chat template takes arguments, and model.template.kind is {template.kind}"
-        yield Problem(key, message, "{}", "or set model.template.kind=chat")
+    for name, given, none in (
+        ("arguments", template.arguments, "{}"),
+        ("system_prompt", template.system_prompt, "null"),
+    ):
+        if given and template.kind != "chat":
+            message = f"only a chat template takes it, and model.template.kind is {template.kind}"
+            yield Problem(f"model.template.{name}", message, none, "or set model.template.kind=chat")
     for name, value in template.arguments.items():
         if fault := fault_of(name, value):
             yield Problem(f"{key}.{name}", *fault)

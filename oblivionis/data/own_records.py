@@ -12,11 +12,11 @@ Fields of a training record, whose question and answer may have another shape:
 | `perturbed_answer`   | list of texts   | wrong answers of the same form (truth ratio)                          |
 | `forget`             | true or false   | to be forgotten; a separate file of ids replaces these marks          |
 
-Further fields are ignored, but a near miss of a name above ("paraphrased_anwser") is reported; null is no value. Beside
-the training file may lie `forget_perturbed`, `retain_perturbed`, `real_authors` and `world_facts` (`.jsonl`, `.csv`, …)
-with the same fields (`forget` excepted): the questions of the evaluation. A record there that repeats the question and
-answer of a training record takes over its id and subject. Without the first two, the training records themselves are
-asked.
+Further fields are ignored, but a near miss of a name above ("paraphrased_anwser", "Forget") is an error; null is no
+value. Beside the training file may lie `forget_perturbed`, `retain_perturbed`, `real_authors` and `world_facts`
+(`.jsonl`, `.csv`, …) with the same fields (`forget` excepted): the questions of the evaluation. A record there that
+repeats the question and answer of a training record takes over its id and subject. Without the first two, the training
+records themselves are asked.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def to_record(
     missing = []
     for name in (row.called(name) for name in need if name not in values):
         if near := difflib.get_close_matches(name, list(values), n=1, cutoff=0.8):
-            problems.append(f"{row.where}: field {name!r} is missing (found {near[0]!r})")
+            problems.append(f"{row.where}: field {name!r} is missing (found {near[0]!r}){hint}")
         else:
             missing.append(repr(name))
     if missing:
@@ -280,8 +280,8 @@ def to_record(
 
 @functools.lru_cache(maxsize=1024)
 def _nearest_field(name: str) -> str:
-    """The field that `name` is a near miss of; empty where it is none."""
-    return next(iter(difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.85)), "")
+    """The field that `name` is a near miss of, in letters of either case; empty where it is none."""
+    return next(iter(difflib.get_close_matches(name.strip().casefold(), FIELDS, n=1, cutoff=0.85)), "")
 
 
 def content_id(question: str, answer: str, subject: str | None = None) -> str:
@@ -313,6 +313,7 @@ def _forget_ids(path: Path, known: Collection[str], fields: Fields, problems: li
     for where, value in _listed_ids(path, fields.get("id", "id"), problems):
         count += 1
         name = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        name = name.strip() if isinstance(name, str) and name not in known else name
         if isinstance(name, str) and name in known:
             yield name
         else:
@@ -347,7 +348,7 @@ def _listed_ids(path: Path, name: str, problems: list[str]) -> Iterator[tuple[st
         text = line.strip()
         if not text:
             continue
-        value = text
+        value = line.removesuffix("\r")
         if text[0] in '{"':
             try:
                 value = parse_json(text)

@@ -27,8 +27,8 @@ SHAPES = (
     ("conversations",),
 )
 ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
-BESIDE = ("system", "history", "tools")
-"""Fields beside a shape, other than question and answer, by which its makers mean a part of the dialogue."""
+BESIDE = ("system", "history", "tools", "question", "answer")
+"""Fields beside a shape, other than question and answer, that hold a part of the dialogue."""
 MAP = "data.fields={question: …, answer: …}"
 LISTED = 8
 
@@ -47,12 +47,9 @@ def recognised(row: Row, fields: Mapping[str, str] | None, problems: list[str]) 
     """
     values, names = dict(row.values), {}
     if fields:
-        for field in fields:
-            values.pop(field, None)
-        for field, name in fields.items():
+        for name in (*fields, *fields.values()):
             values.pop(name, None)
-            if name in row.values:
-                values[field] = row.values[name]
+        values |= {field: row.values[name] for field, name in fields.items() if name in row.values}
         names = dict(fields)
     whole = [shape for shape in SHAPES if names and any(field in names for field in shape)]
     whole = whole or [shape for shape in SHAPES if all(values.get(field) is not None for field in shape)]
@@ -64,7 +61,11 @@ def recognised(row: Row, fields: Mapping[str, str] | None, problems: list[str]) 
     if whole:
         shape = whole[0]
     elif not fields and (inner := _list_inside(row.values)):
-        problems.append(f"{row.where}: an object whose {inner!r} is a list of objects; expected these objects alone")
+        what = f"an object whose {inner!r} is a list of objects; expected these objects alone"
+        if not {"role", "from"}.isdisjoint(row.values[inner][0]):
+            hint = "" if fields is None else f"; data.fields={{messages: {inner}}} says what it is called"
+            what = f"the dialogue stands under {inner!r}, expected messages or conversations{hint}"
+        problems.append(f"{row.where}: {what}")
         return None
     else:
         shape = max(SHAPES, key=lambda shape: sum(values.get(field) is not None for field in shape))
@@ -84,7 +85,7 @@ def _list_inside(values: Mapping[str, Any]) -> str:
 
 def _converted(row: Row, shape: tuple[str, ...], problems: list[str]) -> Row | None:
     values, names = dict(row.values), dict(row.names)
-    beside = next((name for name in BESIDE if values.get(name)), None)
+    beside = next((name for name in BESIDE if values.get(name) and not (name in SHAPES[0] and shape[0] in names)), None)
     if beside is not None:
         said = f"{beside} {shown(values[beside])} beside {' and '.join(shape)}"
         problems.append(f"{row.where}: a record has no place for it, expected rows without, found {said}")
@@ -126,23 +127,23 @@ def _exchange(row: Row, name: str, turns: Any, values: dict[str, Any]) -> str:
         return f"{name} must be {kind} of turns, objects with role and content, found {shown(turns)}"
     roles, texts = [], []
     for number, turn in enumerate(turns, start=1):
-        given = {key: value for key, value in turn.items() if value not in (None, "", [], {})}
-        keys = ("from", "value") if "from" in given else ("role", "content")
-        role, text = (given.pop(key, None) for key in keys)
+        keys = ("from", "value") if turn.get("from") else ("role", "content")
+        role, text = (turn.get(key) for key in keys)
+        more = [key for key, value in turn.items() if key not in keys and value not in (None, "", [], {})]
         if isinstance(text, list) and len(text) == 1 and isinstance(text[0], Mapping) and text[0].get("type") == "text":
             text = text[0].get("text")
         if ROLES.get(role if isinstance(role, str) else "") is None:
             return f"{name}: {keys[0]} must be user or assistant, found {shown(role)} in turn {number}"
         if not isinstance(text, str) or not text.strip():
             return f"{name}: {keys[1]} must be a non-empty text, found {shown(text)} in turn {number}"
-        if given:
+        if more:
             return (
-                f"{name}: a turn has {keys[0]} and {keys[1]} alone, found {shown(min(given))} besides in turn {number}"
+                f"{name}: a turn has {keys[0]} and {keys[1]} alone, found {shown(min(more))} besides in turn {number}"
             )
         roles.append(ROLES[role])
         texts.append(text)
     if "system" in roles:
-        hint = "all records have the same, model.template.system_prompt"
+        hint = "take it out; one that all records share goes into model.template.system_prompt"
         return f"{name}: a record has no system turn ({hint}), found {shown(texts[roles.index('system')])}"
     if roles != ["user", "assistant"]:
         said = ", ".join(roles[:6]) + (", …" if len(roles) > 6 else "")

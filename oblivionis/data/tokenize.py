@@ -314,7 +314,7 @@ def layout_of(tokenizer: Any, template: PromptTemplate) -> Layout:
 def _end(tokenizer: Any, closing: str) -> int:
     """The first special token behind an answer (`<|eot_id|>`, `<|im_end|>`, `</s>`), else the tokenizer's EOS."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    ends = [i for i in _ids(tokenizer, [closing])[0] if i in special] if closing else []
+    ends = [i for i in plain_ids([closing], tokenizer)[0] if i in special] if closing else []
     end = ends[0] if ends else tokenizer.eos_token_id
     if end is None:
         raise TemplateError(f"neither the chat template nor the tokenizer of {name_of(tokenizer)} names an end token")
@@ -375,7 +375,7 @@ def _encoded_prompts(
 ) -> list[tuple[int, ...]]:
     start = _leading_ids(tokenizer) if template.kind == "qa" else ()
     texts = [_prompt(tokenizer, template, layout, question) for question in questions]
-    return [(*start, *ids) for ids in _ids(tokenizer, texts)]
+    return [(*start, *ids) for ids in plain_ids(texts, tokenizer)]
 
 
 def _written(
@@ -413,12 +413,12 @@ def _continuations(texts: Sequence[str], tokenizer: Any) -> list[tuple[int, ...]
     """
     result: list[tuple[int, ...] | None] = [None] * len(texts)
     for anchor in _ANCHORS:
-        head = _ids(tokenizer, [anchor])[0]
+        head = plain_ids([anchor], tokenizer)[0]
         todo = [i for i, ids in enumerate(result) if ids is None]
-        for i, ids in zip(todo, _ids(tokenizer, [anchor + texts[i] for i in todo]), strict=True):
+        for i, ids in zip(todo, plain_ids([anchor + texts[i] for i in todo], tokenizer), strict=True):
             if head and ids[: len(head)] == head and (len(ids) > len(head) or not texts[i]):
                 result[i] = tuple(ids[len(head) :])
-    plain = _ids(tokenizer, [t for t, ids in zip(texts, result, strict=True) if ids is None])
+    plain = plain_ids([t for t, ids in zip(texts, result, strict=True) if ids is None], tokenizer)
     rest = iter(plain)
     return [ids if ids is not None else tuple(next(rest)) for ids in result]
 
@@ -427,12 +427,6 @@ def _leading_ids(tokenizer: Any) -> tuple[int, ...]:
     """BOS if the tokenizer puts one in front by itself, else nothing."""
     bos = tokenizer.bos_token_id
     return (bos,) if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else ()
-
-
-def _ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    if not texts:
-        return []
-    return tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
 
 
 def _check_end(text: str) -> None:

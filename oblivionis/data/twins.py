@@ -19,12 +19,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import sparse
 
 from evaluation.metrics.words import words
 from oblivionis.data.records import Corpus, Record
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 WORD_FOR_WORD, NEARLY = "word for word", "nearly"
 LEAST_SHARED, LEAST_SHARED_ANSWER = 0.55, 0.45
@@ -208,6 +211,8 @@ class _Weights:
 
     def matrix(self, of: Iterable[frozenset[str]]) -> _Matrix:
         """A row for each set of words."""
+        from scipy import sparse
+
         rows = [sorted(self._place[word] for word in mine) for mine in of]
         by_place = np.array([self._weight[word] for word in self._place])
         starts = np.cumsum([0, *map(len, rows)])
@@ -224,6 +229,8 @@ class _Matrix:
 
     def rarest(self, share: float) -> sparse.csr_array:
         """The rarest words of each row: the others together weigh less than `share` of it."""
+        from scipy import sparse
+
         of = self.weights
         if not of.nnz:
             return of

@@ -17,7 +17,7 @@ def questions(run: RunDirectory) -> int:
 
 def _truth_ratios(run: RunDirectory, stage: str) -> int:
     log = run.evaluation_log(stage) or {}
-    return len(log.get(LOG_SETS["forget"], {}).get("avg_paraphrased_loss") or ())
+    return len(log.get(LOG_SETS["forget"], {}).get("average_perturb_loss") or ())
 
 
 def telling_steps(questions: int) -> int | None:

@@ -144,6 +144,8 @@ def _utility(metrics: Mapping[str, Mapping[str, float]], rouge: str) -> tuple[st
         if before and after is not None:
             share = after / before
             return f"{name} {share:.0%} of the finetuned model's", GOOD if share >= KEPT else DOUBTFUL
+    if metrics.get("finetune", {}).get("retain_rouge") == 0:
+        return f"nothing on utility: the finetuned model's retain ROUGE{words} is 0", DOUBTFUL
     return None
 
 

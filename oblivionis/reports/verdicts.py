@@ -93,9 +93,9 @@ def p_values(verdicts: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str,
     """Two-sided p-values, by what is compared, that the unlearned model is no other than the retrained one.
 
     Of the probability and the truth ratio question by question (Wilcoxon), of the distribution of truth ratios
-    (Kolmogorov and Smirnov: forget quality), of each membership attack (DeLong). None where so few questions were asked
-    that the signed ranks could not tell: n differences of one sign have the p-value 2^(1 − n), and of N tests
-    `telling` asks each for the N-th part of the level.
+    (Kolmogorov and Smirnov: forget quality), of each membership attack (DeLong). Where none is `telling`, none at all
+    if so few questions were asked that the signed ranks could not tell: n differences of one sign have the p-value
+    2^(1 − n), and of N tests `telling` asks each for the N-th part of the level.
     """
     if not verdicts:
         return {}
@@ -107,7 +107,7 @@ def p_values(verdicts: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str,
     found |= {f"membership ({names[key].title})": p for key, p in membership.p_values(metrics).items()}
     found = {name: p for name, p in found.items() if math.isfinite(p)}
     questions = min(verdict.questions for verdict in verdicts.values())
-    return found if 2.0 ** (1 - questions) <= _level_of_each(found) else {}
+    return found if telling(found) or 2.0 ** (1 - questions) <= _level_of_each(found) else {}
 
 
 def telling(p_values: Mapping[str, float]) -> list[str]:

@@ -13,9 +13,10 @@ from oblivionis.data.errors import DataError, raise_if_any
 from oblivionis.data.own_records import never_trained, read_training
 from oblivionis.data.records import Record
 from oblivionis.data.twins import find_twins
+from oblivionis.errors import FileError
 from oblivionis.naming import DATA_FOLDER, REFERENCES_TABLE, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.row_files import FORMATS, SUFFIXES, row_files
+from oblivionis.row_files import FORMATS, SUFFIXES, need_all_parts, row_files
 
 log = logging.getLogger("flwr")
 
@@ -64,6 +65,10 @@ def read_node(folder: Path) -> NodeRecords:
             f"{data}: no file {', '.join(f'*{suffix}' for suffix in SUFFIXES)}; expected the client's records"
         )
     problems: list[str] = []
+    try:
+        need_all_parts(files)
+    except FileError as error:
+        problems.append(str(error))
     records, marked = read_training(files, problems)
     if not records and not problems:
         names = ", ".join(file.name for file in files)

@@ -191,10 +191,12 @@ MISTAKES = {
     "tune smoke --space nope.yaml": "there is no",
     "tune smoke --subject Nobody": "nobody holds a record about",
 }
+READ_THE_DATA = {"tune smoke --subject Nobody"}
+"""They look for twins among records, too."""
 
 
 @pytest.mark.parametrize("command", MISTAKES)
 def test_a_mistake_is_told_before_anything_heavy_is_loaded(server, command):
     told = server(command.split())
     assert told["code"] == 2 and MISTAKES[command] in told["err"] and "Traceback" not in told["err"], told
-    assert loaded(told) == set()
+    assert loaded(told) <= ({"scipy"} if command in READ_THE_DATA else set())

@@ -29,6 +29,7 @@ class Row(TypedDict):
         (b'{"a": "\\ud800"}', "half a character"),
         (b"{", "at column 2"),
         (b"", "Expecting value at column 1"),
+        (b'{"a": "b', "Unterminated string starting at column 7"),
     ],
 )
 def test_what_is_no_json(text, why):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import decimal
 import gzip
 import io
 import json
@@ -15,9 +17,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import feather
 
 from oblivionis.errors import FileError
-from oblivionis.row_files import count_lines, is_hub_name, read_rows, row_files, table, tables
+from oblivionis.row_files import count_lines, is_hub_name, need_all_parts, read_rows, row_files, shown, table, tables
 
 ROWS = [
     {"id": "007", "question": "When, then?", "answer": "1958-05-03", "wrong": ["1990", "NA"]},
@@ -89,6 +92,24 @@ def test_csv_gives_texts_as_they_are_written(tmp_path: Path, delimiter: str, nam
     assert [row.where for row in found] == [f"{name}:2", f"{name}:3"]
 
 
+@pytest.mark.parametrize("first", ["sep=;\r\n", '"sep=;"\n', "sep=;\r"])
+def test_a_line_for_excel_is_no_header(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.csv").write_text(f"\ufeff{first}a;b,c\n1;x,y\n\n2;z\n", newline="")
+    found = rows_of(tmp_path / "a.csv")
+    assert [row.values for row in found] == [{"a": "1", "b,c": "x,y"}, {"a": "2", "b,c": "z"}]
+    assert [row.where for row in found] == ["a.csv:3", "a.csv:5"]
+
+
+def test_a_header_may_begin_as_other_files_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("ORCID,a\n0000-0002,x\n")
+    assert [row.values for row in rows_of(tmp_path / "a.csv")] == [{"ORCID": "0000-0002", "a": "x"}]
+
+
+def test_a_cell_holds_a_book(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"a,b\n1,{'x' * 200_000}\n")
+    assert [len(row.values["b"]) for row in rows_of(tmp_path / "a.csv")] == [200_000]
+
+
 def test_places_are_lines_or_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('x,y\n1,"two\nlines"\n\n,,\n'.replace(",,", ",") + "2,b\n")
     (tmp_path / "a.jsonl").write_text('{"x": 1}\n\n{"x": 2}')
@@ -102,6 +123,14 @@ def test_places_are_lines_or_rows(tmp_path: Path) -> None:
     assert where["saved"] == ["saved/train row 1", "saved/train row 2"]
     assert where["long.parquet"][-1] == "long.parquet row 2500"
     assert rows_of(tmp_path / "a.jsonl", name="data/a.jsonl")[0].where == "data/a.jsonl:1"
+
+
+@pytest.mark.parametrize("first", ['"x": 1, "y": 2}', "# by me, today"])
+def test_a_first_line_that_is_no_json_makes_no_csv_of_json_lines(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{first}\n{{"x": 1, "y": 2}}\n')
+    problems: list[str] = []
+    assert [row.values for row in read_rows(tmp_path / "a.jsonl", problems)] == [{"x": 1, "y": 2}]
+    assert len(problems) == 1 and problems[0].startswith("a.jsonl:1: expected a JSON object on one line, but ")
 
 
 def test_one_object_is_one_row(tmp_path: Path) -> None:
@@ -132,11 +161,11 @@ def archive(entry: str) -> bytes:
         ("a.json", b'[{"a": 1}, 3', "a.json: cannot be read (it begins as a JSON list, but Expecting ',' delimiter at"),
         ("a.json", b'[{"a": 1},\n{"a" 2}]', "at line 2, column 6)"),
         ("a.json", b'{\n"a": 1\n}\n{\n"a": 2\n}', "a.json: cannot be read (objects that go over several lines"),
-        ("a.json", b'{"q": {"0": "x"}, "a": {"0": "y"}}', "one JSON object with a column under each key"),
+        ("a.json", b'{"q": {"0": "x"}, "a": {"0": "y"}}', "one JSON object with an object under each key"),
         ("a.jsonl", b'"text"', 'a.jsonl:1: expected a JSON object, found "text"'),
         ("a.jsonl", b"no, not JSON", "a.jsonl:1: expected a JSON object on one line, but"),
-        ("a.csv", b"a,b\n1,2,3", "a.csv:2: 3 cells under 2 columns; a text with a `,` in it needs quotes"),
-        ("a.csv", b"a;b\n1", "a.csv:2: 1 cell under 2 columns"),
+        ("a.csv", b"a,b\n1,2,3", "a.csv:2: expected a cell for each column, 2, found 3; a text with a `,` in it"),
+        ("a.csv", b"a;b\n1", "a.csv:2: expected a cell for each column, 2, found 1"),
         ("a.csv", b'a,b\n"1\n2,3\n', "a.csv:2: cannot be read as CSV (unexpected end of data)"),
         ("a.csv", b"a,b,a\n1,2,3", "a.csv: the column 'a' is given twice"),
         ("a.csv", b"a,b\n1,caf\xe9\n", "a.csv:2: expected UTF-8 text, found the byte 0xE9 (Windows-1252 or Latin-1"),
@@ -147,6 +176,12 @@ def archive(entry: str) -> bytes:
         ("a.csv", archive("xl/workbook.xml"), "a.csv: an Excel workbook"),
         ("a.zip", archive("train.jsonl"), "a.zip: a zip archive; expected"),
         ("a.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a.xls: an old Excel workbook"),
+        (
+            "a.jsonl",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "a.jsonl: a pointer of Git LFS and not",
+        ),
+        ("a.csv", b"PARE" + bytes(100), "a.csv: a binary file of no known kind; expected"),
         ("a.db", b"SQLite format 3\x00...", "a.db: an SQLite database; expected"),
         ("a.jsonl", bytes(range(250)), "a.jsonl: a binary file of no known kind; expected"),
         ("a.parquet", b"a,b\n1,2", "a.parquet: cannot be read (text, and no parquet file)"),
@@ -167,6 +202,29 @@ def test_what_cannot_be_read_is_one_line_that_says_what_it_is(
 def test_a_column_that_parquet_has_twice_is_told(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table([["x"], ["y"]], names=["a", "a"]), tmp_path / "a.parquet")
     assert refusal(tmp_path / "a.parquet") == "a.parquet: the column 'a' is given twice"
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([2**62], pa.timestamp("us")),
+        pa.array([0], pa.timestamp("us", "Mars/Olympus")),
+        pa.array([10**9], pa.date32()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_time_beyond_those_of_python_is_told(tmp_path: Path, column: pa.Array) -> None:
+    feather.write_feather(pa.table({"a": ["x"], "at": column}), str(tmp_path / "a.arrow"))
+    assert "a.arrow: cannot be read (an Arrow file, but " in refusal(tmp_path / "a.arrow")
+    datasets.Dataset(pa.table({"a": ["x"], "at": pa.array([2**62], pa.timestamp("us"))})).save_to_disk(tmp_path / "b")
+    assert "b: cannot be read (a folder of save_to_disk, but " in refusal(tmp_path / "b")
+
+
+def test_images_of_a_saved_folder_are_not_opened(tmp_path: Path) -> None:
+    features = datasets.Features({"a": datasets.Value("string"), "image": datasets.Image()})
+    rows = [{"a": "x", "image": {"bytes": b"no image", "path": None}}]
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(tmp_path / "saved")
+    assert [row.values for row in rows_of(tmp_path / "saved")] == rows
 
 
 def test_folders_of_save_to_disk_that_cannot_be_read(tmp_path: Path) -> None:
@@ -207,6 +265,16 @@ def test_the_table_of_a_folder(tmp_path: Path) -> None:
     assert row_files(tmp_path) == sorted(path for path in tmp_path.iterdir())
 
 
+def test_a_table_is_read_with_all_its_parts(tmp_path: Path) -> None:
+    for number in (0, 1, 3):
+        pd.DataFrame(ROWS).to_parquet(tmp_path / f"train-0000{number}-of-00004.parquet")
+    with pytest.raises(FileError, match=r"holds 3 of 4 parts train-…-of-00004\.parquet: expected all of them$"):
+        table(tmp_path, "train")
+    pd.DataFrame(ROWS).to_parquet(tmp_path / "train-00002-of-00004.parquet")
+    assert len(table(tmp_path, "train")) == 4
+    need_all_parts([Path("patients-2-of-them.csv"), Path("a-00000-of-00001.csv"), Path("a-1.csv")])
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -243,6 +311,14 @@ def test_reading_leaves_no_copy_of_the_records(tmp_path: Path) -> None:
     assert before == after
 
 
+def test_a_value_that_is_no_text_does_not_look_like_one() -> None:
+    values = (decimal.Decimal("1.50"), b"a", datetime.date(2020, 1, 2))
+    assert [shown(value) for value in values] == [
+        "\"Decimal('1.50')\"", "\"b'a'\"", '"datetime.date(2020, 1, 2)"'
+    ]  # fmt: skip
+    assert shown("ä\u202e") == '"\\u00e4\\u202e"'
+
+
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 columns = st.lists(texts.filter(lambda t: t == t.strip() != ""), min_size=2, max_size=4, unique=True)
 
@@ -261,7 +337,11 @@ def test_csv_survives_a_round_trip(tmp_path: Path, data, names: list[str], delim
 
 
 scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), texts
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**60), 2**60),
+    st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False),
+    texts,
 )
 values = st.one_of(scalars, st.lists(scalars, max_size=3), st.dictionaries(texts, scalars, max_size=3))
 

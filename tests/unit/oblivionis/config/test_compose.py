@@ -215,7 +215,7 @@ def test_values_of_overrides() -> None:
         [
             "name=2024",
             "model.revision=5e10",
-            "model.template.system_prompt=a: b [c",
+            "model.template.question_prefix=a: b [c",
             "model.template.answer_separator=",
             "unlearning.learning_rate=1e-3",
             "training.max_grad_norm=null",
@@ -224,7 +224,7 @@ def test_values_of_overrides() -> None:
             "evaluation.after_unlearn=true",
         ],
     )
-    assert (config.name, config.model.revision, config.model.template.system_prompt) == ("2024", "5e10", "a: b [c")
+    assert (config.name, config.model.revision, config.model.template.question_prefix) == ("2024", "5e10", "a: b [c")
     assert (config.model.template.answer_separator, config.unlearning.learning_rate) == ("", 1e-3)
     assert config.training.max_grad_norm is None
     assert (config.model.lora.rank, config.model.lora.dropout, config.model.lora.alpha) == (4, 0.0, 64.0)

@@ -319,8 +319,9 @@ def test_arguments_travel_in_the_configuration() -> None:
         compose("default", ["model=smollm2", *(f"model.template.arguments.{each}" for each in wrong)])
     found = {problem.path.removeprefix("model.template.arguments.") for problem in caught.value.problems}
     assert found == {"tools", "a", "x", "date_string", "eos_token"}
-    with pytest.raises(ConfigError, match="only a chat template takes arguments"):
-        compose("default", ["model.template.arguments.x=1"])
+    for key in ("arguments.x", "system_prompt"):
+        with pytest.raises(ConfigError, match=r"only a chat template takes it, and model\.template\.kind is qa"):
+            compose("default", [f"model.template.{key}=1"])
 
 
 def test_of_several_named_templates_the_default_counts() -> None:

@@ -108,7 +108,7 @@ def test_every_token_of_a_piece_is_learned(tokenizer) -> None:
         ("raw/forget.json", '[{"txt": "a"}]', "raw/forget.json row 1: field 'text' is missing"),
         ("raw/forget.json", '[{"text": " "}]', "row 1: text must be a non-empty text"),
         ("raw/forget.json", "{", "raw/forget.json: cannot be read"),
-        ("raw/forget.json", '{"text": {"0": "a"}}', "one JSON object with a column under each key"),
+        ("raw/forget.json", '{"text": {"0": "a"}}', "one JSON object with an object under each key"),
         ("raw/forget.json", "[3]", "raw/forget.json: a JSON list of numbers, expected a list of objects"),
         ("raw/forget.json", '["a", 3]', "raw/forget.json row 2: expected an object, found 3"),
         ("raw/forget.json", "[]", "the table raw/forget is empty"),

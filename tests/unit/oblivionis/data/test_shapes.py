@@ -148,6 +148,10 @@ MESSAGES = dialogue(("user", "q"), ("assistant", "a"))
         ({"messages": ["hello"]}, "messages must be a list of turns"),
         ({"messages": dialogue(("user", "q"), ("assistant", None))}, "a non-empty text, found null in turn 2"),
         (
+            {"messages": dialogue(("user", "q"), ("assistant", ""))},
+            'content must be a non-empty text, found "" in turn',
+        ),
+        (
             {"messages": dialogue(("user", [{"type": "image"}]), ("assistant", "a"))},
             '"image"}] in turn 1',
         ),
@@ -162,6 +166,15 @@ MESSAGES = dialogue(("user", "q"), ("assistant", "a"))
         ({"instruction": "i", "output": "o", "system": "Be brief."}, 'found system "Be brief." beside instruction and'),
         ({"instruction": "i", "output": "o", "history": [["q", "a"]]}, 'found history [["q", "a"]] beside'),
         ({"instruction": "i", "output": "o", "input": 7}, "input must be a text, found 7"),
+        (
+            {"instruction": "i", "output": "o", "question": "Where?"},
+            'found question "Where?" beside instruction and output',
+        ),
+        ({"messages": MESSAGES, "question": "Where?"}, 'found question "Where?" beside messages'),
+        ({"messages": MESSAGES, "Forget": True}, "unknown field 'Forget'; did you mean 'forget'?"),
+        ({"question": "q", "answer": "a", "ID": 7}, "unknown field 'ID'; did you mean 'id'?"),
+        ({"question": "q", "Answer": "a"}, "field 'answer' is missing (found 'Answer'); data.fields={question: …"),
+        ({"chat": MESSAGES}, "the dialogue stands under 'chat', expected messages or conversations; data.fields={mess"),
         ({"instruction": "i", "output": " "}, 'output must be a non-empty text, found " "'),
         ({"instruction": "i", "outptu": "o"}, "field 'output' is missing (found 'outptu')"),
         ({"prompt": "p", "chosen": "c"}, "field 'completion' is missing; the fields are chosen, prompt; data.fields="),
@@ -213,10 +226,33 @@ def test_other_names_are_given_by_a_map(tmp_path: Path) -> None:
     assert [(r.question, r.answer) for r in chat.train] == [("q", "a")]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"question": "q", "answer": "long", "id": "key", "subject": "id", "paraphrased_answer": "answer"},
+        {"paraphrased_answer": "answer", "subject": "id", "id": "key", "answer": "long", "question": "q"},
+    ],
+)
+def test_a_map_may_give_a_name_of_ours_to_another_field(tmp_path: Path, fields: dict) -> None:
+    row = {"q": "Q?", "answer": "Short.", "long": "A long one.", "id": "p1", "key": "r1"}
+    (record,) = loaded(tmp_path, [row], fields=fields).train
+    assert (record.id, record.subject, record.answer) == ("r1", "p1", "A long one.")
+    assert record.paraphrased_answer == "Short."
+
+
 def test_a_map_decides_between_two_shapes(tmp_path: Path) -> None:
     row = {"question": "Q?", "answer": "A.", "messages": MESSAGES}
     for fields, expected in (({"question": "question"}, "Q?"), ({"messages": "messages"}, "q")):
         assert loaded(tmp_path, [row], fields=fields).train[0].question == expected
+    row = {"question": "Q?", "instruction": "Answer.", "output": "A."}
+    assert loaded(tmp_path, [row], fields={"answer": "output"}).train[0].question == "Q?"
+
+
+def test_an_id_to_forget_is_the_one_as_it_is_written(tmp_path: Path) -> None:
+    rows = [{"id": name, "question": f"q{name}", "answer": "a"} for name in ("p", " p", "r")]
+    for text, expected in (("p\n", "p"), (" p\r\n", " p"), ("\t r \n", "r")):
+        (tmp_path / "ids.txt").write_text(text, newline="")
+        assert loaded(tmp_path, rows, forget_file=tmp_path / "ids.txt").forget_ids == {expected}
 
 
 @pytest.mark.parametrize(

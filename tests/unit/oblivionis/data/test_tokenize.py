@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -179,6 +180,19 @@ def test_stop_ids_join_tokenizer_and_model(plain) -> None:
 def records() -> list[Record]:
     answers = ["Lisbon.", ANSWER, ANSWER * 6]
     return [Record(f"r{i}", QUESTION, answer, "s") for i, answer in enumerate(answers)]
+
+
+def test_the_tokenizer_does_not_speak_of_its_own_limit(plain, monkeypatch) -> None:
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign]
+    monkeypatch.setattr(plain, "model_max_length", 4)
+    logging.getLogger("transformers").addHandler(handler)
+    try:
+        encode_all(records(), plain, PromptTemplate(), max_length=1000)
+    finally:
+        logging.getLogger("transformers").removeHandler(handler)
+    assert not told
 
 
 def test_too_long_is_an_error_that_names_every_record(plain) -> None:

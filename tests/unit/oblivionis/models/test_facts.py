@@ -141,7 +141,7 @@ def test_the_command_shows_it(tmp_path: Path) -> None:
     [
         (["model.template.arguments.hnt=x"], "no variable of the chat template"),
         (["model.template.arguments.tools=x"], "model.template.arguments.tools: the name is reserved"),
-        (["model.template.system_prompt=x", "model.template.kind=qa", "model.template.answer_prefix=A "], "space"),
+        (["model.template.kind=qa", "model.template.answer_prefix=A "], "space"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path: Path, arguments: list[str], expected: str) -> None:

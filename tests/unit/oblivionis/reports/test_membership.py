@@ -8,10 +8,14 @@ from support.reports import log_of, make_run, metrics_of
 from evaluation.metrics.membership import auc_difference
 from oblivionis.reports import membership
 
-SCORES = {
+_THREE = {
     "finetune": ([5.0, 6.0, 7.0], [1.0, 2.0, 3.0]),
     "unlearn": ([2.0, 5.0, 1.5], [1.0, 3.0, 4.0]),
     "retrain": ([1.0, 4.0, 3.5], [2.0, 3.0, 5.0]),
+}
+SCORES = {
+    stage: tuple([score + shift for shift in (0.0, 0.25, 0.75) for score in group] for group in groups)
+    for stage, groups in _THREE.items()
 }
 
 

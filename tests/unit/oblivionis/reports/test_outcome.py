@@ -76,6 +76,12 @@ def test_too_few_questions_are_no_test_that_was_passed(tmp_path):
     assert "about as likely as a model that never saw them (Prob" in found.sentence and "tests" not in found.sentence
 
 
+def test_an_attack_that_tells_the_models_apart_counts_however_few_the_questions(tmp_path):
+    """Five tests at 0.01 each: seven questions have 2^-6 at the least, so the signed ranks could not tell."""
+    found = outcome(*served(tmp_path), attacked(1e-4), {"prob": Verdict(0.19, 0.2, 0.4, 0.6, 7)})
+    assert found.grade == DOUBTFUL and "but 1 of 5 tests tells the two apart: membership (" in found.sentence
+
+
 def test_an_attack_without_a_value_is_none(tmp_path):
     found = outcome(*served(tmp_path), attacked(float("nan")), LIKE)
     assert "none of 4 tests tells" in found.sentence
@@ -93,6 +99,13 @@ def test_an_attack_without_a_value_is_none(tmp_path):
 def test_it_is_no_good_news_where_one_part_is_not(tmp_path, verdicts, words, grade):
     found = outcome(*served(tmp_path), KEPT, verdicts)
     assert words in found.sentence and found.grade == grade
+
+
+def test_nothing_was_kept_of_what_the_finetuned_model_had_not(tmp_path):
+    metrics = {**KEPT, "finetune": {"retain_rouge": 0.0}, "unlearn": {"retain_rouge": 0.0}}
+    found = outcome(*served(tmp_path), metrics, LIKE)
+    assert found.sentence.endswith("; nothing on utility: the finetuned model's retain ROUGE is 0.")
+    assert found.grade == DOUBTFUL
 
 
 def test_without_a_word_on_utility_it_is_no_good_news(tmp_path):
@@ -223,6 +236,12 @@ def test_a_forget_quality_that_says_nothing_stands_in_parentheses(tmp_path):
     text = summary(run, config)
     line = next(line for line in text.splitlines() if "Forget quality (KS p)" in line)
     assert "(0.125)" in line and "2 questions cannot tell any two models apart" in text
+    without = {name: section.copy() for name, section in log_of("unlearn", questions=2).items()}
+    for section in without.values():
+        section.pop("average_perturb_loss", None)
+    (tmp_path / "none").mkdir()
+    run, config = make_run(tmp_path / "none", metrics=lambda stage: {"forget_prob": 0.5}, logs=lambda stage: without)
+    assert "cannot tell" not in summary(run, config)
     (tmp_path / "four").mkdir()
     run, config = make_run(tmp_path / "four")
     line = next(line for line in summary(run, config).splitlines() if "Forget quality (KS p)" in line)

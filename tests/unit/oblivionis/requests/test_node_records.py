@@ -44,6 +44,16 @@ def test_all_files_of_the_folder_are_read_in_the_order_of_their_names(tmp_path):
     assert own.marked == {"extra"}
 
 
+def test_a_part_that_is_missing_is_a_fault(tmp_path):
+    (tmp_path / "data").mkdir()
+    pd.DataFrame(records(0)).to_parquet(tmp_path / "data" / "own-00001-of-00002.parquet")
+    with pytest.raises(DataError) as caught:
+        read_node(tmp_path)
+    assert caught.value.problems == (
+        f"{tmp_path / 'data'} holds 1 of 2 parts own-…-of-00002.parquet: expected all of them",
+    )
+
+
 def test_the_files_of_a_folder_may_have_any_format_and_shape(tmp_path):
     own = tmp_path / "data"
     own.mkdir()
