@@ -13,6 +13,7 @@ from support.fedtu_clients import Recorder, adapter, content, federation, flat, 
 from support.late import LateGrid
 
 from strategies import protocol
+from strategies.bounds import Bounds
 from strategies.buffered import BufferedFedTU
 from strategies.durations import Durations
 from strategies.factory import build
@@ -283,6 +284,13 @@ def test_nobody_is_left_to_ask():
     nodes = {0: federation(1).nodes[0], 1: lambda message: Error(code=1, reason="no memory")}
     result = buffered(2, 2, Table()).start(MemoryGrid(nodes), adapter(noise("start")), num_rounds=1)
     assert np.allclose(flat(result.arrays), noise("start") + noise(0, 1), atol=1e-6)
+
+
+def test_no_client_of_a_buffer_counts_more_than_its_share():
+    """The clients weigh 1 and 2; at most a half each."""
+    fedtu = buffered(2, 2, Table(), bounds=Bounds(max_weight_share=0.5))
+    result = fedtu.start(federation(2), adapter(noise("start")), num_rounds=1)
+    assert np.allclose(flat(result.arrays), noise("start") + (noise(0, 1) + noise(1, 1)) / 2, atol=1e-6)
 
 
 # -- real time ---------------------------------------------------------------------------------------------------

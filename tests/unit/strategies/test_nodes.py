@@ -194,6 +194,20 @@ def test_all_are_waited_for_at_the_start_and_the_fewest_later(caplog):
         nodes.refresh(grid)
 
 
+def test_who_connects_while_the_others_are_waited_for_is_there():
+    grid, late = federation(2), honest(1)
+    del grid.nodes[1]
+    listed = grid.get_node_ids
+
+    def connecting():
+        found = listed()
+        grid.nodes[1] = late
+        return found
+
+    grid.get_node_ids = connecting
+    assert list(NodeMap(expected=2, wait_s=0.05).refresh(grid)) == [0, 1]
+
+
 def claims(partition) -> RecordDict:
     return RecordDict({"metrics": MetricRecord({"partition-id": partition})})
 
