@@ -180,6 +180,9 @@ def by_pipeline(model: Any, tokenizer: Any, texts: list[str], label: str) -> lis
         ("bert", {"id2label": {0: "harmful"}}),
         ("llama", {}),
         ("llama", {"pad_token_id": None}),
+        # A padding id other than 0, which would be seen as attention if the mask were filled with it.
+        ("bert", {"pad_token_id": 1}),
+        ("llama", {"pad_token_id": 1}),
     ],
 )
 def test_classifier_equals_the_pipeline(kind: str, options: dict[str, Any]) -> None:
