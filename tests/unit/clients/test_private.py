@@ -359,10 +359,14 @@ def test_updates_are_as_many_as_batches_and_each_is_told(accumulation):
     assert told.steps == expected and steps == list(range(1, expected + 1)) and told.num_examples == 9
     assert 0 < told.seconds < 60
     steps.clear()
-    report = unlearn_privately(model, flat, RECORDS, RETAIN, "grad_diff", {}, given, privacy, seed=1, on_step=steps.append)
+    report = unlearn_privately(
+        model, flat, RECORDS, RETAIN, "grad_diff", {}, given, privacy, seed=1, on_step=steps.append
+    )
     assert report.steps == expected and steps == list(range(1, expected + 1)) and 0 < report.seconds < 60
     assert (report.num_examples, report.num_retain, report.stopped) == (9, 7, False)
-    assert all(math.isnan(x) for x in (report.first_forget_entropy, report.last_forget_entropy, report.first_forget_nll))
+    assert all(
+        math.isnan(x) for x in (report.first_forget_entropy, report.last_forget_entropy, report.first_forget_nll)
+    )
 
 
 def one_update(monkeypatch, forget, retain, **changes):

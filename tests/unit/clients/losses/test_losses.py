@@ -152,7 +152,9 @@ def test_numbers_are_checked_by_the_kind_of_their_default() -> None:
 
 
 def test_an_update_of_the_state_is_checked_and_keeps_the_rest() -> None:
-    method = losses.Method("m", lambda: t(0.0), (), (), {"a": 1.0, "b": 2.0}, advance_in=lambda e, means, a, b: {"a": e})
+    method = losses.Method(
+        "m", lambda: t(0.0), (), (), {"a": 1.0, "b": 2.0}, advance_in=lambda e, means, a, b: {"a": e}
+    )
     assert method.advanced(5, {}, {"a": 1.0, "b": 3.0}) == {"a": 5, "b": 3.0}
     broken = losses.Method("m", lambda: t(0.0), (), (), {"a": 1.0}, advance_in=lambda e, means, a: {"a": math.nan})
     with pytest.raises(ValueError, match="a must be a finite number"):
