@@ -133,12 +133,15 @@ def test_missing_data_leaves_metrics_out() -> None:
 def test_bad_logs() -> None:
     with pytest.raises(ValueError, match="unknown truth ratio convention 'median'"):
         tofu.aggregate(hand_made(), convention="median")
+    with pytest.raises(ValueError, match="unknown truth ratio convention 'median'"):
+        tofu.aggregate({}, convention="median")
     with pytest.raises(ValueError, match="oracle's log has no forget-set losses"):
         tofu.aggregate(hand_made(), {})
-    log = hand_made()
-    log["eval_log"]["avg_gt_loss"]["0"] = float("nan")
-    with pytest.raises(ValueError, match=r"eval_log\.avg_gt_loss holds a value that is not finite"):
-        tofu.aggregate(log)
+    for value in (float("nan"), math.inf, None):
+        log = hand_made()
+        log["eval_log"]["avg_gt_loss"]["0"] = value
+        with pytest.raises(ValueError, match=r"eval_log\.avg_gt_loss holds a value that is not finite"):
+            tofu.aggregate(log)
     log = hand_made()
     log["eval_log"]["average_perturb_loss"]["1"] = [1.0]
     with pytest.raises(ValueError, match=r"eval_log\.average_perturb_loss is not a table"):
@@ -264,6 +267,13 @@ def test_profiles(model: LlamaForCausalLM, questions: dict[str, list[tofu.Questi
         tofu.Profile(sets=("holdout",))
     with pytest.raises(ValueError, match=r"unknown question sets \['holdout'\]"):
         tofu.TofuEvaluator({"holdout": []}, decode)
+    with pytest.raises(ValueError, match="unknown truth ratio convention 'median'"):
+        tofu.TofuEvaluator({}, decode, convention="median")
+    with pytest.raises(ValueError, match="unknown rule of ROUGE 'papers'"):
+        tofu.TofuEvaluator({}, decode, rouge="papers")
+    assert tofu.TofuEvaluator({}, decode).name == "tofu"
+    assert (tofu.FULL.questions, tofu.FULL.max_new_tokens, tofu.FULL.sets) == (None, 200, tuple(tofu.SECTIONS))
+    assert (tofu.LIGHT.questions, tofu.LIGHT.max_new_tokens, tofu.LIGHT.sets) == (40, 64, ("forget", "retain"))
 
 
 def with_recalls(*recalls: float | None) -> dict[str, Any]:
