@@ -251,6 +251,29 @@ def test_a_set_with_a_question_that_has_no_wrong_answers_has_no_truth_ratio(mode
         assert ("forget_truth_ratio" in result.metrics) is there and "forget_prob" in result.metrics
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_memorisation_is_a_mean_over_all_questions_of_their_true_answers(model: LlamaForCausalLM, place: int) -> None:
+    """One of three questions has the answer that the model gives, but for the first token of five."""
+    asked = [question("forget", i, True) for i in range(3)]
+    known = asked[place]
+    row = model.generate(torch.tensor([(*known.prompt, 7)]), max_new_tokens=4, do_sample=False, eos_token_id=None)
+    asked[place] = replace(known, answer=(7, *row[0, 6:].tolist()))
+    profile = tofu.Profile(max_new_tokens=0)
+    found = tofu.TofuEvaluator({"forget": asked}, decode, profile=profile).evaluate(
+        EvaluationSession(model, stop_ids=[EOS])
+    )
+    exact, strength = [], []
+    for q in asked:
+        with torch.no_grad():
+            logits = model(torch.tensor([q.prompt + q.answer])).logits[0, len(q.prompt) - 1 : -1]
+        hits = [a == b for a, b in zip(logits.argmax(-1).tolist(), q.answer, strict=True)]
+        exact.append(sum(hits) / len(hits))
+        strength.append(sum(all(hits[k:]) for k in range(len(hits))) / len(hits))
+    assert strength[place] == 0.8
+    assert found.metrics["forget_exact_memorization"] == pytest.approx(sum(exact) / 3)
+    assert found.metrics["forget_extraction_strength"] == pytest.approx(sum(strength) / 3)
+
+
 def test_profiles(model: LlamaForCausalLM, questions: dict[str, list[tofu.Question]]) -> None:
     light = tofu.Profile(questions=3, max_new_tokens=0, sets=("forget", "real_authors"))
     evaluator = tofu.TofuEvaluator(questions, decode, profile=light)
