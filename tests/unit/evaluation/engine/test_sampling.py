@@ -170,6 +170,7 @@ def test_samples_do_not_depend_on_the_batch(model: LlamaForCausalLM) -> None:
     for options in ({"max_batch": 1}, {"max_batch": 5}, {"token_budget": 200}, {"mode": "padded"}, {"mode": "packed"}):
         assert sample(model, prompts, 16, **arguments, **options) == together
     assert sample(model, prompts[1:3], 16, questions=[1, 2], **arguments) == together[1:3]
+    assert sample(model, prompts[::-1], 16, questions=[3, 2, 1, 0], **arguments) == together[::-1]
     parts = [sample(model, prompts, n, first=f, **arguments) for f, n in ((0, 2), (2, 13), (15, 1))]
     assert [list(itertools.chain(*x)) for x in zip(*parts, strict=True)] == together
     assert together[1] != together[3], "equal prompts are different questions"

@@ -243,6 +243,12 @@ def test_text_without_tokens() -> None:
     assert result[0] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_classifier_goes_to_the_device_that_is_named_and_else_stays() -> None:
+    for device, where in ((None, "cpu"), ("meta", "meta")):
+        found = Classifier(classifier_model("bert"), tokenizer(), 0, device=device)
+        assert {p.device.type for p in found.model.parameters()} == {where}
+
+
 def test_what_a_classifier_refuses() -> None:
     model, tokens = classifier_model("bert"), tokenizer()
     with pytest.raises(ValueError, match="unknown label 'harmfull', did you mean 'harmful'"):

@@ -296,3 +296,13 @@ def test_moments_that_are_announced_late_cost_a_pass_and_are_kept() -> None:
     assert again.moments is not None and np.array_equal(again.moments[0], with_moments.moments[0])
     with pytest.raises(ValueError, match="one after the other"):
         session.scores(sequences, hidden="last", moments=True)
+
+
+def test_moments_that_several_ask_for_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, sequences = EvaluationSession(tiny_llama.base(), stop_ids=[2]), tiny_llama.sequences(4)
+    for part in (sequences[:2], sequences[1:]):
+        session.request(sequences=part, moments=True)
+    session.compute()
+    monkeypatch.setattr("evaluation.engine.likelihood.score", None)
+    found = session.scores(sequences, moments=True)
+    assert found.moments is not None and [len(m) for m in found.moments] == found.num_tokens.tolist()

@@ -251,6 +251,21 @@ def test_a_set_with_a_question_that_has_no_wrong_answers_has_no_truth_ratio(mode
         assert ("forget_truth_ratio" in result.metrics) is there and "forget_prob" in result.metrics
 
 
+def test_the_evaluators_truth_ratio_is_that_of_its_convention(model, questions) -> None:
+    found = {}
+    for convention in ("geometric", "arithmetic"):
+        evaluator = tofu.TofuEvaluator(questions, decode, convention, profile=tofu.Profile(max_new_tokens=2))
+        result = evaluator.evaluate(EvaluationSession(model, stop_ids=[EOS]))
+        log = json.loads(json.dumps(result.details["log"]))
+        aggregates = tofu.aggregate(log, convention=convention)
+        assert {tofu.SHORT_NAMES[key]: value for key, value in aggregates.items()}.items() <= result.metrics.items()
+        ratios = tofu.truth_ratios(log, "forget", convention)
+        assert ratios is not None and result.details["forget_truth_ratios"] == ratios.tolist()
+        assert result.details["convention"] == convention
+        found[convention] = result.metrics["forget_truth_ratio"]
+    assert found["geometric"] != found["arithmetic"]
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_memorisation_is_a_mean_over_all_questions_of_their_true_answers(model: LlamaForCausalLM, place: int) -> None:
     """One of three questions has the answer that the model gives, but for the first token of five."""
