@@ -175,6 +175,21 @@ def test_undefined_metrics_and_equal_names_are_refused() -> None:
         Hook([Broken(), Broken()])
 
 
+def test_continuations_need_a_length(model: LlamaForCausalLM) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    for options in ({}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match="needs max_new_tokens >= 1"):
+            session.request(prompts=PROMPTS, **options)
+    session.request(sequences=SEQUENCES)
+
+
+def test_the_report_tells_what_each_evaluator_and_the_shared_pass_took(model: LlamaForCausalLM) -> None:
+    report = Hook([Reader("a", SEQUENCES, PROMPTS), Broken()]).run(EvaluationSession(model, stop_ids=STOPS))
+    assert set(report.seconds) == {"a", "broken"} and set(report.results) == {"a"}
+    assert all(0 <= seconds < 60 for seconds in (*report.seconds.values(), report.shared_seconds))
+    assert report.shared_seconds > 0
+
+
 def text(ids: Any) -> str:
     return " ".join(f"w{i}" for i in ids)
 

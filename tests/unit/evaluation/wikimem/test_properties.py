@@ -12,7 +12,7 @@ from flwr.common.constant import FAB_INCLUDE_PATTERNS
 import evaluation.wikimem.properties as module
 from evaluation.wikimem.canaries import GENERIC_SUBJECT, MAX_CONTEXT, context_of, contextualised, fill, noun_phrase
 from evaluation.wikimem.facts import Fact
-from evaluation.wikimem.properties import DATATYPES, KINDS, counterfactuals, properties
+from evaluation.wikimem.properties import DATATYPES, KINDS, counterfactuals, properties, read_counterfactuals
 from oblivionis.data.facts import PROPERTIES
 from oblivionis.data.person_facts import PROPERTY_OF
 
