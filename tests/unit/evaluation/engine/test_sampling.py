@@ -215,6 +215,24 @@ def test_adaptive_temperature_scaling_by_its_definition(model: LlamaForCausalLM,
         assert len(set(switches)) > 1
 
 
+def split_mix(seed: int, *parts: int) -> float:
+    """By Python's own integers: each part is mixed in by SplitMix64's finaliser."""
+    state = seed % 2**64
+    for part in parts:
+        state = (state + (part + 1) * 0x9E3779B97F4A7C15) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            state = (state ^ (state >> shift)) * factor % 2**64
+        state ^= state >> 31
+    return (state >> 11) / 2**53
+
+
+@pytest.mark.parametrize("seed", [0, 1, 128, 2**63, 2**64 - 1, 2**64 + 128])
+def test_uniforms_are_those_of_split_mix_by_whole_numbers(seed: int) -> None:
+    places = [(0, 0, 0), (5, 0, 1), (0, 5, 1), (7, 1000, 31), (2**31, 2, 3)]
+    found = uniforms(seed, *(np.array(part) for part in zip(*places, strict=True)))
+    assert found.tolist() == [split_mix(seed, *place) for place in places]
+
+
 def test_uniforms_are_uniform_and_independent() -> None:
     question, number, step = (x.ravel() for x in np.meshgrid(np.arange(20), np.arange(100), np.arange(50)))
     values = uniforms(0, question, number, step)
