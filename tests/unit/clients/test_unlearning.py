@@ -158,6 +158,11 @@ def test_what_a_step_was_not_given_is_named() -> None:
     assert step.Step(model, FORGET, []).retain_reference_nll is None
 
 
+def test_a_step_is_taken_against_nothing_at_temperature_one_unless_told_otherwise() -> None:
+    assert step.Surroundings() == (None, None, 1.0, 0.0, 0, "nll", None, 1.0)
+    assert set(step.References()) == {None}
+
+
 def test_without_retain_records_the_term_is_absent() -> None:
     results = []
     for name, values in (("grad_diff", {"gamma": 0.5}), ("grad_ascent", {"gamma": 0.5})):
