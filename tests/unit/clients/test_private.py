@@ -324,6 +324,22 @@ def test_values_out_of_range(values):
         Privacy(*values)
 
 
+@pytest.mark.parametrize(
+    ("options", "checkpointing", "expected"),
+    [({}, False, False), ({"exactly": True}, False, True), ({"exactly": False}, True, True), ({}, True, True)],
+)
+def test_records_go_one_by_one_where_that_is_asked_for_or_hooks_would_run_twice(
+    monkeypatch, options, checkpointing, expected
+):
+    told = []
+    monkeypatch.setattr("clients.private.clipped_sum", lambda *_, exactly: told.append(exactly))
+    model = tiny_llama.lora()
+    flat, given = FlatParameters(model), settings(epochs=1, batch_size=9, gradient_checkpointing=checkpointing)
+    train_privately(model, flat, RECORDS, given, Privacy(1.0, 1.0, 0), seed=1, **options)
+    unlearn_privately(model, flat, FORGET, RETAIN[:5], "grad_diff", {}, given, Privacy(1.0, 1.0, 0), seed=1, **options)
+    assert told == [expected] * 3
+
+
 def test_nothing_to_train_on_or_to_forget():
     model = tiny_llama.lora()
     flat, privacy = FlatParameters(model), Privacy(1.0, 1.0, 0)
