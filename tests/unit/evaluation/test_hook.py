@@ -134,6 +134,17 @@ def test_states_that_nobody_announced_and_of_a_second_kind_cost_a_pass_of_their_
     assert passes[3:] == [5], "1 2 3 4 5: those of the third are known"
 
 
+def test_each_prompt_begins_by_its_own_answer_alone(model: LlamaForCausalLM) -> None:
+    """One prompt's answer is what the model says, another's is nothing like it."""
+    expected = greedy(model, PROMPTS, max_new_tokens=5, stop_ids=STOPS)
+    for known in range(2):
+        session = EvaluationSession(model, stop_ids=STOPS)
+        answers = [tuple(e) if i == known else tuple((t + 1) % 30 for t in e) for i, e in enumerate(expected)]
+        session.request(sequences=[TokenSequence(p, a) for p, a in zip(PROMPTS, answers, strict=True)])
+        session.compute()
+        assert session.greedy(PROMPTS, 5) == expected
+
+
 def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalLM, passes: list[int]) -> None:
     prompt = PROMPTS[0]
     (expected,) = greedy(model, [prompt], max_new_tokens=6, stop_ids=STOPS)

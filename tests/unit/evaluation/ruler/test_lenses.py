@@ -419,6 +419,8 @@ def test_shapes_that_do_not_fit_together() -> None:
             representation_shift(pair[1], pair[0], pair[0])
     with pytest.raises(ValueError, match="has shape"):
         calibration_gap(GOOD, GOOD, GOOD, GOOD[:1])
+    with pytest.raises(ValueError, match="has shape"):
+        calibration_gap(GOOD, GOOD, GOOD[:3], GOOD, sample=2)
     with pytest.raises(ValueError, match=r"dimension 3.*2"):
         calibration_gap(GOOD, GOOD, GOOD[:, :2], GOOD[:, :2])
     with pytest.raises(ValueError, match=r"dimension 3.*2"):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import block_diag
 from scipy.optimize import minimize
-from scipy.stats import norm, wilcoxon
+from scipy.stats import norm, rankdata, wilcoxon
 from scipy.stats import t as student
 
 from evaluation.ruler.statistics import (
@@ -130,6 +130,17 @@ def test_an_optimiser_that_ends_nowhere_gives_a_singular_fit(monkeypatch: pytest
     assert not mixed_model([1.0, 2.0, 3.0, 5.0], [0, 0, 1, 1]).singular
     Model.told = {**sound, **wrong}
     assert "the optimiser did not converge" in mixed_model([1.0, 2.0, 3.0, 5.0], [0, 0, 1, 1]).note
+
+
+def test_many_differences_with_ties_take_the_normal_distribution_without_a_correction() -> None:
+    values = np.random.default_rng(5).integers(-6, 9, 80).astype(float)
+    ranked = values[values != 0]
+    ranks = rankdata(np.abs(ranked))
+    spread = math.sqrt((ranks**2).sum() / 4)
+    z = (ranks[ranked > 0].sum() - ranks.sum() / 2) / spread
+    found = signed_rank(values)
+    assert found.observations == len(ranked) and 0.001 < found.p < 0.9
+    assert found.p == pytest.approx(2 * norm.sf(abs(z)), rel=1e-9)
 
 
 def test_what_is_rounding_goes_by_the_largest_value_on_either_side() -> None:
