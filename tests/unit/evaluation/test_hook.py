@@ -163,10 +163,11 @@ def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalL
 )
 def test_a_failing_evaluator_is_reported_and_the_others_run(model: LlamaForCausalLM, bad: hook.Evaluator) -> None:
     good = Reader("good", SEQUENCES, PROMPTS)
-    report = Hook([bad, good]).run(EvaluationSession(model, stop_ids=STOPS))
-    assert set(report.failed) == {"broken"} and set(report.results) == {"good"}
-    assert any(word in report.failed["broken"] for word in ("nothing here", "empty prompt", "max_new_tokens"))
-    assert report.metrics["good/nll"] == pytest.approx(score(model, SEQUENCES).mean_nll.mean(), abs=1e-6)
+    for evaluators in ([bad, good], [good, bad]):
+        report = Hook(evaluators).run(EvaluationSession(model, stop_ids=STOPS))
+        assert set(report.failed) == {"broken"} and set(report.results) == {"good"}
+        assert any(word in report.failed["broken"] for word in ("nothing here", "empty prompt", "max_new_tokens"))
+        assert report.metrics["good/nll"] == pytest.approx(score(model, SEQUENCES).mean_nll.mean(), abs=1e-6)
     with pytest.raises(hook.EvaluationError, match="evaluator broken failed"):
         Hook([good, bad], strict=True).run(EvaluationSession(model, stop_ids=STOPS))
 
