@@ -241,8 +241,8 @@ def test_evaluators_announce_what_they_read_and_nothing_else(model: LlamaForCaus
             where += [(tuple(p), kept["max_new_tokens"]) for p in kept.get("prompts", ())]
             super().request(**told)
 
+    assert isinstance(READERS[kind](), Requesting)
     session, evaluator = Told(model, stop_ids=STOPS), READERS[kind]()
-    assert isinstance(evaluator, Requesting)
     evaluator.request(session)
     session.reading = True
     evaluator.evaluate(session)
