@@ -86,6 +86,17 @@ def test_it_is_active_within_local_work_only() -> None:
         assert active() == {False}
 
 
+def test_chance_is_that_of_the_seed_within_local_work_and_as_before_after_it() -> None:
+    model = tiny_llama.lora().eval()
+    flat = FlatParameters(model)
+    expected = {seed: torch.rand(3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)}
+    state = torch.get_rng_state()
+    for seed, numbers in expected.items():
+        with local_work(model, flat, seed):
+            assert model.training and torch.equal(torch.rand(3), numbers)
+        assert not model.training and torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_model_that_cannot_says_so() -> None:
     model = tiny_llama.lora().eval()
     model.get_base_model().supports_gradient_checkpointing = False

@@ -16,7 +16,7 @@ from torch import nn
 from clients import losses
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
-from clients.optimisation import Ball, Prox, Updater
+from clients.optimisation import Ball, NonFiniteError, Prox, Updater
 from clients.per_record import clipped_sum
 from clients.private import Privacy, drawn, train_privately, unlearn_privately
 from clients.reference import Received
@@ -318,10 +318,71 @@ def test_other_losses_are_refused(method):
         unlearn_privately(model, flat, FORGET, RETAIN, method, {}, settings(), Privacy(1.0, 1.0, 0), seed=1)
 
 
-@pytest.mark.parametrize("values", [(-1.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.nan)])
+@pytest.mark.parametrize("values", [(-1.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.nan), (1.0, math.inf)])
 def test_values_out_of_range(values):
     with pytest.raises(ValueError, match=r"must be (finite|positive)"):
         Privacy(*values)
+
+
+@pytest.mark.parametrize(
+    ("options", "checkpointing", "expected"),
+    [({}, False, False), ({"exactly": True}, False, True), ({"exactly": False}, True, True), ({}, True, True)],
+)
+def test_records_go_one_by_one_where_that_is_asked_for_or_hooks_would_run_twice(
+    monkeypatch, options, checkpointing, expected
+):
+    told = []
+    monkeypatch.setattr("clients.private.clipped_sum", lambda *_, exactly: told.append(exactly))
+    model = tiny_llama.lora()
+    flat, given = FlatParameters(model), settings(epochs=1, batch_size=9, gradient_checkpointing=checkpointing)
+    train_privately(model, flat, RECORDS, given, Privacy(1.0, 1.0, 0), seed=1, **options)
+    unlearn_privately(model, flat, FORGET, RETAIN[:5], "grad_diff", {}, given, Privacy(1.0, 1.0, 0), seed=1, **options)
+    assert told == [expected] * 3
+
+
+def test_nothing_to_train_on_or_to_forget():
+    model = tiny_llama.lora()
+    flat, privacy = FlatParameters(model), Privacy(1.0, 1.0, 0)
+    with pytest.raises(ValueError, match="no sequence to train on"):
+        train_privately(model, flat, [], settings(), privacy, seed=1)
+    with pytest.raises(ValueError, match="no sequence to forget"):
+        unlearn_privately(model, flat, [], RETAIN, "npo", {}, settings(), privacy, seed=1)
+
+
+def test_a_parameter_that_is_not_finite_is_noticed():
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    broken = flat.numpy()
+    broken[-1] = np.inf
+    flat.load(broken)
+    with pytest.raises(NonFiniteError, match="a parameter is not finite after 3 updates"):
+        train_privately(model, flat, RECORDS, settings(epochs=1), Privacy(1.0, 1.0, 0), seed=1)
+
+
+def test_the_largest_seed_has_a_further_source():
+    """Seeds have 63 bits; the number after the last one is 0."""
+    last = Privacy(1.0, 1.0, 2**63 - 1)
+    assert last.generator(0).initial_seed() == 2**63 - 1 and last.generator(1).initial_seed() == 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_updates_are_as_many_as_batches_and_each_is_told(accumulation):
+    """9 records, 2 or 4 of them in an update: 5 or 3 of them in an epoch, in training and unlearning."""
+    given, steps = settings(epochs=2, batch_size=2, gradient_accumulation=accumulation), []
+    model = tiny_llama.lora()
+    flat, privacy, expected = FlatParameters(model), Privacy(1.0, 0.1, 0), 10 if accumulation == 1 else 6
+    told = train_privately(model, flat, RECORDS, given, privacy, seed=1, on_step=steps.append)
+    assert told.steps == expected and steps == list(range(1, expected + 1)) and told.num_examples == 9
+    assert 0 < told.seconds < 60
+    steps.clear()
+    report = unlearn_privately(
+        model, flat, RECORDS, RETAIN, "grad_diff", {}, given, privacy, seed=1, on_step=steps.append
+    )
+    assert report.steps == expected and steps == list(range(1, expected + 1)) and 0 < report.seconds < 60
+    assert (report.num_examples, report.num_retain, report.stopped) == (9, 7, False)
+    assert all(
+        math.isnan(x) for x in (report.first_forget_entropy, report.last_forget_entropy, report.first_forget_nll)
+    )
 
 
 def one_update(monkeypatch, forget, retain, **changes):

@@ -389,6 +389,17 @@ def test_no_copy_of_the_head_is_kept_that_takes_more_than_may_be(
     assert target.lowered is not None and (target.rows is not None) == (dtype == torch.float32)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_at_its_target_is_passed_over_and_the_next_one_is_not(seed: int) -> None:
+    """One record in an update, two of five off their target: two updates in whatever order they come."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    target = shifted(model, flat, [0.0, 0.9, 0.0, -0.9, 0.0])
+    given = settings(epochs=1, batch_size=1, learning_rate=1e-6)
+    report = unlearn(model, flat, FORGET, RETAIN, "npo", {}, given, seed=seed, options=UnlearnOptions(target=target))
+    assert report.steps == 2
+
+
 def shifted(model: Any, flat: FlatParameters, by: list[float]) -> Target:
     return Target(record_nll(model, FORGET, 5) + torch.tensor(by), 0.1, flat.numpy())
 
@@ -414,7 +425,7 @@ def test_records_at_their_target_are_left_alone(method: str) -> None:
     before, target = flat.numpy(), shifted(model, flat, [0.05, -0.05, 0.0, 0.09, -0.09])
     report = unlearn(model, flat, FORGET, RETAIN, method, {}, settings(), seed=0, options=UnlearnOptions(target=target))
     np.testing.assert_array_equal(flat.numpy(), before)
-    assert report.steps == 0 and report.first_gap == report.last_gap > 0
+    assert report.steps == 0 and report.first_gap == report.last_gap > 0 and not report.stopped
 
 
 def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ def test_same_seed_same_result_and_no_state_between_calls(dropout: float) -> Non
         flat.load(start)
         report = train(model, flat, RECORDS, settings(), seed=seed)
         results.append(flat.numpy())
-        assert (report.num_examples, report.steps) == (14, 8) and report.seconds > 0
+        assert (report.num_examples, report.steps) == (14, 8) and 0 < report.seconds < 60
         torch.rand(3)
     np.testing.assert_array_equal(results[0], results[1])
     assert np.abs(results[0] - results[2]).max() > 0

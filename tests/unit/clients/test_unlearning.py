@@ -90,6 +90,7 @@ def test_trajectory_equals_the_slow_loop(name: str, batch_size: int, accumulatio
     assert (report.num_examples, report.steps, report.stopped) == (7, len(history), False)
     assert report.retain_used == (name != "grad_ascent")
     assert (report.first_loss, report.last_loss) == (history[0], history[-1])
+    assert 0 < report.seconds < 60 and math.isnan(report.first_gap) and math.isnan(report.last_gap)
 
 
 @pytest.mark.parametrize(("name", "values"), [("grad_ascent", {}), ("grad_diff", {"alpha": 0.0})])
@@ -155,6 +156,11 @@ def test_what_a_step_was_not_given_is_named() -> None:
         with pytest.raises(ValueError, match="alternative answers were not"):
             getattr(plain, name)
     assert step.Step(model, FORGET, []).retain_reference_nll is None
+
+
+def test_a_step_is_taken_against_nothing_at_temperature_one_unless_told_otherwise() -> None:
+    assert step.Surroundings() == (None, None, 1.0, 0.0, 0, "nll", None, 1.0)
+    assert set(step.References()) == {None}
 
 
 def test_without_retain_records_the_term_is_absent() -> None:
@@ -239,9 +245,14 @@ def test_a_limit_on_the_forget_loss_bounds_gradient_ascent() -> None:
     untouched = flat.numpy()
     options = UnlearnOptions(forget_nll_limit=limit)
     again = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(batch_size=7), seed=0, options=options)
-    assert again.stopped and again.steps == 0
+    assert again.stopped and again.steps == 0 and not flat.grad.any()
     assert again.first_loss == -again.first_forget_nll == pytest.approx(-after, abs=1e-4)
     np.testing.assert_array_equal(flat.numpy(), untouched)
+
+
+def test_a_limit_stops_above_it_alone() -> None:
+    assert [UnlearnOptions(forget_nll_limit=2.0).stop(x) for x in (1.9, 2.0, 2.1)] == [False, False, True]
+    assert not UnlearnOptions().stop(math.inf) and not UnlearnOptions(forget_nll_limit=2.0).stop(math.nan)
 
 
 def test_proximal_term_holds_the_parameters_back() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,13 @@ from evaluation import hook
 from evaluation.engine.decoding import greedy
 from evaluation.engine.likelihood import score
 from evaluation.engine.sequences import TokenSequence
-from evaluation.hook import EvaluationSession, Hook, Result
+from evaluation.hook import EvaluationSession, Hook, Requesting, Result
+from evaluation.leakage.evaluator import LeakageEvaluator
+from evaluation.metrics.fluency import FluencyEvaluator
+from evaluation.metrics.membership import Candidate, MembershipEvaluator
+from evaluation.metrics.muse import Item, MuseEvaluator
+from evaluation.metrics.tofu import Question, TofuEvaluator
+from evaluation.ruler.evaluator import Answered, RulerEvaluator
 
 SEQUENCES = [TokenSequence((1, 2), (3, 4)), TokenSequence((1, 2), (5,)), TokenSequence((6,), (7, 8, 9))]
 PROMPTS = [(1, 2), (6, 7, 8)]
@@ -125,6 +134,17 @@ def test_states_that_nobody_announced_and_of_a_second_kind_cost_a_pass_of_their_
     assert passes[3:] == [5], "1 2 3 4 5: those of the third are known"
 
 
+def test_each_prompt_begins_by_its_own_answer_alone(model: LlamaForCausalLM) -> None:
+    """One prompt's answer is what the model says, another's is nothing like it."""
+    expected = greedy(model, PROMPTS, max_new_tokens=5, stop_ids=STOPS)
+    for known in range(2):
+        session = EvaluationSession(model, stop_ids=STOPS)
+        answers = [tuple(e) if i == known else tuple((t + 1) % 30 for t in e) for i, e in enumerate(expected)]
+        session.request(sequences=[TokenSequence(p, a) for p, a in zip(PROMPTS, answers, strict=True)])
+        session.compute()
+        assert session.greedy(PROMPTS, 5) == expected
+
+
 def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalLM, passes: list[int]) -> None:
     prompt = PROMPTS[0]
     (expected,) = greedy(model, [prompt], max_new_tokens=6, stop_ids=STOPS)
@@ -143,10 +163,11 @@ def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalL
 )
 def test_a_failing_evaluator_is_reported_and_the_others_run(model: LlamaForCausalLM, bad: hook.Evaluator) -> None:
     good = Reader("good", SEQUENCES, PROMPTS)
-    report = Hook([bad, good]).run(EvaluationSession(model, stop_ids=STOPS))
-    assert set(report.failed) == {"broken"} and set(report.results) == {"good"}
-    assert any(word in report.failed["broken"] for word in ("nothing here", "empty prompt", "max_new_tokens"))
-    assert report.metrics["good/nll"] == pytest.approx(score(model, SEQUENCES).mean_nll.mean(), abs=1e-6)
+    for evaluators in ([bad, good], [good, bad]):
+        report = Hook(evaluators).run(EvaluationSession(model, stop_ids=STOPS))
+        assert set(report.failed) == {"broken"} and set(report.results) == {"good"}
+        assert any(word in report.failed["broken"] for word in ("nothing here", "empty prompt", "max_new_tokens"))
+        assert report.metrics["good/nll"] == pytest.approx(score(model, SEQUENCES).mean_nll.mean(), abs=1e-6)
     with pytest.raises(hook.EvaluationError, match="evaluator broken failed"):
         Hook([good, bad], strict=True).run(EvaluationSession(model, stop_ids=STOPS))
 
@@ -164,3 +185,78 @@ def test_undefined_metrics_and_equal_names_are_refused() -> None:
         Result({"loss": float("nan")})
     with pytest.raises(ValueError, match="names must differ"):
         Hook([Broken(), Broken()])
+
+
+def test_continuations_need_a_length(model: LlamaForCausalLM) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    for options in ({}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match="needs max_new_tokens >= 1"):
+            session.request(prompts=PROMPTS, **options)
+    session.request(sequences=SEQUENCES)
+
+
+def test_the_report_tells_what_each_evaluator_and_the_shared_pass_took(model: LlamaForCausalLM) -> None:
+    report = Hook([Reader("a", SEQUENCES, PROMPTS), Broken()]).run(EvaluationSession(model, stop_ids=STOPS))
+    assert set(report.seconds) == {"a", "broken"} and set(report.results) == {"a"}
+    assert all(0 <= seconds < 60 for seconds in (*report.seconds.values(), report.shared_seconds))
+    assert report.shared_seconds > 0
+
+
+def text(ids: Any) -> str:
+    return " ".join(f"w{i}" for i in ids)
+
+
+ITEM, KNOWN = Item("v", (1, 2), "", "w1 w2"), Item("k", (6,), "", "w3")
+MEMBERS, OTHERS = [Candidate("m", SEQUENCES[0], "a")], [Candidate("h", SEQUENCES[1], "b")]
+QUESTION = Question("q", (1, 2), (3, 4), "w3 w4", (5, 4), ((6, 4),))
+RECORDS = [Answered(f"r{i}", s) for i, s in enumerate(SEQUENCES)]
+READERS: dict[str, Callable[[], Any]] = {
+    "muse": lambda: MuseEvaluator([ITEM], {"forget": [KNOWN]}, text, MEMBERS, OTHERS, continuation=5, answer=3),
+    "passages": lambda: MuseEvaluator([ITEM], {}, text, MEMBERS, continuation=5),
+    "members": lambda: MuseEvaluator([], {}, text, MEMBERS, OTHERS),
+    "others": lambda: MuseEvaluator([], {}, text, (), OTHERS),
+    "membership": lambda: MembershipEvaluator(MEMBERS, OTHERS),
+    "no moments": lambda: MembershipEvaluator(MEMBERS, OTHERS, ["loss"]),
+    "nobody": lambda: MembershipEvaluator(MEMBERS, []),
+    "tofu": lambda: TofuEvaluator({"forget": [QUESTION], "retain": []}, text),
+    "fluency": lambda: FluencyEvaluator({"forget": [QUESTION], "retain": []}, nullcontext, 4),
+    "ruler": lambda: RulerEvaluator(RECORDS[:1], RECORDS[1:], "mean", 0),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_evaluators_announce_what_they_read_and_nothing_else(model: LlamaForCausalLM, kind: str) -> None:
+    """The model goes over no token that was not announced, and no announcement is left unread."""
+    announced: list[Any] = []
+    read: list[Any] = []
+
+    class Told(EvaluationSession):
+        reading = False
+
+        def request(self, **told: Any) -> None:
+            kept = {"max_new_tokens": 0, "hidden": None, "layer": None, "moments": False, **told}
+            of_states = (kept["hidden"], kept["layer"], kept["moments"])
+            where = read if self.reading else announced
+            where += [(s, *of_states) for s in kept.get("sequences", ())]
+            where += [(tuple(p), kept["max_new_tokens"]) for p in kept.get("prompts", ())]
+            super().request(**told)
+
+    assert isinstance(READERS[kind](), Requesting)
+    session, evaluator = Told(model, stop_ids=STOPS), READERS[kind]()
+    evaluator.request(session)
+    session.reading = True
+    evaluator.evaluate(session)
+    assert set(read) == set(announced)
+
+
+def test_leakage_announces_its_greedy_answers_alone() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Told:
+        def request(self, **told: Any) -> None:
+            asked.append(told)
+
+    questions: Any = [type("Q", (), {"prompt": (1, i)}) for i in range(3)]
+    unused: Any = None
+    LeakageEvaluator(questions, text, unused, 4, unused, unused, 7).request(Told())  # type: ignore[arg-type]
+    assert asked == [{"prompts": [(1, 0), (1, 1), (1, 2)], "max_new_tokens": 7}]

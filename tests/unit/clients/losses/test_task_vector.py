@@ -13,7 +13,7 @@ from support.slow_unlearning import FORGET, RETAIN, SEED, SETTINGS, nll, traject
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.losses.task_vector import finish, task_vector
-from clients.optimisation import Ball, TrainSettings
+from clients.optimisation import Ball, NonFiniteError, TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
 from oblivionis.config import methods
 from oblivionis.config.compose import ConfigError, compose
@@ -45,6 +45,12 @@ def test_the_forget_records_become_less_likely() -> None:
     unlearn(model, flat, RETAIN, [*FORGET, *RETAIN], "fine_tune", {}, settings, seed=0)
     report = unlearn(model, flat, FORGET, RETAIN, "task_vector", {"alpha": 2.0}, SETTINGS, seed=SEED)
     assert report.last_forget_nll > report.first_forget_nll + 0.05
+
+
+def test_an_end_that_overflows_is_noticed() -> None:
+    model = tiny_llama.lora()
+    with pytest.raises(NonFiniteError, match="a parameter is not finite"):
+        unlearn(model, FlatParameters(model), FORGET, [], "task_vector", {"alpha": 1e39}, SETTINGS, seed=SEED)
 
 
 def test_the_change_of_the_product_is_exact_where_a_is_frozen() -> None:

@@ -134,6 +134,14 @@ def test_a_llama_with_adapters_that_the_fused_pass_does_not_know_is_not_fused(ta
     )
 
 
+@pytest.mark.parametrize(("attention", "expected"), [("sdpa", "packed"), ("eager", "padded")])
+def test_attention_of_another_kind_is_padded(attention: str, expected: str) -> None:
+    model = tiny_model("qwen3")
+    model.set_attn_implementation(attention)
+    assert resolve_mode(model, "auto", 8) == expected
+    assert ("eager" in way(model).reason) == (attention == "eager")
+
+
 def test_a_model_that_nobody_knows_is_tried_whether_it_reads_ahead() -> None:
     assert plain.reads_ahead(tiny_model("bert", is_decoder=False))
     assert not any(plain.reads_ahead(tiny_model(kind)) for kind in ("bert", "rwkv", "mamba", "openai-gpt"))

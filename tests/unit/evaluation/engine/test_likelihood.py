@@ -181,6 +181,12 @@ def test_batches_cover_everything_once_and_keep_a_prompt_together() -> None:
     assert sum(a != b for a, b in itertools.pairwise(order)) == len(set(order)) - 1
 
 
+def test_a_batch_may_hold_just_as_many_tokens_as_the_budget() -> None:
+    pair = [TokenSequence((1, 2), (3, 4)), TokenSequence((5,), (6, 7))]
+    assert [len(list(likelihood.batches(pair, budget))) for budget in (7, 6)] == [1, 2]
+    assert [len(list(likelihood.ordered_batches(pair, budget))) for budget in (7, 6)] == [1, 2]
+
+
 @pytest.fixture
 def four_threads() -> Iterator[None]:
     before = torch.get_num_threads()

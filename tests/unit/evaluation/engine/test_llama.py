@@ -137,6 +137,14 @@ def test_rotary_attention(num_q: int, num_kv: int, small: int, monkeypatch: pyte
     torch.testing.assert_close(gradients(fast, [qkv]), gradients(expected, [qkv]))
 
 
+def test_a_layout_has_a_plan_for_each_number_of_heads() -> None:
+    layout, *_ = row_layout([[0] * n for n in (3, 1, 5)], share=False)
+    plans = [AttentionPlan.of(layout, heads) for heads in ((4, 2, 8), (2, 2, 8), (4, 4, 8), (4, 2, 16))]
+    assert len({id(plan) for plan in plans}) == 3 and plans[0] is plans[3], "the width of a head plays no part"
+    # Every token's row of queries, keys and values has one entry for each head of each kind.
+    assert [int(plan.gather.max()) + 1 for plan in plans[:3]] == [9 * 8, 9 * 6, 9 * 12]
+
+
 @pytest.mark.parametrize("small", [1 << 17, 300, 0])
 @pytest.mark.parametrize(("num_q", "num_kv"), [(2, 2), (4, 2)])
 def test_rotary_attention_over_shared_prefixes(

@@ -170,6 +170,7 @@ def test_samples_do_not_depend_on_the_batch(model: LlamaForCausalLM) -> None:
     for options in ({"max_batch": 1}, {"max_batch": 5}, {"token_budget": 200}, {"mode": "padded"}, {"mode": "packed"}):
         assert sample(model, prompts, 16, **arguments, **options) == together
     assert sample(model, prompts[1:3], 16, questions=[1, 2], **arguments) == together[1:3]
+    assert sample(model, prompts[::-1], 16, questions=[3, 2, 1, 0], **arguments) == together[::-1]
     parts = [sample(model, prompts, n, first=f, **arguments) for f, n in ((0, 2), (2, 13), (15, 1))]
     assert [list(itertools.chain(*x)) for x in zip(*parts, strict=True)] == together
     assert together[1] != together[3], "equal prompts are different questions"
@@ -212,6 +213,24 @@ def test_adaptive_temperature_scaling_by_its_definition(model: LlamaForCausalLM,
         assert drawn == plain
     else:
         assert len(set(switches)) > 1
+
+
+def split_mix(seed: int, *parts: int) -> float:
+    """By Python's own integers: each part is mixed in by SplitMix64's finaliser."""
+    state = seed % 2**64
+    for part in parts:
+        state = (state + (part + 1) * 0x9E3779B97F4A7C15) % 2**64
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            state = (state ^ (state >> shift)) * factor % 2**64
+        state ^= state >> 31
+    return (state >> 11) / 2**53
+
+
+@pytest.mark.parametrize("seed", [0, 1, 128, 2**63, 2**64 - 1, 2**64 + 128])
+def test_uniforms_are_those_of_split_mix_by_whole_numbers(seed: int) -> None:
+    places = [(0, 0, 0), (5, 0, 1), (0, 5, 1), (7, 1000, 31), (2**31, 2, 3)]
+    found = uniforms(seed, *(np.array(part) for part in zip(*places, strict=True)))
+    assert found.tolist() == [split_mix(seed, *place) for place in places]
 
 
 def test_uniforms_are_uniform_and_independent() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 from support import tiny_llama
 
 from evaluation.engine.decoding import greedy
@@ -36,13 +37,14 @@ def test_threads_add_up():
     assert told == list(range(801))
 
 
-def test_scoring_and_decoding_count_to_the_end():
+@pytest.mark.parametrize("mode", ["auto", "packed", "padded", "plain"])
+def test_scoring_and_decoding_count_to_the_end(mode):
     told = {}
     model = tiny_llama.base().eval()
     with watched(lambda _, what, done, total: told.setdefault(what, []).append((done, total))):
         sequences = [TokenSequence((1, 2, i), (4, i)) for i in range(3, 12)]
-        score(model, [*sequences, *sequences], token_budget=16)
-        greedy(model, [(1, 2, i) for i in range(3, 8)], max_new_tokens=4, stop_ids=(0,))
+        score(model, [*sequences, *sequences], token_budget=16, mode=mode)
+        greedy(model, [(1, 2, i) for i in range(3, 8)], max_new_tokens=4, stop_ids=(0,), mode=mode)
     for what, total in (("likelihoods", 9), ("answers", 5)):
         done = [d for d, _ in told[what]]
         assert done[0] == 0 and done[-1] == total and done == sorted(done) and {t for _, t in told[what]} == {total}

@@ -67,6 +67,11 @@ def test_bad_terms(options: dict) -> None:
         Terms(**options)
 
 
+def test_terms_are_those_of_the_paper_unless_told_otherwise() -> None:
+    assert Terms() == Terms(alpha=0.01, family_wise=False, rho=2.0, leaks_from=0.5, limit=0.1)
+    assert (Terms().alpha_of(5), Terms(family_wise=True).alpha_of(5)) == (0.01, 0.002)
+
+
 def test_wrong_shapes() -> None:
     with pytest.raises(ValueError, match="2 questions but greedy"):
         summarise(np.zeros((2, 3)), np.zeros(3), Terms())
@@ -93,15 +98,16 @@ def test_the_evaluator_measures_what_sampling_by_hand_gives(model: LlamaForCausa
         Prompted(Asked(f"q{i}", "?", decode(greedy(model, [p], max_new_tokens=6, stop_ids=[2])[0])), p)
         for i, p in enumerate(prompts)
     ]
+    terms = Terms(alpha=0.2, family_wise=True, rho=1.0, leaks_from=0.3, limit=0.6)
     evaluator = LeakageEvaluator(
-        questions, decode, rouge_l_recall, 48, Terms(), Rule(top_p=0.9), max_new_tokens=6, seed=11
+        questions, decode, rouge_l_recall, 48, terms, Rule(top_p=0.9), max_new_tokens=6, seed=11
     )
     result = Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[2])).results["leakage"]
     drawn = sample(model, prompts, 48, max_new_tokens=6, stop_ids=[2], rule=Rule(top_p=0.9), seed=11)
     texts = [[decode(tokens) for tokens in found] for found in drawn]
     values = np.stack([rouge_l_recall(found, q.asked) for q, found in zip(questions, texts, strict=True)])
     assert 0.05 < values.mean() < 0.95
-    expected = summarise(values, np.ones(2), Terms())
+    expected = summarise(values, np.ones(2), terms)
     different = np.mean([diversity(found) for found in texts])
     assert 0.05 < different < 1
     assert result.metrics == pytest.approx(expected.overall | {"diversity": different})

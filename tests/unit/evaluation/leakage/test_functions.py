@@ -180,6 +180,9 @@ def by_pipeline(model: Any, tokenizer: Any, texts: list[str], label: str) -> lis
         ("bert", {"id2label": {0: "harmful"}}),
         ("llama", {}),
         ("llama", {"pad_token_id": None}),
+        # A padding id other than 0, which would be seen as attention if the mask were filled with it.
+        ("bert", {"pad_token_id": 1}),
+        ("llama", {"pad_token_id": 1}),
     ],
 )
 def test_classifier_equals_the_pipeline(kind: str, options: dict[str, Any]) -> None:
@@ -238,6 +241,12 @@ def test_text_without_tokens() -> None:
     with torch.inference_mode():
         expected = model.eval()(input_ids=torch.tensor([[3]])).logits.softmax(-1)[0, 1].item()
     assert result[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_classifier_goes_to_the_device_that_is_named_and_else_stays() -> None:
+    for device, where in ((None, "cpu"), ("meta", "meta")):
+        found = Classifier(classifier_model("bert"), tokenizer(), 0, device=device)
+        assert {p.device.type for p in found.model.parameters()} == {where}
 
 
 def test_what_a_classifier_refuses() -> None:

@@ -36,3 +36,9 @@ def test_a_value_lies_in_the_range_of_its_metric_up_to_rounding(metric, value, f
 
 def test_the_title_has_the_null_value():
     assert (SHARE.title, COUNT.title) == ("A (null 0.5)", "B")
+
+
+def test_a_metric_is_a_share_that_is_not_drawn_unless_it_says_otherwise():
+    plain = Metric("e", "E", None, None, "")
+    assert (plain.least, plain.most, plain.group) == (0.0, 1.0, None)
+    assert not (plain.drawn or plain.needs_oracle or plain.whole or plain.chief)

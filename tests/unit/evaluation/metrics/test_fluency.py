@@ -14,7 +14,7 @@ from support.tiny_llama import base
 
 from evaluation.engine import decoding
 from evaluation.hook import EvaluationSession, Hook
-from evaluation.metrics.fluency import FluencyEvaluator
+from evaluation.metrics.fluency import FluencyEvaluator, _without_end
 from evaluation.metrics.tofu import Profile, Question, TofuEvaluator
 
 END, LIMIT = 2, 7
@@ -162,7 +162,15 @@ def test_true_answers_are_gibberish_as_often_as_the_quantile_says() -> None:
 
 def test_nothing_is_asked_without_questions() -> None:
     models = Models(0)
-    assert not FluencyEvaluator({"forget": ()}, models.as_base, LIMIT).evaluate(models.session()).metrics
+    none = FluencyEvaluator({"forget": ()}, models.as_base, LIMIT)
+    assert not none.evaluate(models.session()).metrics and (none.quantile, none.name) == (0.95, "fluency")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [((5, END), (5,)), ((5, 6), (5, 6)), ((END, END), (END,)), ((END, 5), (END, 5)), ((), ())]
+)
+def test_an_end_token_is_no_part_of_an_answer(answer: tuple[int, ...], words: tuple[int, ...]) -> None:
+    assert _without_end(answer, Models(0).session()) == words
 
 
 @pytest.mark.parametrize(("limit", "share"), [(0, 0.95), (5, -0.1), (5, 1.1)])

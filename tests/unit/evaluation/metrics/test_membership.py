@@ -47,10 +47,19 @@ def test_attacks_by_hand() -> None:
     assert set(membership.attack_scores(scores_of([logs]), ["a"], None)) == {"loss", "zlib", "min_k_20", "min_k_40"}
 
 
-@pytest.mark.parametrize(("size", "share", "count"), [(1, 0.2, 1), (4, 0.2, 1), (10, 0.2, 2), (9, 0.4, 3), (5, 1.0, 5)])
+@pytest.mark.parametrize(
+    ("size", "share", "count"),
+    [(1, 0.2, 1), (4, 0.2, 1), (10, 0.2, 2), (9, 0.4, 3), (5, 1.0, 5), (333, 0.2, 66), (400, 0.4, 160)],
+)
 def test_lowest_mean_takes_the_floor_and_one_at_least(size: int, share: float, count: int) -> None:
     values = np.random.default_rng(size).normal(size=size)
     assert membership.lowest_mean(values, share) == pytest.approx(np.sort(values)[:count].mean())
+
+
+@pytest.mark.parametrize(("texts", "reference"), [(["a", "b"], None), (["a"], [1.0, 2.0]), ([], [1.0])])
+def test_scores_of_other_texts_are_refused(texts, reference) -> None:
+    with pytest.raises(ValueError, match="1 scored sequences do not fit"):
+        membership.attack_scores(scores_of([[-1.0, -2.0]]), texts, reference)
 
 
 @pytest.mark.parametrize(("values", "share"), [([], 0.2), ([1.0], 0.0), ([1.0], 1.1)])
@@ -132,6 +141,14 @@ def test_interval_is_that_of_resampling_by_hand(monkeypatch: pytest.MonkeyPatch)
     blocks = auc_interval(x, y, resamples=300, confidence=0.9, seed=7)
     assert blocks == pytest.approx(tuple(expected), abs=0.05), "other draws, the same distribution"
     assert auc_interval([1, 2], [0], resamples=10) == (1.0, 1.0)
+
+
+def test_an_interval_is_of_a_thousand_resamples_at_95_percent_unless_told_otherwise() -> None:
+    x, y = np.random.default_rng(4).normal(size=(2, 30))
+    told = {"resamples": 1000, "confidence": 0.95, "seed": 0}
+    assert auc_interval(x, y) == auc_interval(x, y, **told)
+    for key, other in (("resamples", 999), ("confidence", 0.9), ("seed", 1)):
+        assert auc_interval(x, y) != auc_interval(x, y, **{**told, key: other})
 
 
 def test_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -262,7 +279,8 @@ def test_only_the_records_that_both_models_have_are_compared() -> None:
     part = [[mine[g][i] for i in fewer[g]] for g in ("members", "others")]
     other = [list(fewer[g].values()) for g in ("members", "others")]
     assert found["auc_loss_difference"] == pytest.approx(auc(*part) - auc(*other))
-    assert membership.compared("loss", mine, {"members": {"x": 1.0}, "others": {}}, 0.95) == {}
+    for group in (("members", {}), ("others", {}), ("members", {"x": 1.0})):
+        assert membership.compared("loss", mine, {**mine, **dict([group])}, 0.95) == {}
 
 
 def test_moments_that_are_announced_late_cost_a_pass_and_are_kept() -> None:
@@ -278,3 +296,13 @@ def test_moments_that_are_announced_late_cost_a_pass_and_are_kept() -> None:
     assert again.moments is not None and np.array_equal(again.moments[0], with_moments.moments[0])
     with pytest.raises(ValueError, match="one after the other"):
         session.scores(sequences, hidden="last", moments=True)
+
+
+def test_moments_that_several_ask_for_take_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, sequences = EvaluationSession(tiny_llama.base(), stop_ids=[2]), tiny_llama.sequences(4)
+    for part in (sequences[:2], sequences[1:]):
+        session.request(sequences=part, moments=True)
+    session.compute()
+    monkeypatch.setattr("evaluation.engine.likelihood.score", None)
+    found = session.scores(sequences, moments=True)
+    assert found.moments is not None and [len(m) for m in found.moments] == found.num_tokens.tolist()

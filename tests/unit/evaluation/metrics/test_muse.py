@@ -10,7 +10,7 @@ from support import tiny_llama
 from evaluation.engine.decoding import greedy
 from evaluation.hook import EvaluationSession, Hook
 from evaluation.metrics.membership import Candidate, auc
-from evaluation.metrics.muse import Item, MuseEvaluator, few_shot, first_answer, privleak
+from evaluation.metrics.muse import Item, MuseEvaluator, Scored, few_shot, first_answer, privleak
 
 WORDS = [f"w{i}" for i in range(tiny_llama.VOCABULARY)]
 
@@ -100,6 +100,20 @@ def test_the_evaluator_by_definition() -> None:
     values = [lowest(s) for s in sequences]
     assert result.details["auc"] == pytest.approx(auc(values[:5], values[5:]))
     assert result.metrics["privleak"] == pytest.approx(100 * ((1 - result.details["auc"]) - 0.75) / 0.75)
+
+
+def test_words_count_as_they_are_without_stemming() -> None:
+    found = Scored("paper")
+    found.add(
+        "a", [item("x", (3,), "the runs ended"), item("y", (3,), "the runs")], ["the running ended", "runs"], "recall"
+    )
+    assert found.details["a"]["x"]["score"] == pytest.approx(2 / 3) and found.details["a"]["y"]["score"] == 0.5
+    assert found.metrics == {"a": pytest.approx(7 / 12)} and not found.notes
+
+
+def test_a_continuation_and_an_answer_are_as_long_as_the_papers() -> None:
+    plain = MuseEvaluator([], {}, decode)
+    assert (plain.continuation, plain.answer, plain.rouge, plain.name) == (128, 32, "paper", "muse")
 
 
 def test_what_has_no_items_has_no_metric() -> None:

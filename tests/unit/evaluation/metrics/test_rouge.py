@@ -136,6 +136,36 @@ def test_threads_with_restarts_of_the_dictionary(monkeypatch: pytest.MonkeyPatch
     assert wrong == [0] * 20
 
 
+@pytest.mark.parametrize("any_script", [False, True])
+@pytest.mark.parametrize("stemmed", [False, True])
+def test_a_text_longer_than_a_chunk_is_read_as_a_short_one(
+    monkeypatch: pytest.MonkeyPatch, any_script: bool, stemmed: bool
+) -> None:
+    said, true = ["Мама мыла раму running Zürich", "cats run"], ["мама мыла пол runs in Zürich", "a cat runs"]
+    expected = [f(said, true, stemmed=stemmed, any_script=any_script) for f in (rouge.rouge_1, rouge.rouge_l)]
+    monkeypatch.setattr(rouge, "_CHUNK", 5)
+    for function, known in zip((rouge.rouge_1, rouge.rouge_l), expected, strict=True):
+        found = function(said, true, stemmed=stemmed, any_script=any_script)
+        np.testing.assert_array_equal(found.recall, known.recall)
+        np.testing.assert_array_equal(found.precision, known.precision)
+    # "run", "z" and "rich" of "runs in z rich"; or three of six words, and "run" with stems.
+    by_hand = (4 / 6 if stemmed else 3 / 6) if any_script else 3 / 4 if stemmed else 2 / 4
+    assert expected[1].recall[0] == by_hand
+
+
+@pytest.mark.parametrize("letters", ["abcdefgh", "абвгдежз"])
+def test_the_dictionary_begins_anew_once_it_has_too_many_words(monkeypatch: pytest.MonkeyPatch, letters: str) -> None:
+    """Whether the words are ASCII, which are looked up as they are, or not, of which the stems alone are kept."""
+    monkeypatch.setattr(rouge, "_KEPT_WORDS", 5)
+    monkeypatch.setattr(rouge, "_characters", {True: rouge._Characters(True)})
+    many = " ".join(f"{letter}ъ" if letter > "z" else f"{letter}q" for letter in letters)
+    rouge.rouge_l([many], [many], any_script=True)
+    full = rouge._characters[True]
+    assert full.size > 5
+    assert rouge.rouge_l(["я"], ["я"], any_script=True).recall.tolist() == [1.0]
+    assert rouge._characters[True] is not full and rouge._characters[True].size <= 2
+
+
 def test_real_text() -> None:
     folder = Path(os.environ.get("OBLIVIONIS_TOFU", ROOT.parent / "shared" / "tofu"))
     path = folder / "forget01_perturbed.json"

@@ -133,12 +133,15 @@ def test_missing_data_leaves_metrics_out() -> None:
 def test_bad_logs() -> None:
     with pytest.raises(ValueError, match="unknown truth ratio convention 'median'"):
         tofu.aggregate(hand_made(), convention="median")
+    with pytest.raises(ValueError, match="unknown truth ratio convention 'median'"):
+        tofu.aggregate({}, convention="median")
     with pytest.raises(ValueError, match="oracle's log has no forget-set losses"):
         tofu.aggregate(hand_made(), {})
-    log = hand_made()
-    log["eval_log"]["avg_gt_loss"]["0"] = float("nan")
-    with pytest.raises(ValueError, match=r"eval_log\.avg_gt_loss holds a value that is not finite"):
-        tofu.aggregate(log)
+    for value in (float("nan"), math.inf, None):
+        log = hand_made()
+        log["eval_log"]["avg_gt_loss"]["0"] = value
+        with pytest.raises(ValueError, match=r"eval_log\.avg_gt_loss holds a value that is not finite"):
+            tofu.aggregate(log)
     log = hand_made()
     log["eval_log"]["average_perturb_loss"]["1"] = [1.0]
     with pytest.raises(ValueError, match=r"eval_log\.average_perturb_loss is not a table"):
@@ -248,6 +251,44 @@ def test_a_set_with_a_question_that_has_no_wrong_answers_has_no_truth_ratio(mode
         assert ("forget_truth_ratio" in result.metrics) is there and "forget_prob" in result.metrics
 
 
+def test_the_evaluators_truth_ratio_is_that_of_its_convention(model, questions) -> None:
+    found = {}
+    for convention in ("geometric", "arithmetic"):
+        evaluator = tofu.TofuEvaluator(questions, decode, convention, profile=tofu.Profile(max_new_tokens=2))
+        result = evaluator.evaluate(EvaluationSession(model, stop_ids=[EOS]))
+        log = json.loads(json.dumps(result.details["log"]))
+        aggregates = tofu.aggregate(log, convention=convention)
+        assert {tofu.SHORT_NAMES[key]: value for key, value in aggregates.items()}.items() <= result.metrics.items()
+        ratios = tofu.truth_ratios(log, "forget", convention)
+        assert ratios is not None and result.details["forget_truth_ratios"] == ratios.tolist()
+        assert result.details["convention"] == convention
+        found[convention] = result.metrics["forget_truth_ratio"]
+    assert found["geometric"] != found["arithmetic"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_memorisation_is_a_mean_over_all_questions_of_their_true_answers(model: LlamaForCausalLM, place: int) -> None:
+    """One of three questions has the answer that the model gives, but for the first token of five."""
+    asked = [question("forget", i, True) for i in range(3)]
+    known = asked[place]
+    row = model.generate(torch.tensor([(*known.prompt, 7)]), max_new_tokens=4, do_sample=False, eos_token_id=None)
+    asked[place] = replace(known, answer=(7, *row[0, 6:].tolist()))
+    profile = tofu.Profile(max_new_tokens=0)
+    found = tofu.TofuEvaluator({"forget": asked}, decode, profile=profile).evaluate(
+        EvaluationSession(model, stop_ids=[EOS])
+    )
+    exact, strength = [], []
+    for q in asked:
+        with torch.no_grad():
+            logits = model(torch.tensor([q.prompt + q.answer])).logits[0, len(q.prompt) - 1 : -1]
+        hits = [a == b for a, b in zip(logits.argmax(-1).tolist(), q.answer, strict=True)]
+        exact.append(sum(hits) / len(hits))
+        strength.append(sum(all(hits[k:]) for k in range(len(hits))) / len(hits))
+    assert strength[place] == 0.8
+    assert found.metrics["forget_exact_memorization"] == pytest.approx(sum(exact) / 3)
+    assert found.metrics["forget_extraction_strength"] == pytest.approx(sum(strength) / 3)
+
+
 def test_profiles(model: LlamaForCausalLM, questions: dict[str, list[tofu.Question]]) -> None:
     light = tofu.Profile(questions=3, max_new_tokens=0, sets=("forget", "real_authors"))
     evaluator = tofu.TofuEvaluator(questions, decode, profile=light)
@@ -264,6 +305,13 @@ def test_profiles(model: LlamaForCausalLM, questions: dict[str, list[tofu.Questi
         tofu.Profile(sets=("holdout",))
     with pytest.raises(ValueError, match=r"unknown question sets \['holdout'\]"):
         tofu.TofuEvaluator({"holdout": []}, decode)
+    with pytest.raises(ValueError, match="unknown truth ratio convention 'median'"):
+        tofu.TofuEvaluator({}, decode, convention="median")
+    with pytest.raises(ValueError, match="unknown rule of ROUGE 'papers'"):
+        tofu.TofuEvaluator({}, decode, rouge="papers")
+    assert tofu.TofuEvaluator({}, decode).name == "tofu"
+    assert (tofu.FULL.questions, tofu.FULL.max_new_tokens, tofu.FULL.sets) == (None, 200, tuple(tofu.SECTIONS))
+    assert (tofu.LIGHT.questions, tofu.LIGHT.max_new_tokens, tofu.LIGHT.sets) == (40, 64, ("forget", "retain"))
 
 
 def with_recalls(*recalls: float | None) -> dict[str, Any]:

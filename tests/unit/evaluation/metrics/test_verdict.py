@@ -83,6 +83,22 @@ def test_far_on_one_question_only_is_not_enough():
     assert judge_probability(losses(theirs), losses(ours)).verdict == UNDECIDED
 
 
+def test_a_test_that_speaks_against_the_averages_decides_nothing():
+    """Most questions lie below and a few far above, or the other way round."""
+    for value, below, above, words in (
+        (2.0, LEVEL / 2, 1.0, UNDECIDED),
+        (1.0, LEVEL / 2, 1.0, UNDECIDED),
+        (0.9, LEVEL / 2, 1.0, OVER_UNLEARNED),
+        (0.9, LEVEL, 1.0, OVER_UNLEARNED),
+        (0.9, 2 * LEVEL, 1.0, UNDECIDED),
+        (0.5, 1.0, LEVEL / 2, UNDECIDED),
+        (1.0, 1.0, LEVEL / 2, UNDECIDED),
+        (1.1, 1.0, LEVEL, STILL_KNOWN),
+        (1.1, 1.0, 2 * LEVEL, UNDECIDED),
+    ):
+        assert Verdict(value, 1.0, below, above, 20).significance == words
+
+
 def test_no_verdict_of_few_questions():
     for n in range(1, LEAST_QUESTIONS + 3):
         theirs = np.linspace(1.0, 2.0, n)

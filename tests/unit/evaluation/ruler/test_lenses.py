@@ -225,6 +225,9 @@ def test_blocks_shrink_until_they_fit_into_the_memory(monkeypatch: pytest.Monkey
             assert rows == 1 or nearest.block_bytes(rows, dim) <= nearest.MEMORY <= 2**30
             assert rows == max(size, 64) or nearest.block_bytes(2 * rows + 1, dim) > nearest.MEMORY
     assert nearest.block_rows(BLOCK_SIZE, 16384) == BLOCK_SIZE, "no model's width makes blocks smaller"
+    with monkeypatch.context() as patch:
+        patch.setattr(nearest, "MEMORY", nearest.block_bytes(64, 33))
+        assert nearest.block_rows(64, 33) == 64, "what just fits is not cut"
     expected = percentile_rank(*duplicated())
     monkeypatch.setattr(nearest, "MEMORY", nearest.block_bytes(40, 33))
     seen: list[int] = []
@@ -414,6 +417,10 @@ def test_shapes_that_do_not_fit_together() -> None:
             cosine(*pair)
         with pytest.raises(ValueError, match="has shape"):
             representation_shift(pair[1], pair[0], pair[0])
+    with pytest.raises(ValueError, match="has shape"):
+        calibration_gap(GOOD, GOOD, GOOD, GOOD[:1])
+    with pytest.raises(ValueError, match="has shape"):
+        calibration_gap(GOOD, GOOD, GOOD[:3], GOOD, sample=2)
     with pytest.raises(ValueError, match=r"dimension 3.*2"):
         calibration_gap(GOOD, GOOD, GOOD[:, :2], GOOD[:, :2])
     with pytest.raises(ValueError, match=r"dimension 3.*2"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import block_diag
 from scipy.optimize import minimize
-from scipy.stats import norm, wilcoxon
+from scipy.stats import norm, rankdata, wilcoxon
 from scipy.stats import t as student
 
 from evaluation.ruler.statistics import (
@@ -103,6 +104,49 @@ SINGULAR = {
     "nothing varies within the groups": (np.repeat([0.1, 0.2, 0.3, 0.7], 3), np.repeat(np.arange(4), 3).tolist()),
     "all values are equal": (np.full(6, 0.1), [0, 0, 1, 1, 2, 2]),
 }
+
+
+def test_two_values_and_values_of_nothing_but_zeros_are_enough_for_a_singular_fit() -> None:
+    assert "no group has more than one value" in mixed_model([1.0, 2.0], [0, 1]).note
+    assert "all values are equal" in mixed_model([0.0] * 4, [0, 0, 1, 1]).note
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"scale": math.nan}, {"cov_re": [[math.inf]]}, {"fe_params": [math.nan]}, {"bse_fe": [0.0]}, {"converged": False}],
+)
+def test_an_optimiser_that_ends_nowhere_gives_a_singular_fit(monkeypatch: pytest.MonkeyPatch, wrong: dict) -> None:
+    sound = {"scale": 1.0, "cov_re": [[1.0]], "fe_params": [0.0], "bse_fe": [0.5], "converged": True}
+
+    class Model:
+        told = sound
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def fit(self, **_: object) -> SimpleNamespace:
+            return SimpleNamespace(**self.told)
+
+    monkeypatch.setattr("statsmodels.regression.mixed_linear_model.MixedLM", Model)
+    assert not mixed_model([1.0, 2.0, 3.0, 5.0], [0, 0, 1, 1]).singular
+    Model.told = {**sound, **wrong}
+    assert "the optimiser did not converge" in mixed_model([1.0, 2.0, 3.0, 5.0], [0, 0, 1, 1]).note
+
+
+def test_many_differences_with_ties_take_the_normal_distribution_without_a_correction() -> None:
+    values = np.random.default_rng(5).integers(-6, 9, 80).astype(float)
+    ranked = values[values != 0]
+    ranks = rankdata(np.abs(ranked))
+    spread = math.sqrt((ranks**2).sum() / 4)
+    z = (ranks[ranked > 0].sum() - ranks.sum() / 2) / spread
+    found = signed_rank(values)
+    assert found.observations == len(ranked) and 0.001 < found.p < 0.9
+    assert found.p == pytest.approx(2 * norm.sf(abs(z)), rel=1e-9)
+
+
+def test_what_is_rounding_goes_by_the_largest_value_on_either_side() -> None:
+    small, large = [0.0, 1e-7], [1e6, 0.0]
+    assert signed_rank(small, large).observations == signed_rank(large, small).observations == 1
+    assert signed_rank(small, [1.0, 0.0]).observations == 2
 
 
 @pytest.mark.parametrize(("reason", "data"), SINGULAR.items(), ids=list(SINGULAR))
@@ -268,6 +312,7 @@ def test_the_noise_band_holds_one_more_value_as_often_as_it_says(n: int, confide
     [
         ([1.0, 2.0], 0.95, "at least 3"),
         ([1.0, 2.0, 3.0], 1.0, "between 0 and 1"),
+        ([1.0, 2.0, 3.0], 0.0, "between 0 and 1"),
         ([1.0, 2.0, 3.0], math.nan, "between 0 and 1"),
         ([1.0, 2.0, math.nan], 0.95, "NaN"),
         ([1.0, 2.0, math.inf], 0.95, "infinity"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, BertTokenizer
 
+from evaluation.hook import EvaluationSession
 from evaluation.wikimem import engine
 from evaluation.wikimem.canaries import GENERIC_SUBJECT, context_of, contextualised, fill
-from evaluation.wikimem.encoder import SentenceEncoder
+from evaluation.wikimem.encoder import SentenceEncoder, in_package
 from evaluation.wikimem.engine import Asking, FactScore, score_facts, sentence_nlls
+from evaluation.wikimem.evaluator import WikimemEvaluator
 from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals, properties
@@ -215,6 +218,57 @@ def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any) -> Non
     with torch.no_grad():
         first = plain(**tokenizer("Welsh", return_tensors="pt")).last_hidden_state[0, 0]
     np.testing.assert_allclose(SentenceEncoder.load(str(tmp_path))(["Welsh"])[0], first / first.norm(), atol=1e-5)
+
+
+def test_an_encoder_is_found_in_an_installed_package(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, file in (("an_encoder", "model/config.json"), ("no_encoder", "config.json")):
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).write_text("{}")
+        (tmp_path / name / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert in_package("an-encoder") == str(tmp_path / "an_encoder" / "model")
+    for name in ("no-encoder", "no-such-package", "owner/an-encoder", "9lives"):
+        assert in_package(name) is None
+    monkeypatch.chdir(tmp_path)
+    assert in_package("an_encoder") is None, "a folder of that name comes first"
+
+
+def test_facts_about_one_property_come_together_up_to_a_number_of_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PART", 4)
+
+    def parts(*facts: tuple[str, int]) -> list[list[int]]:
+        return list(engine._parts([SimpleNamespace(fact=SimpleNamespace(property=p), size=n) for p, n in facts]))
+
+    assert parts(("a", 2), ("b", 2), ("c", 1)) == [[0, 1], [2]]
+    assert parts(("a", 1), ("b", 2), ("a", 1), ("c", 2), ("d", 2)) == [[0, 2, 1], [3, 4]]
+    assert parts(("a", 9), ("a", 1), ("b", 5)) == [[0, 1], [2]] and parts() == []
+
+
+@pytest.mark.parametrize("known", [[], [0], [0, 1]])
+def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.MonkeyPatch, known: list[int]) -> None:
+    """Two forget facts of two templates each, in the first `known` of which the truth comes first; one to retain."""
+
+    def scored(*args: Any, **options: Any) -> list[FactScore]:
+        found = []
+        for i, fact in enumerate(args[2]):
+            hit = np.array([i in known, False])
+            pair = PairScore(fact.subject, fact.property, hit, np.where(hit, 2.0 + i, np.nan))
+            scores = np.where(hit[:, None], [3.0, 1.0, 2.0], [2.0, 3.0, 1.0])
+            truth = np.array([True, False, False])
+            found.append(FactScore(fact, ("t", "u"), ("x", "y", "z"), truth, scores, pair, -scores))
+        return found
+
+    monkeypatch.setattr("evaluation.wikimem.evaluator.score_facts", scored)
+    evaluator = WikimemEvaluator(FACTS[:2], FACTS[2:3], FACTS, None)
+    result = evaluator.evaluate(EvaluationSession(torch.nn.Linear(1, 1), stop_ids=[]))
+    told = {key: value for key, value in result.metrics.items() if key.startswith("forget_")}
+    assert told["forget_strict"] == len(known) / 4 and told["forget_lenient"] == len(known) / 2
+    assert told["forget_unmemorized"] == 1 - len(known) / 2
+    assert told.get("forget_strength") == (np.mean([2.0 + i for i in known]) if known else None)
+    assert [f["memorized"] for f in result.details["forget"]["facts"]] == [int(i in known) for i in range(2)]
+    assert "retain_strict" in result.metrics and len(result.details["retain"]["facts"]) == 1
+    with pytest.raises(ValueError, match="no facts to ask for"):
+        WikimemEvaluator([], [], FACTS, None)
 
 
 def test_a_tie_with_a_counterfactual_is_no_first_rank() -> None:

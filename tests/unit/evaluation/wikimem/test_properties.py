@@ -12,7 +12,7 @@ from flwr.common.constant import FAB_INCLUDE_PATTERNS
 import evaluation.wikimem.properties as module
 from evaluation.wikimem.canaries import GENERIC_SUBJECT, MAX_CONTEXT, context_of, contextualised, fill, noun_phrase
 from evaluation.wikimem.facts import Fact
-from evaluation.wikimem.properties import DATATYPES, KINDS, counterfactuals, properties
+from evaluation.wikimem.properties import DATATYPES, KINDS, counterfactuals, properties, read_counterfactuals
 from oblivionis.data.facts import PROPERTIES
 from oblivionis.data.person_facts import PROPERTY_OF
 
@@ -274,3 +274,36 @@ def test_the_data_files_travel_in_a_flower_bundle():
         path = Path(module.__file__).with_name(name)
         assert path.is_file()
         assert any(fnmatch(f"evaluation/wikimem/{name}", pattern) for pattern in FAB_INCLUDE_PATTERNS)
+
+
+def test_counterfactuals_are_read_from_a_file_or_the_folder_that_holds_it(tmp_path):
+    file = tmp_path / "counterfactuals.json"
+    file.write_text('{"P19": ["Oslo", "Rome"], "P27": ["Peru"]}', encoding="utf-8-sig")
+    expected = {"P19": ("Oslo", "Rome"), "P27": ("Peru",)}
+    assert dict(read_counterfactuals(file)) == dict(read_counterfactuals(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no JSON", "expected JSON with counterfactuals"),
+        ('{"P19": ["a"], "P19": ["b"]}', "a key is given twice"),
+        ("[]", "expected an object with at least one property id"),
+        ("{}", "expected an object with at least one property id"),
+        ('{"P19": []}', "P19 must have a list of one or more non-empty texts"),
+        ('{"P19": ["a", " "]}', "P19 must have a list of one or more non-empty texts"),
+        ('{"P19": "Oslo"}', "P19 must have a list of one or more non-empty texts"),
+        ('{"P19": ["a"], "P27": [1]}', "P27 must have a list of one or more non-empty texts"),
+    ],
+)
+def test_counterfactuals_that_are_laid_out_differently_are_refused(tmp_path, text, message):
+    (tmp_path / "counterfactuals.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        read_counterfactuals(tmp_path)
+
+
+def test_counterfactuals_of_no_file_are_refused(tmp_path):
+    (tmp_path / "counterfactuals.json").mkdir()
+    for source in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ValueError, match="expected JSON with counterfactuals"):
+            read_counterfactuals(source)
