@@ -267,13 +267,13 @@ def test_membership_needs_records_that_nobody_trained_on(run, tmp_path, monkeypa
     target = copied(run, tmp_path / "copy")
     config = configuration.from_yaml(run.read_config())
     corpus = corpus_of(config)
-    others = tuple(dataclasses.replace(r, id=f"holdout-{r.id}") for r in made_up(3, 2, 0, seed=77).train)
+    others = tuple(dataclasses.replace(r, id=f"holdout-{r.id}") for r in made_up(4, 2, 0, seed=77).train)
     held = dataclasses.replace(corpus, evaluation={**corpus.evaluation, "holdout": others})
     monkeypatch.setattr(attack, "corpus_of", lambda config: held)
     _, folder, results = attack.attack_run(target.path, "unlearn", only=["membership"])
     assert [r["variant"] for r in results["membership"]] == list(attack_report.MEMBERSHIP)
     for line in results["membership"]:
-        assert (line["members"], line["others"]) == (8, 6)
+        assert (line["members"], line["others"]) == (8, 8)
         for model in ("unlearn", "retrain"):
             mine = [r for r in lines(folder)["membership", model] if r["variant"] == line["variant"]]
             forget, holdout = ([r["score"] for r in mine if r["group"] == g] for g in ("members", "others"))

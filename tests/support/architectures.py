@@ -97,7 +97,12 @@ _OWN: dict[str, dict[str, Any]] = {
     "bamba": _HALF_ATTENTION,
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": dict.fromkeys(
+            ("sliding_attention", "full_attention"), {"rope_type": "default", "rope_theta": 10000.0}
+        ),
+    },
     "ctrl": {"dff": 96},
     "dbrx": {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
