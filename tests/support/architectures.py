@@ -99,9 +99,10 @@ _OWN: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "rope_parameters": dict.fromkeys(
-            ("sliding_attention", "full_attention"), {"rope_type": "default", "rope_theta": 10000.0}
-        ),
+        "rope_parameters": {
+            layers: {"rope_type": "default", "rope_theta": 10000.0}
+            for layers in ("sliding_attention", "full_attention")
+        },
     },
     "ctrl": {"dff": 96},
     "dbrx": {

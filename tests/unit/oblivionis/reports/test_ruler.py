@@ -66,8 +66,9 @@ def test_a_value_lies_within_the_band_of_retrained_models_or_outside(tmp_path, v
     bands = {"mean_rank": BAND, "gap": BAND, "shift": BAND}
     run = finished(tmp_path, {"a": 0.5, "b": 0.6}, bands, mean_rank=value, gap=0.5)
     _, rank, gap = ruler.sentences(run)
-    assert rank == f"RULER: mean rank {value:.3f}, 95% band of 3 retrained models 0.400 to 0.600, if these vary normally: {said}."
-    assert gap == f"RULER: S_gap 0.500, 95% band of 3 pairs of retrained models 0.400 to 0.600, if these vary normally: {ruler.INSIDE}."
+    held = "0.400 to 0.600, if these vary normally"
+    assert rank == f"RULER: mean rank {value:.3f}, 95% band of 3 retrained models {held}: {said}."
+    assert gap == f"RULER: S_gap 0.500, 95% band of 3 pairs of retrained models {held}: {ruler.INSIDE}."
     facts = ruler.verdict_facts(run)
     assert facts["mean_rank"]["band"]["verdict"] == (ruler.INSIDE if said == ruler.INSIDE else ruler.OUTSIDE)
     assert facts["gap"]["value"] == 0.5 and "shift" not in facts, "of which the unlearned model has no value"
