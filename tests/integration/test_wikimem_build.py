@@ -313,7 +313,7 @@ def position_of(out):
 @pytest.mark.slow
 def test_killed_at_any_time_the_result_is_the_same(tmp_path):
     path, out = tmp_path / "d.json.gz", tmp_path / "out"
-    path.write_bytes(wd.packed(wd.encoded(wd.world(25_000, seed=3)), "gz", 30))
+    path.write_bytes(wd.packed(wd.encoded(wd.world(40_000, seed=3)), "gz", 30))
     command = [
         sys.executable,
         "-m",
@@ -340,7 +340,7 @@ def test_killed_at_any_time_the_result_is_the_same(tmp_path):
         places.add(position_of(out))
     else:
         process = subprocess.run(command, stdout=subprocess.DEVNULL)
-    assert len(places) >= 3 and process.returncode == 0
+    assert len(places) >= 4 and process.returncode == 0
     build(path, tmp_path / "whole", Options(counterfactuals=20))
     assert contents(out) == contents(tmp_path / "whole")
 

@@ -4,7 +4,9 @@ from html.parser import HTMLParser
 
 
 class Text(HTMLParser):
-    """A page's text, where its links go, and its tables as rows of cell texts."""
+    """A page's text, where its links go, and its tables as rows of cell texts; between: what stands between parts."""
+
+    between = " "
 
     def __init__(self, source):
         super().__init__()
@@ -31,6 +33,6 @@ class Text(HTMLParser):
             self._cell = None
 
     def handle_data(self, data):
-        self.text += data + " "
+        self.text += data + self.between
         if self._cell is not None:
             self._cell += data

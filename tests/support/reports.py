@@ -2,10 +2,10 @@
 
 import io
 import json
-from html.parser import HTMLParser
 
 import numpy as np
 from rich.console import Console
+from support.pages import Text
 
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.config import compose as configuration
@@ -92,31 +92,16 @@ def summary(run, config, width=120, full=True):
     return out.getvalue()
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, tables as rows of cell texts, and the text of a page."""
+class Page(Text):
+    """The report of a run as `Text`, its source, and its tags with their attributes."""
+
+    between = ""
 
     def __init__(self, run, config):
-        super().__init__()
         html_report.write_html(run, config)
-        self.source = (run.path / "report.html").read_text(encoding="utf-8")
-        self.tags, self.tables, self.text, self._cell = [], [], "", None
-        self.feed(self.source)
+        self.source, self.tags = (run.path / "report.html").read_text(encoding="utf-8"), []
+        super().__init__(self.source)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self._cell = ""
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append(self._cell)
-            self._cell = None
-
-    def handle_data(self, data):
-        self.text += data
-        if self._cell is not None:
-            self._cell += data
+        super().handle_starttag(tag, attrs)
