@@ -72,6 +72,9 @@ def recognised(row: Row, fields: Mapping[str, str] | None, problems: list[str]) 
     found = Row(row.where, values, row.cells, names)
     if shape != SHAPES[0]:
         found = _converted(found, shape, problems)
+    elif names.get("question") == "instruction" and (wrong := _with_input(values, values.pop("input", None))):
+        problems.append(f"{row.where}: {wrong}")
+        return None
     return None if found is None else _typed(found)
 
 

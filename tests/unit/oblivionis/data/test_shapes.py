@@ -240,6 +240,15 @@ def test_a_map_may_give_a_name_of_ours_to_another_field(tmp_path: Path, fields: 
     assert record.paraphrased_answer == "Short."
 
 
+def test_the_input_of_an_instruction_is_read_under_a_map_too(tmp_path: Path) -> None:
+    rows = [
+        {"instruction": "Translate.", "input": "Hund", "response": "dog"},
+        {"instruction": "Say it.", "response": "it"},
+    ]
+    corpus = loaded(tmp_path, rows, fields={"question": "instruction", "answer": "response"})
+    assert [(r.question, r.answer) for r in corpus.train] == [("Translate.\n\nHund", "dog"), ("Say it.", "it")]
+
+
 def test_a_map_decides_between_two_shapes(tmp_path: Path) -> None:
     row = {"question": "Q?", "answer": "A.", "messages": MESSAGES}
     for fields, expected in (({"question": "question"}, "Q?"), ({"messages": "messages"}, "q")):
