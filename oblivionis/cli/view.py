@@ -47,19 +47,19 @@ def view(
     if node_dir is not None:
         need_folder(node_dir)
     library = Library(runs, needed=node_dir is None or runs != RUNS)  # a node need not have runs
-    token = secrets.token_urlsafe(32)
+    token, code = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     node = None if node_dir is None else Node(node_dir.resolve(), write)
     socket = serve.listen(port)
     place = socket.getsockname()[1]
     first = "" if library.root.is_dir() else "node"
-    address = f"http://{serve.HOST}:{place}/{first}?token={token}"
+    address = f"http://{serve.HOST}:{place}/{first}"
     console = Console()
     count = len(library.found().runs)
     console.print(f"{count} run{'s' * (count != 1)} in {library.root}", markup=False, highlight=False, soft_wrap=True)
-    console.print(address, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{address}?token={token}", markup=False, highlight=False, soft_wrap=True)
     threading.Thread(target=library.glances, daemon=True).start()  # whoever looks first need not wait for all of it
     if open_:
         import webbrowser
 
-        webbrowser.open(address)
-    serve.server(window(library, token, place, node)).run(sockets=[socket])
+        webbrowser.open(f"{address}?code={code}")
+    serve.server(window(library, token, place, node, code=code if open_ else None)).run(sockets=[socket])

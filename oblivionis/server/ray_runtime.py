@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,17 @@ from contextlib import contextmanager
 from typing import Any
 
 _REPAIR_S = 0.02
+
+
+def closed() -> dict[str, str]:
+    """Environment variables for a Ray of this machine alone: it listens on the loopback address, and whoever speaks to
+    it needs a token of this process. To be set before Ray is imported; who reaches an open Ray runs code as its user.
+    """
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's switch between one machine and several, on every system
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
 
 
 @contextmanager

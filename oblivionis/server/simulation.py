@@ -93,7 +93,10 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: str | Non
     Raises RunInterrupted after Ctrl-C, RunFailed when the federation broke down, other OblivionisErrors for what the
     user can mend, and whatever else went wrong. No Ray or Flower process outlives the call.
     """
-    for key, value in _ENVIRONMENT.items():
+    for key, value in {
+        **_ENVIRONMENT,
+        **(ray_runtime.closed() if config.federation.ray_address is None else {}),
+    }.items():
         os.environ.setdefault(key, value)
     stop = Stop()
     from oblivionis.server.second_evaluator import second_evaluator

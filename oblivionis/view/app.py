@@ -15,7 +15,6 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,8 +28,6 @@ from oblivionis.view.guard import HEADERS, Guard, Refused
 from oblivionis.view.library import Library, NotThere
 from oblivionis.view.node_page import Node
 
-HOSTS = ["127.0.0.1", "localhost"]
-"""Names of this machine in addresses; any other was made to lead here (DNS rebinding)."""
 STATIC = {"window.css": "text/css", "window.js": "text/javascript", "icon.svg": "image/svg+xml"}
 PAGES = {
     "/": "runs_page:respond",
@@ -59,8 +56,9 @@ PAGES = {
 """Module and function by address."""
 
 
-def window(library: Library, token: str, port: int, node: Node | None = None) -> Starlette:
-    """The application. token: what a browser must know; port: where it will listen; node: the node's folder."""
+def window(library: Library, token: str, port: int, node: Node | None = None, *, code: str | None = None) -> Starlette:
+    """The application. token: what a browser must know, code: the same, once; port: where it will listen; node: the
+    node's folder."""
     routes = [Route(path, _lazy(place)) for path, place in PAGES.items()]
     routes.append(Route("/static/{file}", _static))
     if node is not None:
@@ -68,10 +66,7 @@ def window(library: Library, token: str, port: int, node: Node | None = None) ->
         routes += [Route("/node", _lazy("node_page:make"), methods=["POST"])] if node.write else []
     app = Starlette(
         routes=routes,
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
-            Middleware(Guard, token=token, port=port),
-        ],
+        middleware=[Middleware(Guard, token=token, port=port, code=code)],
         exception_handlers={
             NotThere: _told(404),
             Refused: _told(403),

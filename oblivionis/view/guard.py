@@ -10,13 +10,17 @@ from urllib.parse import quote, urlencode
 import htpy as h
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from oblivionis.errors import OblivionisError
 
 TOKEN = "token"
 """The part of an address that carries the token, once."""
+CODE = "code"
+"""The part of an address that carries the code for one browser: its command line can be read by all on a machine."""
+HOSTS = ("127.0.0.1", "localhost")
+"""Names of this machine in addresses; any other was made to lead here (DNS rebinding)."""
 COOKIE = "oblivionis"
 POLICY = (
     "default-src 'self'; script-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -42,11 +46,16 @@ class Refused(OblivionisError):
 
 
 class Guard:
-    """Lets a request through that carries the token as a cookie; of an address that has it, it makes that cookie."""
+    """Lets a request through that carries the token as a cookie; of an address that has it, it makes that cookie.
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+    code: what does the same, the first time that it is given. A request for another host or port is refused.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, port: int, code: str | None = None) -> None:
         self.app, self.token = app, token
         self.cookie = f"{COOKIE}-{port}"  # cookies are shared by all ports of a host
+        self._code = code
+        self._hosts = [[f"{name}:{port}"] for name in HOSTS] + [[name] for name in HOSTS if port == 80]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,14 +74,23 @@ class Guard:
 
     def _answer(self, request: Request) -> Response | None:
         """What is answered instead of a page; None where the page may be seen."""
-        if TOKEN in request.query_params:
-            if not self._same(request.query_params[TOKEN]):
+        if request.headers.getlist("host") not in self._hosts:
+            return PlainTextResponse("This is not the address that oblivionis view printed.", 400)
+        if TOKEN in request.query_params or CODE in request.query_params:
+            if not (self._same(request.query_params.get(TOKEN, "")) or self._spend(request.query_params.get(CODE, ""))):
                 return _refusal(request)
-            others = [(name, value) for name, value in request.query_params.multi_items() if name != TOKEN]
+            others = [(k, value) for k, value in request.query_params.multi_items() if k not in (TOKEN, CODE)]
             answer = RedirectResponse(_here(request) + (f"?{urlencode(others)}" if others else ""), status_code=303)
             answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
             return answer
         return None if self._same(request.cookies.get(self.cookie, "")) else _refusal(request)
+
+    def _spend(self, given: str) -> bool:
+        """Whether `given` is the code, which counts once."""
+        if self._code is None or not hmac.compare_digest(given.encode(), self._code.encode()):
+            return False
+        self._code = None
+        return True
 
     def _same(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())

@@ -19,9 +19,9 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 class Visitor:
     """Somebody with the token's cookie (`cookies`) who asks the window on `root` for pages."""
 
-    def __init__(self, root, node=None):
+    def __init__(self, root, node=None, code=None):
         self.library = Library(root)
-        self.app = window(self.library, TOKEN, PORT, node)
+        self.app = window(self.library, TOKEN, PORT, node, code=code)
         self.cookies = {f"oblivionis-{PORT}": TOKEN}
 
     def ask(self, method, path, *, faults=False, **given):

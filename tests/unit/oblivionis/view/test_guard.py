@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from support.commands import call
 from support.nodes import write_nodes
 from support.reports import make_run
 from support.window import ADDRESS, PORT, TOKEN, Visitor
@@ -36,6 +37,31 @@ def test_the_address_with_the_token_leads_to_no_other_host(visitor):
     assert (answer.status_code, answer.headers["location"]) == (303, "/evil.example/x")
 
 
+def test_a_code_lets_one_browser_in_and_is_spent(tmp_path):
+    visitor = Visitor(tmp_path, code="for-the-command-line")
+    for wrong in ("", "no", TOKEN):
+        assert visitor.get(f"/?code={wrong}", cookies={}).status_code == 403
+    answer = visitor.get("/node?code=for-the-command-line&x=1", cookies={})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/node?x=1")
+    assert answer.headers["set-cookie"].startswith(f"oblivionis-{PORT}={TOKEN};")
+    for cookies in ({}, visitor.cookies):
+        again = visitor.get("/?code=for-the-command-line", cookies=cookies)
+        assert again.status_code == 403 and "set-cookie" not in again.headers
+    assert Visitor(tmp_path).get("/?code=", cookies={}).status_code == 403, "no code was made"
+    assert Visitor(tmp_path).get("/?code=None", cookies={}).status_code == 403
+
+
+def test_the_command_line_of_the_browser_tells_no_token(tmp_path, monkeypatch):
+    make_run(tmp_path)
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [socket.close() for socket in sockets])
+    told = call("view", tmp_path, "--open", "--port", "0")
+    (address,) = opened
+    token = re.search(r"token=([\w-]+)", told.out)[1]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?code=[\w-]{43}", address) and token not in address
+
+
 @pytest.mark.parametrize(
     "path", ["/", "/runs.csv", "/runs/runs/made/", "/runs/runs/made/report.html", "/static/window.js"]
 )
@@ -47,9 +73,19 @@ def test_nothing_is_shown_without_it(visitor, path):
 
 
 def test_another_name_of_this_machine_is_refused(visitor):
-    for host in ("evil.example", f"evil.example:{PORT}", "127.0.0.1.evil.example"):
-        answer = visitor.get("/", headers={"host": host})
-        assert answer.status_code == 400 and "Runs" not in answer.text
+    others = ("evil.example", f"evil.example:{PORT}", "127.0.0.1.evil.example", f"127.0.0.1.evil.example:{PORT}")
+    near = (
+        "127.0.0.1",
+        "localhost",
+        f"127.0.0.1:{PORT + 1}",
+        f"localhost:{PORT}:80",
+        f"LOCALHOST:{PORT}",
+        f"x@localhost:{PORT}",
+    )
+    for host in (*others, *near, "", f"[::1]:{PORT}", "127.0.0.1:"):
+        for path in ("/", f"/?token={TOKEN}"):
+            answer = visitor.get(path, headers={"host": host})
+            assert answer.status_code == 400 and "Runs" not in answer.text and "set-cookie" not in answer.headers, host
     assert visitor.get("/", headers={"host": f"localhost:{PORT}"}).status_code == 200
 
 
