@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from pathlib import Path
 
@@ -11,6 +12,8 @@ DATA_FOLDER = "data"
 REFERENCES_TABLE = "references"
 """In it, with the ending of its format: records on which nobody trains, by which the client judges what a model makes
 of those that it never saw."""
+PLAIN_NAME = re.compile(r"\w+")
+"""What attention is called that comes with transformers; any other name fetches code from the hub and runs it."""
 BASE = "base"
 """What is kept of the untouched base model lies where a stage's would, under this name."""
 MODELS = {

@@ -32,7 +32,7 @@ from oblivionis.errors import ClientError, FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes, write_json
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED, HUB_NAME, cached
-from oblivionis.naming import DATA_FOLDER
+from oblivionis.naming import DATA_FOLDER, PLAIN_NAME
 from oblivionis.requests.demands import Demand
 from oblivionis.requests.node_ledger import REJECTED, NodeLedger
 from oblivionis.requests.node_records import NODE_DIR
@@ -53,7 +53,6 @@ _COUNTED = {
     protocol.BURY: "rounds_per_day",
     protocol.AUDIT: "audits_per_day",
 }
-_PLAIN_NAME = re.compile(r"\w+")
 
 
 class Refused(ClientError):
@@ -245,7 +244,7 @@ class Guard:
     def _model(self, model: Model, announced: str) -> Model:
         """`model` from where it may be taken. What the server announces is compared with the files by the caller."""
         rules, source = self._policy.models, model.source
-        if model.attn_implementation is not None and not _PLAIN_NAME.fullmatch(model.attn_implementation):
+        if model.attn_implementation is not None and not PLAIN_NAME.fullmatch(model.attn_implementation):
             given = _cut(model.attn_implementation)
             raise self._refused("model.attn_implementation", f"attention {given!r}: it fetches no code")
         if model.adapter is not None and not _within(model.adapter, self._model_roots):

@@ -13,7 +13,7 @@ from oblivionis.config.problems import Problem
 from oblivionis.config.schema import OWN_RECORDS, STAGES, TABLES, TEXTS, Config, Data, SecureAggregation
 from oblivionis.config.template_arguments import fault_of
 from oblivionis.errors import FileError
-from oblivionis.naming import DATA_FOLDER, REFERENCES_TABLE, simulated_folder, subject_key
+from oblivionis.naming import DATA_FOLDER, PLAIN_NAME, REFERENCES_TABLE, simulated_folder, subject_key
 from strategies.secure.terms import LEAST_CLIENTS, SecureSettings, TermsError
 
 TOFU_RECORDS, TOFU_AUTHORS = 4000, 200
@@ -99,6 +99,14 @@ def _source(config: Config) -> Iterator[Problem]:
     as_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     if source != "embedded" and as_path and not (Path(source).expanduser() / "config.json").is_file():
         yield Problem("model.source", f"{source} is no model folder", "a folder with a config.json, or a hub name")
+
+
+@_reads("model.attn_implementation")
+def _attention(config: Config) -> Iterator[Problem]:
+    name = config.model.attn_implementation
+    if name is not None and not PLAIN_NAME.fullmatch(name):
+        message = f"{name!r} is code from the hub, which is not run"
+        yield Problem("model.attn_implementation", message, "what comes with transformers, such as sdpa or eager")
 
 
 @_reads("model.source", "model.max_length")

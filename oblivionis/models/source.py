@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,43 @@ from oblivionis.errors import FileError
 from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.errors import ModelError
 from oblivionis.models.packaged import PACKAGED, fetched
+from oblivionis.naming import PLAIN_NAME
 
 EMBEDDED = "embedded"
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 """What a name on the Hugging Face hub looks like."""
+_IMPLEMENTATIONS = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
 def resolve(source: str, revision: str | None = None) -> Path:
     """The folder that holds `source`: `embedded`, a name in `PACKAGED`, a folder, or a hub name.
 
-    The latter is downloaded unless cached, safetensors weights only. Raises ModelError, also without network, and for a
-    folder that holds an adapter: transformers would put it on the model unasked.
+    The latter is downloaded unless cached, safetensors weights only. Raises ModelError, also without network, for a
+    folder that holds an adapter, which transformers would put on the model unasked, and for one that names code.
     """
     folder = located(source, revision)
     if is_adapter(folder):
         check_adapter_folder(folder)
         raise ModelError(f"{source} holds an adapter; give it as model.adapter, and its base model as model.source")
+    for key, name in _implementations(read_config(folder)):
+        if not PLAIN_NAME.fullmatch(name):
+            raise ModelError(
+                f"{folder / 'config.json'}: {key}: {name!r} is code from the hub, and a model runs none here; "
+                "remove the key, or set it to sdpa or eager"
+            )
     return folder
+
+
+def _implementations(described: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Each key of a model's configuration that names what computes a part of it, however deep, with the name."""
+    if isinstance(described, dict):
+        for name, value in described.items():
+            inside = isinstance(name, str) and _IMPLEMENTATIONS.fullmatch(name)
+            yield from _implementations(value, name if inside else key)
+    elif key and isinstance(described, str):
+        yield key, described
 
 
 def check_adapter_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -35,6 +36,44 @@ LARGE = {
     "a range": "{% for i in range(10**9) %}{% endfor %}",
     "depth": "{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
     "words": "{{ lipsum(n=9999999) }}",
+    "a longer template than any": "x" * 100_001,
+}
+DOUBLED = (
+    "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}"
+)
+MUCH = "{% set y = 'ab' * 400000 %}"
+WIDENING = {
+    "a replacement": MUCH + "{{ y.replace('a', 'c' * 999) | length }}",
+    "the filter of the same name": MUCH + "{{ y | replace('a', 'c' * 999) | length }}",
+    "a replacement between all letters": MUCH + "{{ y.replace('', 'c' * 9) | length }}",
+    "a joined list": "{{ ('c' * 9999).join('a' * 9999) | length }}",
+    "the filter joins": "{{ ('a' * 9999) | join('c' * 9999) | length }}",
+    "a list of references": MUCH + "{{ [y, y] | join | length }}",
+    "a width": "{{ ('%0' ~ '9999999' ~ 'd') % 1 }}",
+    "a width that is given": "{{ '%*d' % (99999, 1) }}",
+    "the filter formats": MUCH + "{{ '%s%s' | format(y, y) | length }}",
+    "braces": "{{ '{:>9999}'.format(1) }}",
+    "braces of a map": "{{ '{a:>9999}'.format_map({'a': 1}) }}",
+    "a text put in its middle": "{{ 'a'.center(9999) }}",
+    "tabulators": "{{ '\t'.expandtabs(9999) }}",
+    "a translation": "{{ 'a'.translate({97: 'b' * 99}) }}",
+    "an indented text": "{{ ('a\n' * 9999) | indent(9999) | length }}",
+    "an indented object": "{{ ([[1]] * 9999) | tojson(indent=9999) | length }}",
+    "lists added up": "{{ ([[1]] * 9) | sum(start=[]) }}",
+    "texts added": MUCH + "{{ (y + y) | length }}",
+    "lists added": "{% set y = [0] * 400000 %}{{ (y + y + y) | length }}",
+    "texts side by side": MUCH + "{{ (y ~ y) | length }}",
+    "doubled in a loop": "{% set n = namespace(a='a') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+    "a block": MUCH + "{% set x %}{% for i in range(30) %}{{ y }}{% endfor %}{% endset %}{{ x | length }}",
+    "a block of its own words": "{% set x %}{% for i in range(9999) %}" + "z" * 9999 + "{% endfor %}{% endset %}",
+    "references in references": DOUBLED + "{% endfor %}{{ n.a | length }}",
+    "which are compared": DOUBLED + "{% endfor %}{{ n.a == n.b }}",
+    "which are looked for": DOUBLED + "{% endfor %}{{ n.a in [n.b] }}",
+    "which are written": DOUBLED + "{% endfor %}{{ n.a }}",
+    "a map": "{{ range(9999) | map('replace', '1', 'x' * 9999) | list | length }}",
+    "a thing that refers to itself": "{% set n = namespace(a=1) %}{% set n.a = n %}{{ n }}",
+    "its text": "{% set n = namespace(a=1) %}{% set n.a = n %}{{ n | string }}{{ '%s' % n }}",
+    "a filter of the web": "{{ ('a.com ' * 99) | urlize }}",
 }
 
 
@@ -59,6 +98,22 @@ def test_a_template_that_takes_too_long_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
 def test_a_template_that_makes_something_huge_is_refused(text: str) -> None:
     refusal(text)
+
+
+@pytest.mark.parametrize("text", WIDENING.values(), ids=WIDENING)
+def test_what_would_grow_beyond_its_room_is_refused_before_it_is_made(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 5.0)
+    ways = r"(makes more than|multiplies up|formats|writes a \w*Namespace|sums up|unsafe\.$|No filter named)"
+    assert re.search(ways, told := refusal(text)), told
+
+
+def test_a_long_conversation_has_room() -> None:
+    text = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] | trim ~ '\n' }}{% endfor %}"
+    content = "x" * 100_000
+    written = render(byte_level(chat=text), [{"role": "user", "content": content}] * 9, {}, add_generation_prompt=True)
+    assert written == f"<user>{content}\n" * 9
 
 
 def test_also_in_another_thread_and_from_the_first_question_on() -> None:
@@ -114,6 +169,19 @@ PARTS = {
     "generation": "{% generation %}{% set x = 1 %}{{ messages[0].content }}{% endgeneration %}{{ x }}",
     "json": "{{ messages | tojson(indent=1) }}{{ '<é>' | tojson }}",
     "given": "{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}{{ thing | default('no') }}",
+    "words": "{{ 'a-b'.split('-') | join('+') }}{{ ', '.join(['a', 'b']) }}{{ 'aXa'.replace('a', 'bb') }}",
+    "formats": "{{ '%3d|%s' % (1, 'x') }}{{ '**%s**' % 'x' }}{{ '%s' | format(1) }}",
+    "filters": (
+        "{{ [3, 1] | sort | join('-') }}{{ 'a b' | replace('a', 'c', 1) | title | indent(2) }}{{ '%s' | format(1) }}"
+        "{{ messages | map(attribute='role') | list }}{{ [1, 2] | sum }}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages | tojson(indent=4) }}"
+        "{{ {'b': 1, 'a': 2} | dictsort }}"
+        "{{ ([1] + [2]) | reverse | list }}{{ 'q' in messages[0].content and 'x' ~ 1 ~ none ~ [1] }}{{ 1.5 | string }}"
+    ),
+    "a loop that is given": (
+        "{% macro f(l) %}{{ l.index }}{% endmacro %}{% for x in [1, 2] %}{{ f(loop) }}{{ x }}{% endfor %}"
+    ),
+    "items": "{% for k, v in messages[0].items() %}{{ k }}={{ v }}{% endfor %}{{ messages[0].keys() | list }}",
     "dict": "{% set d = dict(a=1) %}{{ d.a }}{% set n = namespace(b=2) %}{% set n.b = 3 %}{{ n.b }}",
 }
 

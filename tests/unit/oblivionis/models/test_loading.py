@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -534,3 +535,35 @@ def test_code_in_a_model_folder_is_never_run(copy: Path, tmp_path: Path, monkeyp
         with pytest.raises(ModelError, match=r"custom code|trust_remote_code"):
             dry_run.skeleton(copy, dtype=torch.float32)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"attn_implementation": "kernels-community/flash-attn"},
+        {"_attn_implementation": "org/kernel@main:forward"},
+        {"_attn_implementation_internal": "paged|org/kernel"},
+        {"experts_implementation": "org/kernel"},
+        {"text_config": {"attn_implementation": "org/kernel"}},
+        {"attn_implementation": {"": "sdpa", "text_config": "org/kernel"}},
+        {"layers": [1], "deep": {"deeper": {"_experts_implementation": {"a": "org/kernel"}}}},
+    ],
+)
+def test_a_model_that_names_code_of_the_hub_is_refused_before_anything_is_loaded(folder, tmp_path, added):
+    described = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(described | added))
+    with pytest.raises(
+        ModelError, match=r"config\.json: _?(attn|experts)_implementation\w*: '.*org/|.*kernels-"
+    ) as caught:
+        loading.load_base(str(tmp_path))
+    assert "code from the hub" in str(caught.value) and "remove the key" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", None])
+def test_attention_that_comes_with_transformers_is_no_code_of_the_hub(folder, tmp_path, name):
+    shutil.copytree(folder, tmp_path / "m")
+    described = json.loads((folder / "config.json").read_text())
+    described |= {"attn_implementation": name, "_attn_implementation_autoset": True, "note": "org/name"}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(described))
+    model, _ = loading.load_base(str(tmp_path / "m"))
+    assert model.config._attn_implementation == (name or "sdpa")
