@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 from support.deployed import BRISK, Deployed
-from support.processes import MARK
+from support.processes import MARK, listening, marked, reached_from_elsewhere, until
 
 from oblivionis.chain import check_chain
 from oblivionis.runs.directory import RunDirectory
@@ -110,6 +110,12 @@ def masked(late, lab):
         f"federation.timeout={DEADLINE_S} federation.secure_aggregation.patience={PATIENCE_S}"
     )
     return finished(lab, "masked", settings)
+
+
+def test_no_process_of_a_deployment_here_can_be_reached_from_another_machine(late, lab):
+    with listening(lambda: marked(lab.folder)) as found:
+        assert until(lambda: {"flower-superlink", "flower-supernode"} <= {name for name, _ in found}, 60), found
+    assert not reached_from_elsewhere(found)
 
 
 def test_no_round_waits_for_a_slow_client_whose_update_counts_later(late):

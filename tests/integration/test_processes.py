@@ -6,7 +6,17 @@ import signal
 import subprocess
 
 import pytest
-from support.processes import MARK, PROJECT, WITHOUT_RAY, environment, free_ports, marked, until
+from support.processes import (
+    MARK,
+    PROJECT,
+    WITHOUT_RAY,
+    environment,
+    free_ports,
+    listening,
+    marked,
+    reached_from_elsewhere,
+    until,
+)
 from support.simulations import RUN, RUN_S, SMALL, START_S, STOP_S, Command, completed, numbers, reach
 
 from oblivionis.deploy import hub
@@ -149,6 +159,9 @@ class FlowerCommands:
             FLWR_LOCAL_CONTROL_API_PORT=ports[1],
             OBLIVIONIS_HOME=cwd,
             RAY_ADDRESS="local",  # or Flower would join the cluster of another test
+            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0,
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN="of-the-tests",
             **{MARK: cwd},
         )
 
@@ -192,7 +205,9 @@ def test_flwr_run(flower):
     app = flower.cwd / "oblivionis"
     hub.write(app, "someone")
     overrides = " ".join(s.replace(" ", "") for s in ["stages=[finetune]", *SMALL, "name=by-flower"])
-    output, status = flower.run(5, f'overrides="{overrides}"', app)
+    with listening(lambda: marked(flower.cwd)) as listeners:
+        output, status = flower.run(5, f'overrides="{overrides}"', app)
+    assert "raylet" in {name for name, _ in listeners} and not reached_from_elsewhere(listeners)
     assert status == "finished:completed", output
     assert "2 of 5 SuperNodes are left out: federation.clients=3" in output
     run = flower.cwd / "runs" / "by-flower"

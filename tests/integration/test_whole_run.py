@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from support.processes import WITHOUT_RAY
+from support.processes import WITHOUT_RAY, listening, reached_from_elsewhere
 from support.simulations import RUN, Command, numbers
 
 from oblivionis.server import forked_workers
@@ -31,16 +31,17 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     running = Command(folder, "simulate", *RUN, f"output={folder}", "name=whole")
     try:
-        parents = clients_parents(running)
-        assert running.finish() == 0, running.output
+        with listening(running.descendants) as listeners:
+            parents = clients_parents(running)
+            assert running.finish() == 0, running.output
         clean = running.leaves_nothing()
-        yield numbers(folder / "whole"), clean, running.output, parents
+        yield numbers(folder / "whole"), clean, running.output, parents, listeners
     finally:
         running.end()
 
 
 def test_a_run_ends_with_its_results_and_leaves_no_process(whole):
-    (metrics, final), clean, output, _ = whole
+    (metrics, final), clean, output, *_ = whole
     assert clean
     assert set(final) == {"finetune", "unlearn"}
     rounds = [(stage, round) for stage, round, _, evaluator, _ in metrics if evaluator == "federation"]
@@ -50,8 +51,14 @@ def test_a_run_ends_with_its_results_and_leaves_no_process(whole):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="client processes are forked on Linux only")
 def test_client_processes_are_forked_from_one_that_has_the_libraries(whole):
-    *_, parents = whole
+    *_, parents, _ = whole
     assert parents and all(SERVE in command and command[1] == forked_workers.__file__ for command in parents)
+
+
+def test_no_process_of_a_run_can_be_reached_from_another_machine(whole):
+    *_, listeners = whole
+    assert {"gcs_server", "raylet"} <= {name for name, _ in listeners}, "they were looked at"
+    assert not reached_from_elsewhere(listeners)
 
 
 def test_the_in_process_grid_of_other_tests_computes_the_same(whole, tmp_path):

@@ -1,10 +1,12 @@
 """Real processes in tests: their environment, finding them again, waiting, free ports."""
 
+import ipaddress
 import os
 import socket
 import sys
+import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -61,3 +63,36 @@ def free_ports(number):
     for s in sockets:
         s.close()
     return ports
+
+
+@contextmanager
+def listening(processes, *, every=0.2):
+    """Yields a set that fills with who listens where, as (program, address), while `processes()` run."""
+    found, over = set(), threading.Event()
+
+    def look():
+        while not over.wait(every):
+            for process in processes():
+                with suppress(psutil.Error):
+                    name, sockets = process.name(), process.net_connections("inet")
+                    found.update(
+                        (name, s.laddr.ip) for s in sockets if s.status == "LISTEN" or s.type == socket.SOCK_DGRAM
+                    )
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def reached_from_elsewhere(found):
+    """Those of (program, address) on whose address other machines may speak to this one."""
+
+    def loopback(address):
+        one = ipaddress.ip_address(address)
+        return (getattr(one, "ipv4_mapped", None) or one).is_loopback
+
+    return {(name, address) for name, address in found if not loopback(address)}
