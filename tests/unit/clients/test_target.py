@@ -267,6 +267,7 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
         ([600] * 5, 2, [2, 2, 1]),
         ([100] * 25, 2, [10, 10, 5]),
         ([512] * 4, 1, [2, 2]),
+        ([512, 513], 1, [1, 1]),
         ([513] * 3, 1, [1, 1, 1]),
         ([5000, 1], 1, [1, 1]),
         ([5000, 1], 2, [2]),
@@ -445,14 +446,18 @@ def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.
 
     monkeypatch.setattr(unlearning.Updater, "step", kept)
     one = settings(epochs=1, max_grad_norm=None)
-    unlearn(model, flat, FORGET, RETAIN, "grad_ascent", {}, one, seed=0, options=UnlearnOptions(target=target))
+    options = UnlearnOptions(target=target)
+    report = unlearn(model, flat, FORGET, RETAIN, "grad_ascent", {}, one, seed=0, options=options)
     model = tiny_llama.lora()
     flat = FlatParameters(model)
     known, away = Step(model, [FORGET[0], FORGET[3]], []), Step(model, [FORGET[1]], [])
     pull = (away.forget_nll[0] - target.nll[1]) ** 2
     flat.zero_grad()
-    (known.forget_token_log_p[0].mean() / 3 + known.forget_token_log_p[1].mean() / 3 + pull / 3).backward()
-    assert len(seen) == 1
+    loss = known.forget_token_log_p[0].mean() / 3 + known.forget_token_log_p[1].mean() / 3 + pull / 3
+    loss.backward()
+    assert len(seen) == 1 and report.first_loss == pytest.approx(loss.item(), abs=1e-5)
+    nll = torch.cat([known.forget_nll, away.forget_nll]).mean().item()
+    assert report.first_forget_nll == pytest.approx(nll, abs=1e-5), "of all three records of the update"
     np.testing.assert_allclose(seen[0][1], flat.grad.numpy(), atol=1e-5)
 
 
@@ -482,6 +487,7 @@ def test_steps_shorten_near_the_target() -> None:
     [
         ("calibrated", 3.0, 8, 8),
         ("calibrated", 0.9, 8, 4),
+        ("calibrated", 0.85, 8, 4),
         ("calibrated", 0.2, 8, 3),
         ("calibrated", 0.2, 2, 2),
         ("npo", 0.9, 4, 4),

@@ -373,6 +373,7 @@ def test_resumed_is_not_stopped(stop):
     for key, (values, states) in again.checkpoints.items():
         assert np.array_equal(values, whole.checkpoints[key][0])
         assert states.keys() == whole.checkpoints[key][1].keys()
+        assert f"buffer/model/{states['buffer/versions'][0]}/adapter" not in states, "that is the checkpoint's own"
         for name, numbers in states.items():
             np.testing.assert_array_equal(in_order(name, numbers), in_order(name, whole.checkpoints[key][1][name]))
     assert len(whole.of("barrier")) == 2 and sum(e[3] for e in whole.of("barrier")) > 0

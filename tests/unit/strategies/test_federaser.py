@@ -296,6 +296,7 @@ def test_a_client_from_before_the_stored_rounds_is_refused_and_others_are_served
     reason = requests.reasons["r0"]
     assert "round 1 of finetune" in reason and "oldest stored one is round 3 of finetune" in reason
     assert ("reply", 0, False, reason) in recorder.events
+    assert [past.clients for past in history.rounds()[:4]] == [(0, 1, 2, 3, 5)] * 4, "all of the refused one stays"
     grid, history = federation(), MemoryHistory(keep=0)
     start, *_ = run(grid, history, "finetune", 2, START, fraction=1.0)
     _, recorder, requests, _ = run(grid, history, "unlearn", 1, start, due=[(1, request(0))])

@@ -380,3 +380,12 @@ def test_ten_thousand_nodes_with_thirty_participants_are_thirty_nodes():
         runs.append((trained(grid), flat(result.arrays).tobytes(), dict(grid.sent)))
     assert runs[0] == runs[1]
     assert runs[0][2] == {"query": 2, "train": 18, "train.unlearn": 2}
+
+
+@pytest.mark.parametrize(("count", "asked"), [(1, 1), (2, 2), (3, 1)])
+def test_where_nobody_answers_a_roster_is_no_answer(count, asked):
+    """Of three the two at the ends were asked before."""
+    grid = Silent({p: honest(p) for p in range(count)})
+    grid.silent = set(range(count))
+    with pytest.raises(NodeMapError, match=f"none of {asked} nodes could be asked"):
+        NodeMap(roster=lambda: roster_of(grid)).refresh(grid)

@@ -54,14 +54,14 @@ def test_no_client_moves_the_mean_by_more_than_its_share_of_the_norm():
         assert np.linalg.norm(moved) <= C / 5 * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_the_noise_is_gaussian_with_the_deviation_of_the_sum_over_the_clients(adaptive):
-    """Of 4 clients with z = 1.5: 1.5 · C / 4; adaptive clipping spends part of it on the count: σ_b = max(4/20, z), so
-    that z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2) = z / √(3/4)."""
-    z, clients, size = 1.5, 4, 20000
+@pytest.mark.parametrize(("adaptive", "clients"), [(False, 4), (True, 4), (True, 40)])
+def test_the_noise_is_gaussian_with_the_deviation_of_the_sum_over_the_clients(adaptive, clients):
+    """Of m clients, of which one answers, with z = 1.5: 1.5 · C / m; adaptive clipping spends part of it on the count:
+    σ_b = max(m/20, z), so that z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2)."""
+    z, size = 1.5, 20000
     private = PrivateMean(z, C, adaptive=adaptive, seed=7)
     new = train(private, [np.zeros(size)], clients=clients)
-    deviation = z * C / clients / (np.sqrt(0.75) if adaptive else 1.0)
+    deviation = C / clients * ((z**-2 - (2 * max(clients / 20, z)) ** -2) ** -0.5 if adaptive else z)
     assert stats.kstest(new / deviation, "norm").pvalue > 0.01
     assert stats.kstest(new / (deviation * 1.05), "norm").pvalue < 0.01
 
@@ -121,6 +121,8 @@ def test_a_release_is_told_before_it_leaves():
     zero = adapter(np.zeros(SIZE))
     private.unlearn(5, zero, [zero], clients=2)
     assert told == [Release("train", 4, 3, 10, 1.0, C), Release("unlearn", 5, 2, None, 1.0, C)]
+    private.announce("unlearn", 6, 3, 8)
+    assert told[2:] == [Release("unlearn", 6, 3, 8, 1.0, C)]
 
     def full(release):
         raise OSError("no space left")

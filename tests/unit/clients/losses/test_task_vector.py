@@ -74,6 +74,7 @@ def test_the_change_of_the_product_is_exact_where_a_is_frozen() -> None:
     [
         (UnlearnOptions(forget_nll_limit=3.0), "forget_nll_limit"),
         (UnlearnOptions(entropy=Entropy(1.0, 0.0)), "entropy"),
+        (UnlearnOptions(entropy=Entropy(0.0, -1.0)), "entropy"),
         (UnlearnOptions(rectify=0.5), "rectify"),
         (UnlearnOptions(ball=Ball(np.zeros(1, dtype=np.float32), 1.0)), "ball"),
     ],

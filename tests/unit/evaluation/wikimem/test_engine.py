@@ -196,7 +196,8 @@ def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
     assert score_facts(model, tokenizer, []) == []
 
 
-def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any) -> None:
+def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evaluation.wikimem.encoder.BATCH", 2)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "british", "english", "welsh"]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     torch.manual_seed(0)
@@ -206,7 +207,7 @@ def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any) -> Non
     plain.save_pretrained(tmp_path)
     BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
     encoder = SentenceEncoder.load(str(tmp_path))
-    texts = ["English", "British English", "English"]
+    texts = ["English", "British English", "English", "Welsh", "British", "Welsh British"]
     found = encoder(texts)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for text, row in zip(texts, found, strict=True):
@@ -244,6 +245,36 @@ def test_facts_about_one_property_come_together_up_to_a_number_of_sentences(monk
     assert parts(("a", 9), ("a", 1), ("b", 5)) == [[0, 1], [2]] and parts() == []
 
 
+def test_the_evaluator_asks_as_it_was_told(monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any) -> None:
+    """Whatever is given reaches the scores: each by itself would change some."""
+    given: dict[str, Any] = {}
+
+    def scored(*args: Any, **options: Any) -> list[FactScore]:
+        given.update(options, args=args)
+        return score_facts(*args, **options)
+
+    monkeypatch.setattr("evaluation.wikimem.evaluator.score_facts", scored)
+    asking, own = Asking(templates=2, counterfactuals=3, context=1), {f: properties()[f.property] for f in FACTS}
+    values, known = (
+        {p: ["one", "two", "three"] for p in ("P19", "P106", "P166")},
+        [*FACTS, Fact("Jane Doe", "P27", ("X",))],
+    )
+    embed = lambda texts: np.eye(len(texts))  # noqa: E731
+    evaluator = WikimemEvaluator(FACTS[:1], FACTS[1:3], known, tokenizer, asking, own, values, embed)
+    session = EvaluationSession(model, stop_ids=[], token_budget=77, mode="plain")
+    result = evaluator.evaluate(session)
+    assert given.pop("args") == (model, tokenizer, FACTS[:3], asking)
+    assert given == {
+        "counterfactuals": values,
+        "properties": own,
+        "known": known,
+        "embed": embed,
+        "token_budget": 77,
+        "mode": "plain",
+    }
+    assert [len(result.details[group]["facts"]) for group in ("forget", "retain")] == [1, 2]
+
+
 @pytest.mark.parametrize("known", [[], [0], [0, 1]])
 def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.MonkeyPatch, known: list[int]) -> None:
     """Two forget facts of two templates each, in the first `known` of which the truth comes first; one to retain."""
@@ -267,6 +298,9 @@ def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.Monke
     assert told.get("forget_strength") == (np.mean([2.0 + i for i in known]) if known else None)
     assert [f["memorized"] for f in result.details["forget"]["facts"]] == [int(i in known) for i in range(2)]
     assert "retain_strict" in result.metrics and len(result.details["retain"]["facts"]) == 1
+    of_one_person = WikimemEvaluator(FACTS[1:], [], FACTS, None)
+    metrics = of_one_person.evaluate(EvaluationSession(torch.nn.Linear(1, 1), stop_ids=[])).metrics
+    assert metrics["forget_unmemorized"] == 1 - len(known) / 2, "of two subjects, one of them with three facts"
     with pytest.raises(ValueError, match="no facts to ask for"):
         WikimemEvaluator([], [], FACTS, None)
 

@@ -17,6 +17,7 @@ from strategies import build, protocol
 from strategies.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
 from strategies.memory_grid import MemoryGrid
 from strategies.secure import words as w
+from strategies.secure.exchange import moved
 from strategies.secure.masks import unpacked
 from strategies.secure.terms import SecureSettings
 
@@ -350,3 +351,28 @@ def test_a_sealed_exchange_that_fails_is_told():
     assert commitments == {2: f"{2:064x}", 3: f"{3:064x}"}
     assert "2 clients are left" in reason
     assert np.array_equal(model, START)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("on_unlearn", ["keep", "reset"])
+def test_moments_are_reset_after_a_sealed_sum_in_which_somebody_forgets(on_unlearn, asks):
+    """Nobody is named, but records were forgotten; where none were, the round goes on as if nothing had been asked."""
+    recorder, settings = Recorder(), SecureSettings(clipping=10.0, patience=1.0)
+    options = Options(secure=settings, cover=4, stage="unlearn", server_state_on_unlearn=on_unlearn)
+    fedtu = FedTU(build("fedavgm"), requests=Sealed(), listener=recorder, options=options)
+    grid = MemoryGrid({c: _sealed(c, asks and c == 2, f"{c:064x}") for c in range(4)})
+    fedtu.start(grid, adapter(START), num_rounds=2, timeout=1.0)
+    before = recorder.checkpoints[1, "round"][1]
+    if not asks:
+        assert set(recorder.checkpoints) == {(1, "round"), (2, "round")}
+        return
+    after = recorder.checkpoints[2, "after_unlearn"][1]
+    assert before and (after == {} if on_unlearn == "reset" else after.keys() == before.keys())
+
+
+def test_an_update_moves_all_arrays_one_after_the_other():
+    """Each in its own form and number format, integers to the nearest."""
+    model = ArrayRecord({"a": Array(np.ones((2, 3), np.float32)), "b": Array(np.array([5, 7], np.int32))})
+    new = moved(model, np.arange(8) + 0.6)
+    np.testing.assert_allclose(new["a"].numpy(), 1.6 + np.arange(6).reshape(2, 3), rtol=1e-6)
+    assert new["b"].numpy().tolist() == [12, 15] and [new[n].dtype for n in "ab"] == ["float32", "int32"]

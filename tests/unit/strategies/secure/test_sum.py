@@ -84,6 +84,12 @@ def test_all_of_them_vanish_at_different_stages():
     assert summed.weight == sum(weights[c] for c in range(3, 12))
 
 
+def test_a_large_weight_may_tell_large_numbers():
+    """0.5 times 100 000 each: more than one client of weight 1 may tell, and within what such weights may."""
+    summed = hold(_updates(3)[0], dict.fromkeys(range(3), 100_000), max_weight=100_000)
+    assert summed.fault == "" and summed.tallies[0] == 0.5 * 300_000
+
+
 def test_a_client_above_the_largest_weight_counts_as_that():
     updates, weights = _updates(4)
     weights[2] = 50_000
