@@ -193,6 +193,15 @@ def test_an_update_that_pulls_all_its_records_back_is_held_against_retain_record
     np.testing.assert_allclose(seen[0].numpy(), flat.grad.numpy(), rtol=0, atol=1e-5)
 
 
+def test_updates_on_other_answers_are_rectified_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forget record takes part with its own answer, and what is learned instead must not undo the retain records."""
+    seen: list[float] = []
+    rectify = Rectifier.rectify
+    monkeypatch.setattr(Rectifier, "rectify", lambda s, *g: (seen.append(g[1].norm().item()), rectify(s, *g))[1])
+    history, _ = fast("idk_nll", {"alpha": 0.0}, options=UnlearnOptions(rectify=1.0))
+    assert len(seen) == len(history) and all(seen)
+
+
 def test_what_cannot_be_rectified() -> None:
     model = tiny_llama.lora()
     flat, options = FlatParameters(model), UnlearnOptions(rectify=0.8)

@@ -63,3 +63,11 @@ def test_a_client_that_is_slow_by_one_law_is_slow_by_the_other():
     seconds = [[law.seconds("finetune", "train", client, 1) for client in range(50)] for law in laws]
     order, other = (sorted(range(50), key=times.__getitem__) for times in seconds)
     assert order == other
+
+
+def test_every_message_has_a_time_of_its_own():
+    """By stage, kind, client and round, as far as the time is not the client's in all of them."""
+    asked = [("train", "train", 1, 1), ("unlearn", "train", 1, 1), ("train", "query", 1, 1), ("train", "train", 2, 1)]
+    asked.append(("train", "train", 1, 2))
+    assert len({Durations("pareto", 1.0, 1.0, 0.5, seed=3).seconds(*message) for message in asked}) == 5
+    assert len({Durations("pareto", 1.0, 1.0, 1.0, seed=3).seconds(*message) for message in asked}) == 2

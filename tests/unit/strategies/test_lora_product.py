@@ -131,8 +131,8 @@ def test_weights_of_a_sum_raise_no_direction_that_is_strong_enough():
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_directions_that_cancel_get_a_tenth_of_what_the_clients_have_on_average(rank):
-    """The mean of X and −X is zero; by the weights 1/4 and 3/4 of X and 2·Y the average is Σ w ‖A‖²/r."""
-    (x, y), b = factors(rank, 10, 7, 2)
+    """The mean of X and −X is zero; by the weights 1/4 and 3/4 so is that of 3X and −X; the average is Σ w ‖A‖²/r."""
+    (x, _), b = factors(rank, 10, 7, 2)
     new_a, _ = product_mean([x, -x], b, [0.5, 0.5])
     np.testing.assert_allclose(np.linalg.svd(new_a, compute_uv=False), 0.1 * np.linalg.norm(x) / rank**0.5)
     new_a, _ = product_mean([3 * x, -x], b, [0.25, 0.75])

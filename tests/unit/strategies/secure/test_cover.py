@@ -376,3 +376,11 @@ def test_an_update_moves_all_arrays_one_after_the_other():
     new = moved(model, np.arange(8) + 0.6)
     np.testing.assert_allclose(new["a"].numpy(), 1.6 + np.arange(6).reshape(2, 3), rtol=1e-6)
     assert new["b"].numpy().tolist() == [12, 15] and [new[n].dtype for n in "ab"] == ["float32", "int32"]
+
+
+def test_terms_that_cannot_be_serve_nobody_that_is_sealed():
+    """No session began: there is nothing to tell of it, and the round goes on with the model as it was."""
+    source, grid = Sealed(), MemoryGrid({c: _sealed(c, True, f"{c:064x}") for c in range(4)})
+    options = Options(secure=SecureSettings(clipping=0.0, patience=1.0), cover=4, stage="unlearn")
+    result = FedTU(build("fedavg"), requests=source, options=options).start(grid, adapter(START), num_rounds=1)
+    assert np.array_equal(flat(result.arrays), START) and source.exchanges == [] == source.failures

@@ -84,6 +84,15 @@ def test_all_of_them_vanish_at_different_stages():
     assert summed.weight == sum(weights[c] for c in range(3, 12))
 
 
+@pytest.mark.parametrize("none", [0, -3])
+def test_a_client_without_records_adds_nothing(none):
+    """Whatever number it has for that: its update would otherwise be taken off the others'."""
+    updates, _ = _updates(3)
+    summed = hold(updates, {0: 5, 1: 2, 2: none})
+    assert summed.fault == "" and summed.weight == 7 and summed.survivors == (0, 1, 2)
+    np.testing.assert_allclose(summed.update, 5 * updates[0] + 2 * updates[1], atol=1e-4)
+
+
 def test_a_large_weight_may_tell_large_numbers():
     """0.5 times 100 000 each: more than one client of weight 1 may tell, and within what such weights may."""
     summed = hold(_updates(3)[0], dict.fromkeys(range(3), 100_000), max_weight=100_000)
