@@ -159,3 +159,4 @@ def test_warm_up_takes_the_share_of_the_updates_that_is_written(settings: dict, 
         updater.step()
         rates.append(updater._optimiser.param_groups[0]["lr"])
     assert sum(rate < 1 for rate in rates) == expected
+    assert rates[:expected] == pytest.approx([(step + 1) / (expected + 1) for step in range(expected)])

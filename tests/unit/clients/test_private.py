@@ -278,6 +278,8 @@ def test_a_seed_repeats_it_and_without_one_nothing_does():
 
     assert trained(3) == trained(3)
     assert len({trained(3), trained(4), trained(None), trained(None)}) == 4
+    zero = [torch.rand(1, generator=Privacy(1.0, 1.0, 0).generator(0)).item() for _ in range(2)]
+    assert zero[0] == zero[1], "0 is a seed as any other"
 
 
 def test_draws_and_noise_come_from_different_numbers():

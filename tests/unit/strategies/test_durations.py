@@ -71,3 +71,9 @@ def test_every_message_has_a_time_of_its_own():
     asked.append(("train", "train", 1, 2))
     assert len({Durations("pareto", 1.0, 1.0, 0.5, seed=3).seconds(*message) for message in asked}) == 5
     assert len({Durations("pareto", 1.0, 1.0, 1.0, seed=3).seconds(*message) for message in asked}) == 2
+
+
+def test_the_smallest_number_of_a_generator_gives_a_time(monkeypatch):
+    """0 has no quantile of its own."""
+    monkeypatch.setattr("random.Random.random", lambda _: 0.0)
+    assert 0 < Durations("pareto", 1.0, 1.0, 0.5).seconds("train", "train", 1, 1) < math.inf

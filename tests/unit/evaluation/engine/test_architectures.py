@@ -61,6 +61,14 @@ def test_the_way_follows_from_the_configuration(kind: str, options: dict[str, An
     assert (found.limit is None) == (short == long) and found.reason
 
 
+@pytest.mark.parametrize(("window", "limit"), [(12, 12), (30, 19)])
+def test_the_nearer_of_two_limits_counts(window: int, limit: int) -> None:
+    """A window, and positions that grow from 20 tokens on; beyond the latter no padding is right."""
+    options = {"rope_parameters": DYNAMIC, "max_position_embeddings": 20, "sliding_window": window}
+    found = way(tiny_model("mistral", **options))
+    assert (found.name, found.limit, found.beyond) == ("packed", limit, "plain")
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

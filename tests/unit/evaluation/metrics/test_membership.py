@@ -249,6 +249,8 @@ def test_the_evaluator_by_definition() -> None:
 def test_attacks_that_are_asked_for() -> None:
     result = run(tiny_llama.base(), attacks=["min_k_40", "reference"])
     assert list(result.details) == ["min_k_40"], "there is no reference model"
+    some = {f"m{i}": -1.0 for i in range(8)}
+    assert "reference" not in run(tiny_llama.base(), reference=some, resamples=1).details, "nor of the other group"
     with pytest.raises(ValueError, match="unknown attacks"):
         MembershipEvaluator([], [], attacks=["lira"])
     empty = MembershipEvaluator(candidates("m", tiny_llama.sequences(2)), [])

@@ -224,6 +224,7 @@ def test_context_is_the_first_other_facts_of_the_same_person_that_do_not_give_th
     facts = [
         Fact("Bo", "P106", ("baker",)),
         Fact("Ada", "P551", ("bergen",)),
+        Fact("Ada", "P20", ("BERGEN",)),
         target,
         Fact("Ada", "P106", ("nurse", "poet")),
         Fact("Ada", "P26", ("Bo",)),
