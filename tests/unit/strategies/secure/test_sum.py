@@ -467,6 +467,22 @@ def test_a_client_sends_as_many_numbers_beside_the_update_as_the_terms_say():
         fresh.masked(sent[0]["post"], np.zeros(3), 1, [0.5])
 
 
+@pytest.mark.parametrize(
+    "change", [{w.CLIENTS: [0, 1, 1]}, {w.CLIENTS: [0, 1]}, {w.MASK_KEYS: "twice"}, {w.SHARE_KEYS: []}]
+)
+def test_a_client_takes_each_neighbour_and_each_mask_key_once(change):
+    """Two neighbours of one mask key are one client that would know two parts of a secret."""
+    terms = SecureSettings(clipping=1.0).terms("train", 3, (), 4)
+    member = Participant({}, 0)
+    own = member.keys(terms.to_wire())
+    masks, shares = ([own[key], bytes([1]) * 32, bytes([2]) * 32] for key in (w.MASK_PUBLIC, w.SHARE_PUBLIC))
+    asked = {w.SESSION: terms.session, w.CLIENTS: [0, 1, 2], w.MASK_KEYS: masks, w.SHARE_KEYS: shares, **change}
+    if asked[w.MASK_KEYS] == "twice":
+        asked[w.MASK_KEYS] = [masks[0], masks[1], masks[1]]
+    with pytest.raises(SecureError, match="do not belong together"):
+        member.shares(asked)
+
+
 def test_a_client_has_no_fewer_and_no_more_neighbours_than_the_terms_say():
     terms = SecureSettings(clipping=1.0).terms("train", 5, (), 3)
     for count in (terms.threshold - 1, terms.shares + 1):
