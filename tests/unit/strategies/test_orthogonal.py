@@ -172,3 +172,22 @@ def test_an_unlearning_within_what_the_others_learn_is_refused() -> None:
     assert served.arrays is model and served.info == {} and not serving.state_dict()
     assert served.refused == {1: "FedOSD: the unlearning lies within what the other clients learn"}
     assert serving.after_training(4, model, way) is way, "nothing is to be kept away from"
+
+
+def test_training_straight_back_is_let_through() -> None:
+    """Nothing of such an update is orthogonal to the way; the round's result then stays as it is."""
+    serving = Orthogonally(lambda: [])
+    serving.load_state_dict({"before/adapter": START, "since": np.array([1])})
+    model, back = adapter(START + 1.0), adapter(START + 0.5)
+    assert serving.after_training(2, model, back) is back
+
+
+def test_others_train_beside_an_exchange_of_its_own_name() -> None:
+    seen = []
+
+    def train(clients, arrays, settings):
+        seen.append((list(clients), dict(settings)))
+        return []
+
+    Orthogonally(lambda: [0, 1, 2], epochs=3).serve(7, adapter(START), [Answer(1, adapter(START), 1, {})], train)
+    assert seen == [([0, 2], {"epochs": 3, "stage": "orthogonal/7"})]

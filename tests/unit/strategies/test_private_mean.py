@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -14,6 +16,7 @@ from strategies.fedtu import FedTU, Options, RequestList
 from strategies.history import MemoryHistory
 from strategies.memory_grid import MemoryGrid
 from strategies.private_mean import PrivateMean, Release
+from strategies.secure.terms import SecureSettings
 from strategies.serving import ByUnlearning
 
 C = 2.0
@@ -64,6 +67,15 @@ def test_the_noise_is_gaussian_with_the_deviation_of_the_sum_over_the_clients(ad
     deviation = C / clients * ((z**-2 - (2 * max(clients / 20, z)) ** -2) ** -0.5 if adaptive else z)
     assert stats.kstest(new / deviation, "norm").pvalue > 0.01
     assert stats.kstest(new / (deviation * 1.05), "norm").pvalue < 0.01
+
+
+def test_the_number_that_tells_who_was_clipped_is_itself_not_clipped():
+    """Under masks numbers are cut to ± clipping, half the count's weight among them, however small that is."""
+    private, terms = PrivateMean(1.0, 1.0, adaptive=True), SecureSettings(clipping=0.1).terms("train", 5, (), 4)
+    shared = private.shared("train", terms, 4)
+    assert shared.counting > 0.2 and shared.clipping == shared.counting / 2
+    assert private.shared("unlearn", terms, 4).clipping == 0.1
+    assert private.shared("train", replace(terms, clipping=5.0), 4).clipping == 1.0
 
 
 def test_unlearning_sums_the_clipped_updates_or_divides_them_by_those_who_were_asked():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support import tiny_llama
 from torch import Tensor
 from torch.nn import functional as F
 
 from clients.flat import FlatParameters
 from evaluation.engine import half, kernels, llama
+from evaluation.engine.adapted import half_copy
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.fused_lora import active_factors, fused_lora, is_cheaper
 from evaluation.engine.half import FrozenProduct
@@ -387,3 +389,21 @@ def test_fused_lora_leaves_other_layers_alone() -> None:
     with fused_lora(tiny_llama.lora(dropout=0.5).eval()) as count:
         assert count == 14
     assert active_factors(torch.nn.Linear(2, 2)) is None
+
+
+def test_a_copy_in_half_precision_is_made_anew_where_a_weight_changed() -> None:
+    layer = torch.nn.Linear(3, 2, bias=False)
+    first = half_copy(layer, [layer.weight, layer.weight])
+    assert half_copy(layer, [layer.weight, layer.weight]) is first and first.dtype == torch.bfloat16
+    torch.testing.assert_close(first, torch.cat([layer.weight, layer.weight]).bfloat16())
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    torch.testing.assert_close(half_copy(layer, [layer.weight]), layer.weight.bfloat16())
+
+
+def test_factors_with_a_bias_are_no_product_of_two_matrices() -> None:
+    for bias in (False, True):
+        config = LoraConfig(r=2, target_modules=["q_proj"], lora_bias=bias)
+        model = get_peft_model(tiny_llama.base(), config)
+        layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
+        assert (active_factors(layer) is None) is bias

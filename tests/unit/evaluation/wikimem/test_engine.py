@@ -183,6 +183,20 @@ def test_beginnings_are_read_once_over_many_batches(
         np.testing.assert_allclose(a.scores, b.scores, atol=2e-4)
 
 
+def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
+    """Of 1024 positions one is BOS's."""
+
+    class Repeating:
+        bos_token_id = 0
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[5] * int(text) for text in texts]}
+
+    assert [len(key) for key in engine._encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
+    with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 1024 with BOS"):
+        engine._encoded(Repeating(), ["1024"], 1024)
+
+
 def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
     for fact, message in (
         (Fact("Jane Doe", "P0", ("x",)), "property P0 is unknown"),

@@ -116,6 +116,12 @@ def test_numbers_out_of_range_are_cut_and_counted():
     np.testing.assert_allclose(summed.update, expected, atol=3e-6)
 
 
+def test_all_numbers_of_all_clients_may_be_cut():
+    updates = {c: np.full(40, 1e6 * (c - 1.5)) for c in range(4)}
+    summed = hold(updates, dict.fromkeys(range(4), 1))
+    assert summed.fault == "" and summed.clipped == 160
+
+
 def test_garbage_in_place_of_masks_is_noticed():
     updates, weights = _updates(5)
     random = np.random.default_rng(0)
