@@ -18,6 +18,7 @@ from evaluation.engine.half import FrozenProduct
 from evaluation.engine.kernels import AttentionPlan, FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU
 from evaluation.engine.llama import FusedLlama
 from evaluation.engine.packing import PackedBatch, row_layout
+from evaluation.engine.sequences import TokenSequence
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -407,3 +408,15 @@ def test_factors_with_a_bias_are_no_product_of_two_matrices() -> None:
         model = get_peft_model(tiny_llama.base(), config)
         layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
         assert (active_factors(layer) is None) is bias
+
+
+@pytest.mark.parametrize("prompt", [60, 100, 140])
+def test_short_answers_to_a_long_question_are_those_of_each_alone(prompt: int) -> None:
+    """What is shared is far longer than what is asked of it."""
+    model = tiny_llama.base(max_position_embeddings=256)
+    question = tuple(3 + i % 50 for i in range(prompt))
+    records = [TokenSequence(question, answer) for answer in ((5, 9, 2), (7, 2), (5, 11, 13, 17, 2))]
+    with torch.no_grad():
+        found = token_log_probs(model, PackedBatch.build(records, share=True), mode="fused")
+        expected = torch.cat([tiny_llama.padded_log_probs(model, [record])[0] for record in records])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
