@@ -182,15 +182,6 @@ def test_only_the_stage_in_which_clients_work_may_take_long(timeout, patience):
     assert waited[protocol.TRAIN] == timeout and {waited[kind] for kind in short} == {0.5}
 
 
-@pytest.mark.parametrize("cover", [0, 4])
-def test_who_is_asked_openly_is_told_of_no_cover(cover):
-    grid = MemoryGrid({c: _client(c) for c in range(5)}, keep_log=True)
-    _run(grid, [(1, _ask(client)) for client in range(3)], cover=cover)
-    asked = [content.config_records[protocol.CONFIG] for kind, _, content in grid.log if kind == protocol.UNLEARN]
-    assert asked and all((protocol.COVER in config) == bool(cover) for config in asked)
-    assert all(config.get(protocol.COVER, True) for config in asked)
-
-
 def test_cover_takes_masks():
     with pytest.raises(ValueError, match="cover takes secure aggregation"):
         Options(cover=3)
