@@ -337,3 +337,11 @@ def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None
 
     (found,) = score_facts(model, tokenizer, [fact], Asking(templates=1), counterfactuals=values, embed=embed)
     assert found.truth.tolist() == [True, True, False]
+
+
+def test_neighbours_come_in_chunks_of_as_many_new_tokens() -> None:
+    """Six sentences of three tokens, of which the first is only a condition: two new ones each."""
+    keys = [np.array([i, 7, 8], ">u4").tobytes() for i in range(6)]
+    for tokens, sizes in ((4, [2, 2, 2]), (5, [3, 3]), (1, [1] * 6), (100, [6])):
+        chunks = list(engine._chunks(keys, tokens))
+        assert [len(rows) for rows, _ in chunks] == sizes and {p for _, parts in chunks for p in parts} == {1}

@@ -384,3 +384,15 @@ def test_terms_that_cannot_be_serve_nobody_that_is_sealed():
     options = Options(secure=SecureSettings(clipping=0.0, patience=1.0), cover=4, stage="unlearn")
     result = FedTU(build("fedavg"), requests=source, options=options).start(grid, adapter(START), num_rounds=1)
     assert np.array_equal(flat(result.arrays), START) and source.exchanges == [] == source.failures
+
+
+def test_where_a_sum_fails_no_client_counts_as_heard():
+    """Not those either whose part came: what they sent is in no model."""
+    nodes = {c: _client(c) for c in range(4)} | {c: _client(c, spoil=vanishing("vectors")) for c in (1, 2)}
+    recorder, settings = Recorder(), SecureSettings(clipping=10.0, patience=1.0)
+    fedtu = FedTU(build("fedavg"), listener=recorder, options=Options(secure=settings))
+    fedtu.start(MemoryGrid(nodes), adapter(START), num_rounds=1, timeout=1.0)
+    heard = {client: (ok, reason) for _, client, ok, reason in recorder.of("reply")}
+    assert heard.keys() == set(range(4)) and not any(ok for ok, _ in heard.values())
+    assert all(heard[client][1].startswith("the secure sum failed: 2 clients are left") for client in (0, 3))
+    assert recorder.of("exchange_ended") == [("exchange_ended", "train", 0, 4)]
