@@ -128,7 +128,7 @@ class Available(Sampling):
         found: list[int] = []
         asked = 0
         while len(found) < count and asked < len(order):
-            group = order[asked : asked + max(count - len(found), asked)]
+            group = order[asked : asked + max(count, asked)]
             there = set(reach(group))
             found += [client for client in group if client in there]
             asked += len(group)

@@ -59,7 +59,7 @@ class ByNegation(Serving):
 
     def serve(self, server_round: int, arrays: ArrayRecord, answers: Sequence[Answer], train: Train) -> Served:
         """The global model with its chosen weights negated; `train` is not called."""
-        if self._last == server_round - 1 > 0:
+        if self._last == server_round - 1:
             text = "NoT: negated again in the round after the last one (%d): the weights are nearly as before that"
             log(WARNING, text, self._last)
         self._last = server_round

@@ -58,7 +58,7 @@ class _Table:
     def admit(self) -> Tensor | None:
         """Let waiting continuations begin once a quarter of the rows is free; the logits of their first tokens."""
         free = self._work.rows - len(self.running)
-        if not (self.waiting and self.decoder.open and (free >= max(1, self._work.rows // 4) or not self.running)):
+        if not (self.waiting and self.decoder.open and free >= max(1, self._work.rows // 4)):
             return None
         fresh: list[int] = []
         while self.waiting and len(fresh) < free and self.decoder.admits(self.waiting[-1] // self._work.copies):

@@ -72,8 +72,7 @@ def _order(words: list[str]) -> list[int]:
 def _minor(word: str) -> bool:
     letters = "".join(c for c in word if c.isalpha())
     particle = letters.islower()
-    initial = len(_units(letters)) < 2
-    return particle or initial or letters.casefold() in _SUFFIXES
+    return particle or len(letters) < 2 or letters.casefold() in _SUFFIXES
 
 
 def _turned(words: list[str], indices: list[int], turn: Turn) -> str:

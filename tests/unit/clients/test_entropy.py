@@ -358,3 +358,25 @@ def test_the_worker_unlearns_with_the_configured_weights(monkeypatch: pytest.Mon
     record = client.holding(0).records[0].id
     _, report = client.forget(0, client.flat.numpy(), record_ids=[record], tombstones=[], proximal_mu=0.0, seed=1)
     assert given == [Entropy(0.5, -0.125)] and report.first_forget_entropy > 0
+
+
+@pytest.mark.parametrize("retained", [0, 7])
+@pytest.mark.parametrize(("forget", "retain"), [(1.5, 0.0), (0.0, -0.5), (1.5, -0.5)])
+def test_each_term_is_there_with_the_records_that_it_is_about(forget: float, retain: float, retained: int) -> None:
+    """Of an update that takes all records: ascent, and what each weight by itself adds to it."""
+    kept = tiny_llama.sequences(retained, seed=4)
+    given = settings(epochs=1, batch_size=28)
+    found = []
+    for entropy in (Entropy(), Entropy(forget, retain)):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        options = UnlearnOptions(entropy=entropy)
+        report = unlearn(model, flat, FORGET, kept, "grad_ascent", {}, given, seed=0, options=options)
+        found.append(report.first_loss)
+        assert report.retain_used == bool(entropy.retain and kept)
+    model = tiny_llama.lora()
+    with torch.no_grad():
+        terms = [
+            weight * mean_entropy(model, records) for weight, records in ((forget, FORGET), (retain, kept)) if records
+        ]
+    assert found[1] - found[0] == pytest.approx(sum(terms), abs=1e-4)

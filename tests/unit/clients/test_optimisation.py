@@ -159,3 +159,17 @@ def test_warm_up_takes_the_share_of_the_updates_that_is_written(settings: dict, 
         updater.step()
         rates.append(updater._optimiser.param_groups[0]["lr"])
     assert sum(rate < 1 for rate in rates) == expected
+    assert rates[:expected] == pytest.approx([(step + 1) / (expected + 1) for step in range(expected)])
+
+
+@pytest.mark.parametrize(("limit", "length"), [(None, 5.0), (10.0, 5.0), (5.1, 5.0), (2.0, 2.0)])
+def test_a_gradient_is_shortened_to_the_limit_and_never_stretched(
+    limit: float | None, length: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = FlatParameters(tiny_llama.lora())
+    updater = Updater(flat, TrainSettings(max_grad_norm=limit), 1, None)
+    seen: list[float] = []
+    monkeypatch.setattr(updater._optimiser, "step", lambda: seen.append(flat.grad.norm().item()))
+    flat.grad[:2] = torch.tensor([3.0, 4.0])
+    updater.step()
+    assert seen == [pytest.approx(length, rel=1e-5)] and not flat.grad.any()

@@ -278,6 +278,8 @@ def test_a_seed_repeats_it_and_without_one_nothing_does():
 
     assert trained(3) == trained(3)
     assert len({trained(3), trained(4), trained(None), trained(None)}) == 4
+    zero = [torch.rand(1, generator=Privacy(1.0, 1.0, 0).generator(0)).item() for _ in range(2)]
+    assert zero[0] == zero[1], "0 is a seed as any other"
 
 
 def test_draws_and_noise_come_from_different_numbers():
@@ -407,12 +409,14 @@ def mean_gradient(records):
     return torch.stack(own_gradients(tiny_llama.lora(), records)).mean(0)
 
 
-@pytest.mark.parametrize("retain", [2, 5])
+@pytest.mark.parametrize("retain", [2, 5, 12])
 def test_the_retain_term_is_a_mean_over_few_retain_records_too(monkeypatch, retain):
-    """With all 8 forget records in an update and 2 retain ones it counted a quarter of α."""
+    """With all 8 forget records in an update and 2 retain ones it counted a quarter of α; of more than 8, of which 8
+    are drawn on average, each counts an eighth.
+    """
     forget, kept = tiny_llama.sequences(8, seed=1), tiny_llama.sequences(retain, seed=2)
     found, _ = one_update(monkeypatch, forget, kept, batch_size=8)
-    expected = mean_gradient(kept) - mean_gradient(forget)
+    expected = mean_gradient(kept) * max(1, retain / 8) - mean_gradient(forget)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 

@@ -29,6 +29,7 @@ from torch import Tensor
 from clients.flat import FlatParameters
 from clients.private import Privacy, unlearn_privately
 from clients.rectify import Rectifier
+from clients.target import Target, record_nll
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
 from oblivionis.config.compose import ConfigError, compose
@@ -169,6 +170,36 @@ def test_every_update_takes_its_own_retain_records(count: int) -> None:
         unlearn(model, flat, FORGET[:count], RETAIN, "grad_ascent", {}, settings, seed=3, options=options)
         found.append(flat.numpy())
     np.testing.assert_allclose(*found, rtol=0, atol=2e-4)
+
+
+def test_an_update_that_pulls_all_its_records_back_is_held_against_retain_records_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The method itself then has no record, and its retain records are still as many as those of the update."""
+    model = tiny_llama.lora()
+    flat, seen = FlatParameters(model), []
+    forget = FORGET[:4]
+    target = Target(record_nll(model, forget, 4) - 0.5, 0.1, flat.numpy())
+    cycle = torch.randperm(len(RETAIN), generator=torch.Generator().manual_seed(SEED + 1))[:4].tolist()
+    rectify = Rectifier.rectify
+    monkeypatch.setattr(Rectifier, "rectify", lambda s, *g: (seen.append(g[1].clone()), rectify(s, *g))[1])
+    options = UnlearnOptions(rectify=1.0, target=target)
+    settings = TrainSettings(epochs=1, batch_size=4, learning_rate=1e-3, warmup_epochs=0)
+    report = unlearn(model, flat, forget, RETAIN, "grad_ascent", {}, settings, seed=SEED, options=options)
+    assert report.steps == 1 == len(seen)
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    nll(model, [RETAIN[i] for i in cycle]).backward()
+    np.testing.assert_allclose(seen[0].numpy(), flat.grad.numpy(), rtol=0, atol=1e-5)
+
+
+def test_updates_on_other_answers_are_rectified_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forget record takes part with its own answer, and what is learned instead must not undo the retain records."""
+    seen: list[float] = []
+    rectify = Rectifier.rectify
+    monkeypatch.setattr(Rectifier, "rectify", lambda s, *g: (seen.append(g[1].norm().item()), rectify(s, *g))[1])
+    history, _ = fast("idk_nll", {"alpha": 0.0}, options=UnlearnOptions(rectify=1.0))
+    assert len(seen) == len(history) and all(seen)
 
 
 def test_what_cannot_be_rectified() -> None:

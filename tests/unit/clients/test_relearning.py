@@ -62,6 +62,16 @@ def test_whole_epochs_are_those_of_training(trained):
     flat.load(start)
 
 
+def test_an_update_may_take_several_batches(trained):
+    """Two updates an epoch of five records, so five updates are in the third epoch."""
+    model, flat = trained
+    start, given, steps = flat.numpy(), replace(SETTINGS, gradient_accumulation=2), {}
+    found = relearn(model, flat, RECORDS, given, [5], seed=3)
+    train(model, flat, RECORDS, replace(given, epochs=3), seed=3, on_step=lambda n, _: steps.update({n: flat.numpy()}))
+    np.testing.assert_array_equal(found[5], steps[5])
+    flat.load(start)
+
+
 def test_a_look_does_not_depend_on_the_others(trained):
     model, flat = trained
     together = relearn(model, flat, RECORDS, SETTINGS, [4, 0, 1, 7], seed=3)

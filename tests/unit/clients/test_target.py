@@ -183,7 +183,7 @@ def test_a_sharpness_is_found_with_few_looks_at_the_logits(monkeypatch: pytest.M
         for place in (0, 1, 300, 511, 512, 513, 640, 1000, 1023):
             entropy = sharpened(rows, float(np.sqrt(cells[place] * cells[place + 1])))
             new, before = _Tokens(AnswerRows(rows, None), labels, [200]), len(asked)
-            assert cells[place] < _sharpness(new, entropy) < cells[place + 1]
+            assert _sharpness(new, entropy) == pytest.approx((cells[place] * cells[place + 1]) ** 0.5, rel=1e-12)
             assert len(asked) - before <= 12
             assert _sharpness(kept, entropy) == _sharpness(new, entropy)
         for entropy in np.linspace(sharpened(rows, 4.3), sharpened(rows, 0.23), 40):
@@ -267,6 +267,7 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
         ([600] * 5, 2, [2, 2, 1]),
         ([100] * 25, 2, [10, 10, 5]),
         ([512] * 4, 1, [2, 2]),
+        ([512, 513], 1, [1, 1]),
         ([513] * 3, 1, [1, 1, 1]),
         ([5000, 1], 1, [1, 1]),
         ([5000, 1], 2, [2]),
@@ -433,7 +434,7 @@ def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.
     on either side, have none."""
     model = tiny_llama.lora()
     flat = FlatParameters(model)
-    target = shifted(model, flat, [0.9, -0.9, -0.05, 0.9, 0.05])
+    target = shifted(model, flat, [0.9, -0.9, -0.05, 0.9, -0.6])
     seen: list[tuple[float, np.ndarray]] = []
     from clients import unlearning
 
@@ -445,14 +446,18 @@ def test_a_method_works_on_the_records_known_too_well_alone(monkeypatch: pytest.
 
     monkeypatch.setattr(unlearning.Updater, "step", kept)
     one = settings(epochs=1, max_grad_norm=None)
-    unlearn(model, flat, FORGET, RETAIN, "grad_ascent", {}, one, seed=0, options=UnlearnOptions(target=target))
+    options = UnlearnOptions(target=target)
+    report = unlearn(model, flat, FORGET, RETAIN, "grad_ascent", {}, one, seed=0, options=options)
     model = tiny_llama.lora()
     flat = FlatParameters(model)
-    known, away = Step(model, [FORGET[0], FORGET[3]], []), Step(model, [FORGET[1]], [])
-    pull = (away.forget_nll[0] - target.nll[1]) ** 2
+    known, away = Step(model, [FORGET[0], FORGET[3]], []), Step(model, [FORGET[1], FORGET[4]], [])
+    pull = ((away.forget_nll - target.nll[[1, 4]]) ** 2).sum()
     flat.zero_grad()
-    (known.forget_token_log_p[0].mean() / 3 + known.forget_token_log_p[1].mean() / 3 + pull / 3).backward()
-    assert len(seen) == 1
+    loss = (known.forget_token_log_p[0].mean() + known.forget_token_log_p[1].mean() + pull) / 4
+    loss.backward()
+    assert len(seen) == 1 and report.first_loss == pytest.approx(loss.item(), abs=1e-5)
+    nll = torch.cat([known.forget_nll, away.forget_nll]).mean().item()
+    assert report.first_forget_nll == pytest.approx(nll, abs=1e-5), "of all four records of the update"
     np.testing.assert_allclose(seen[0][1], flat.grad.numpy(), atol=1e-5)
 
 
@@ -482,6 +487,7 @@ def test_steps_shorten_near_the_target() -> None:
     [
         ("calibrated", 3.0, 8, 8),
         ("calibrated", 0.9, 8, 4),
+        ("calibrated", 0.85, 8, 4),
         ("calibrated", 0.2, 8, 3),
         ("calibrated", 0.2, 2, 2),
         ("npo", 0.9, 4, 4),
@@ -495,6 +501,28 @@ def test_epochs_go_by_the_way_left(method: str, gap: float, asked: int, made: in
     given = settings(epochs=asked, learning_rate=1e-6)
     report = unlearn(model, flat, FORGET, RETAIN, method, {}, given, seed=0, options=options)
     assert report.steps == made
+
+
+def test_a_record_at_the_tolerance_to_the_last_bit_is_near_enough() -> None:
+    gaps = torch.tensor([-0.125, 0.125, -0.25])
+    target = Target(torch.zeros(3), 0.125, np.zeros(1))
+    for own in (False, True):
+        aim = _Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 3, 2, target, own=own, first=gaps, gaps=gaps)
+        update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
+        assert aim.part(_Task(0, update, [0, 1, 2], [])) == _Task(0, update, [0, 1, 2] if own else [2], [])
+        assert aim.pulled_back(_Task(0, update, [0, 1, 2], [])) == []
+        aim.gaps = gaps[:2]
+        assert aim.part(_Task(0, update, [0, 1], [])) is None
+
+
+def test_of_one_update_the_way_gone_is_told() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    options = UnlearnOptions(target=shifted(model, flat, [0.9] * 5))
+    report = unlearn(model, flat, FORGET, [], "grad_ascent", {}, settings(epochs=1), seed=0, options=options)
+    assert report.steps == 1 and report.first_gap == pytest.approx(0.9, abs=1e-5)
+    gaps = (record_nll(model, FORGET, 5) - options.target.nll).abs()  # type: ignore[union-attr]
+    assert report.last_gap == pytest.approx(gaps.mean().item(), abs=1e-5) != pytest.approx(report.first_gap, abs=1e-3)
 
 
 def test_a_target_is_asked_for_and_must_fit() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -285,3 +286,27 @@ def test_bad_input() -> None:
     flat.load(broken)
     with pytest.raises(NonFiniteError):
         unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=0)
+
+
+def test_a_parameter_that_the_last_update_breaks_is_noticed() -> None:
+    """The loss of no further update would tell."""
+    model = tiny_llama.lora()
+    with pytest.raises(NonFiniteError, match="a parameter is not finite after 1 updates"):
+        given = settings(epochs=1, batch_size=7, learning_rate=1e39, weight_decay=0.0)
+        unlearn(model, FlatParameters(model), FORGET, [], "grad_ascent", {}, given, seed=0)
+
+
+@pytest.mark.parametrize(("dtype", "refused"), [(torch.float16, True), (torch.bfloat16, False)])
+def test_scaled_gradients_are_not_rectified(dtype: torch.dtype, refused: bool) -> None:
+    """On CUDA in float16; the check comes before the model is touched."""
+    flat: Any = SimpleNamespace(device=torch.device("cuda"), compute_dtype=dtype)
+    untouchable: Any = object()
+    with pytest.raises(ValueError if refused else AttributeError, match="take bfloat16" if refused else "object"):
+        options = UnlearnOptions(rectify=0.5)
+        unlearn(untouchable, flat, FORGET, RETAIN, "grad_ascent", {}, settings(), seed=0, options=options)
+
+
+def test_a_method_that_reads_states_tells_no_likelihoods() -> None:
+    model = tiny_llama.lora()
+    report = unlearn(model, FlatParameters(model), FORGET, RETAIN, "rmu", {"layer": 1}, settings(epochs=1), seed=0)
+    assert math.isnan(report.first_forget_nll) and math.isnan(report.last_forget_nll) and report.first_loss > 0

@@ -61,6 +61,19 @@ def test_a_client_without_known_records_counts_as_one_record():
     assert bounds.weights({0: 7.0, 1: 7.0, 2: 7.0}, shared=False) == {0: 1.0, 1: 5.0, 2: 7.0}
 
 
+def test_of_two_updates_the_shorter_one_is_usual_and_of_one_it_is_itself():
+    bounds = Bounds(max_update_norm=2.0, **LONGEST)
+    _, _, cuts = train(MemoryGrid({p: sends(unit(p, 5.0 ** (p + 1))) for p in range(2)}), bounds)
+    assert [cut[:2] for cut in cuts] == [(1, "norm")] and cuts[0][2:] == (pytest.approx(25.0), pytest.approx(10.0))
+    assert train(MemoryGrid({0: sends(unit(0, 25.0))}), bounds)[2] == []
+
+
+def test_an_update_as_long_as_one_can_be_is_none_too_long():
+    bounds = Bounds(max_update_norm=2.0, longest=lambda kind, client, length: 5.0)
+    new, recorder, _ = train(MemoryGrid({0: sends([3.0, 4.0, *[0.0] * (SIZE - 2)])}), bounds)
+    assert new[:2].tolist() == [3.0, 4.0] and ("reply", 0, True, "") in recorder.events
+
+
 def test_of_an_even_number_of_updates_the_shorter_middle_one_is_usual():
     """Two of four that lie together cannot make their own length usual."""
     grid = MemoryGrid({p: sends(unit(p, 30.0 if p > 1 else 1.0)) for p in range(4)})

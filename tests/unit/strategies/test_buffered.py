@@ -373,6 +373,7 @@ def test_resumed_is_not_stopped(stop):
     for key, (values, states) in again.checkpoints.items():
         assert np.array_equal(values, whole.checkpoints[key][0])
         assert states.keys() == whole.checkpoints[key][1].keys()
+        assert f"buffer/model/{states['buffer/versions'][0]}/adapter" not in states, "that is the checkpoint's own"
         for name, numbers in states.items():
             np.testing.assert_array_equal(in_order(name, numbers), in_order(name, whole.checkpoints[key][1][name]))
     assert len(whole.of("barrier")) == 2 and sum(e[3] for e in whole.of("barrier")) > 0
@@ -398,3 +399,21 @@ def test_what_cannot_be():
     for wrong in ({"deadline": 1.0}, {"oversample": 2.0}):
         with pytest.raises(ValueError, match="asynchronous rounds have no"):
             Options(buffer=Buffer(1, 1), **wrong)
+
+
+def test_who_was_at_work_and_is_gone_when_a_run_goes_on_is_named(caplog):
+    """Its work is lost; that of the others is asked for again."""
+    told = Told()
+    durations = Durations("lognormal", 10.0, 1.0, 0.3, seed=11)
+    buffered(1, 4, durations, listener=told, seed=3).start(federation(4), adapter(noise("start")), num_rounds=2)
+    arrays, state = told.checkpoints[2, "round"]
+    working = sorted(int(client) for client in state["buffer/flights"][:, 0])
+    assert len(working) == 3
+    grid = federation(4)
+    del grid.nodes[working[0]]
+    resumed = buffered(1, 4, durations, seed=3)
+    resumed.load_state_dict(state)
+    resumed.start(grid, adapter(arrays), num_rounds=3, start_round=3)
+    lost = [r.getMessage() for r in caplog.records if "were at work when the run broke off" in r.getMessage()]
+    assert len(lost) == 1 and f"clients {working[0]} were" in lost[0]
+    assert {client for kind, client, _ in grid.log if kind == protocol.TRAIN} >= set(working[1:])

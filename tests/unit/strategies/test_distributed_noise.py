@@ -123,3 +123,20 @@ def test_clipping_shortens_what_is_longer_and_nothing_else():
             clipped(np.array([bad]), 1.0)
     with pytest.raises(ValueError, match="norm is 0"):
         clipped(np.ones(2), 0)
+
+
+@pytest.mark.parametrize("multiplier", [0.05, 1.0, 2.0])
+def test_a_grid_is_fine_enough_by_the_theorem(multiplier):
+    """The second part of ε, τ√d, is a millionth of the first, 1/z, at most: by the formula, on both sides of that."""
+    seen = set()
+    for step in np.geomspace(1e-2, 30.0, 800):
+        sigma = multiplier * (1.0 / step + math.sqrt(2) / 2) / math.sqrt(5)
+        tau = 10 * sum(math.exp(-2 * math.pi**2 * sigma**2 * k / (k + 1)) for k in range(1, 5))
+        fine = sigma >= 0.5 and tau * math.sqrt(2) <= 1e-6 / multiplier
+        seen.add(fine)
+        if fine:
+            assert share_sigma(multiplier, 1.0, step, 2, 5) == pytest.approx(sigma)
+        else:
+            with pytest.raises(ValueError, match="take a smaller step"):
+                share_sigma(multiplier, 1.0, step, 2, 5)
+    assert seen == {True, False}

@@ -63,3 +63,17 @@ def test_a_client_that_is_slow_by_one_law_is_slow_by_the_other():
     seconds = [[law.seconds("finetune", "train", client, 1) for client in range(50)] for law in laws]
     order, other = (sorted(range(50), key=times.__getitem__) for times in seconds)
     assert order == other
+
+
+def test_every_message_has_a_time_of_its_own():
+    """By stage, kind, client and round, as far as the time is not the client's in all of them."""
+    asked = [("train", "train", 1, 1), ("unlearn", "train", 1, 1), ("train", "query", 1, 1), ("train", "train", 2, 1)]
+    asked.append(("train", "train", 1, 2))
+    assert len({Durations("pareto", 1.0, 1.0, 0.5, seed=3).seconds(*message) for message in asked}) == 5
+    assert len({Durations("pareto", 1.0, 1.0, 1.0, seed=3).seconds(*message) for message in asked}) == 2
+
+
+def test_the_smallest_number_of_a_generator_gives_a_time(monkeypatch):
+    """0 has no quantile of its own."""
+    monkeypatch.setattr("random.Random.random", lambda _: 0.0)
+    assert 0 < Durations("pareto", 1.0, 1.0, 0.5).seconds("train", "train", 1, 1) < math.inf

@@ -6,17 +6,19 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import Error, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.app import MetricRecord as Metrics
 from support.erasing import EPOCHS, SETTINGS, SIZE, START, federation, fit, learner, steps
 from support.fedtu_clients import Recorder, adapter, content, flat, request
 
 from strategies import protocol
+from strategies.client_update import ClientUpdate
 from strategies.factory import build
 from strategies.federaser import FedEraser
 from strategies.fedtu import FedTU, Options, RequestList
-from strategies.history import MemoryHistory, mean_of_others
+from strategies.history import MemoryHistory, RoundUpdates, mean_of_others
 from strategies.memory_grid import MemoryGrid
+from strategies.replies import Verdict
 from strategies.serving import ByErasure, ByUnlearning, WithReference
 
 
@@ -296,6 +298,7 @@ def test_a_client_from_before_the_stored_rounds_is_refused_and_others_are_served
     reason = requests.reasons["r0"]
     assert "round 1 of finetune" in reason and "oldest stored one is round 3 of finetune" in reason
     assert ("reply", 0, False, reason) in recorder.events
+    assert [past.clients for past in history.rounds()[:4]] == [(0, 1, 2, 3, 5)] * 4, "all of the refused one stays"
     grid, history = federation(), MemoryHistory(keep=0)
     start, *_ = run(grid, history, "finetune", 2, START, fraction=1.0)
     _, recorder, requests, _ = run(grid, history, "unlearn", 1, start, due=[(1, request(0))])
@@ -444,3 +447,45 @@ def test_a_round_without_answers_is_remembered_with_the_model_of_that_moment():
     run(grid, history, "unlearn", 1, start * 2, fraction=1.0)
     assert history.rounds()[-1].clients == ()
     np.testing.assert_array_equal(flat(mean_of_others(history, {1})), start * 2)
+
+
+def by_hand() -> MemoryHistory:
+    """One number: rounds a1, a2 (of client 0 alone), a3 (the aggregator's state was reset before) and b4."""
+
+    def update(client: int, value: float) -> ClientUpdate:
+        return ClientUpdate(client, 1.0, adapter([value]))
+
+    history, moment = MemoryHistory("a"), {"m/adapter": np.array([9.0], np.float32)}
+    history.record(RoundUpdates("a", 1, adapter([0.0]), {}, [update(0, 1.0), update(1, 2.0)]))
+    history.record(RoundUpdates("a", 2, adapter([1.5]), moment, [update(0, 4.0)]))
+    history.record(RoundUpdates("a", 3, adapter([5.0]), {}, [update(1, 7.0)]))
+    history.record(RoundUpdates("b", 4, adapter([7.0]), moment, [update(1, 4.0)]))
+    history.stage = "b"
+    return history
+
+
+def test_an_erasure_by_hand_with_a_round_that_vanishes_and_moments_that_begin_anew():
+    """With momentum ½: φ = 2; a2 has nobody left; a3, whose update is 2 long, gives 4, and b4, of 3, gives 7. Had the
+    moments gone on it would be 5 and more. Who never took part is asked for in vain and stands in nobody's way.
+    """
+    inner, history, asked = build("fedavgm", server_momentum=0.5, server_learning_rate=1.0), by_hand(), []
+
+    def train(clients, model, settings):
+        asked.append((list(clients), flat(model).tolist(), settings[protocol.SERVER_ROUND], settings[protocol.STAGE]))
+        message = Message(content(flat(model) + 0.25), dst_node_id=1, message_type="train")
+        return [Verdict(client, message) for client in clients]
+
+    federation()  # gives this process its name, which messages take
+    found = FedEraser(inner, history, local_epochs=2).erase(6, adapter([8.0]), [9, 0], train)
+    assert flat(found.arrays).tolist() == [7.0] and found.refused == {}
+    assert asked == [([1], [2.0], 3, "calibrate/6/a"), ([1], [4.0], 4, "calibrate/6/b")]
+    assert [found.info[name] for name in protocol.ERASURE[:2]] == [3, 2]
+    assert inner.state_dict()["m/adapter"].tolist() == [3.0], "that of stage b, which goes on"
+    assert [(past.round, past.clients) for past in history.rounds()] == [(1, (1,)), (3, (1,)), (4, (1,))]
+    assert [history.read(past).state for past in history.rounds()] == [{}, {}, {}]
+
+
+def test_nothing_is_rebuilt_for_who_never_took_part():
+    found = FedEraser(build("fedavg"), by_hand(), local_epochs=2).erase(6, adapter([8.0]), [9], lambda *_: [])
+    assert flat(found.arrays).tolist() == [8.0] and found.refused == {}
+    assert [found.info[name] for name in protocol.ERASURE[:2]] == [0, 0] and 0 <= found.info[protocol.ERASURE[2]] < 60

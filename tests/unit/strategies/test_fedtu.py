@@ -421,3 +421,42 @@ def test_moments_go_on_from_another_stage_without_what_that_knew_of_its_exchange
     fedtu.go_on_from({"m/adapter": moment, "serving/x": moment, "clock/now": moment, "sampling/y": moment})
     state = fedtu.state_dict()
     assert state.keys() == {"m/adapter"} and np.array_equal(state["m/adapter"], moment)
+
+
+@pytest.mark.parametrize(("heard", "warned"), [(0, True), (1, False), (3, False)])
+def test_a_round_without_any_valid_reply_is_warned_of_and_no_other(heard, warned, caplog):
+    grid = federation(3)
+    grid.nodes = {p: node if p < heard else lambda _: Error(code=1, reason="off") for p, node in grid.nodes.items()}
+    FedTU(build("fedavg")).start(grid, adapter(noise("start")), num_rounds=1)
+    assert ("no valid reply, the model stays as it is" in caplog.text) is warned
+
+
+def test_the_seconds_of_a_round_and_of_an_evaluation_are_those_that_they_took(monkeypatch):
+    """By a clock that each evaluation moves on by ten, and each listing of the nodes by a hundredth."""
+    now, told = [1000.0], {}
+
+    class Seconds(Recorder):
+        def evaluated(self, server_round, moment, metrics, seconds):
+            told[server_round, moment] = seconds
+
+        def round_completed(self, server_round, arrays, metrics, seconds):
+            told[server_round] = seconds
+
+        def exchange_ended(self, kind, accepted, left_out, seconds):
+            told[kind] = seconds
+
+    def evaluate(server_round, arrays):
+        now[0] += 10.0
+        return MetricRecord({"loss": 1.0})
+
+    grid = federation(2)
+    answer = grid.nodes[0]
+
+    def slow(message):
+        now[0] += 3.0
+        return answer(message)
+
+    grid.nodes[0] = slow
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    FedTU(build("fedavg"), listener=Seconds()).start(grid, adapter(noise("s")), num_rounds=2, evaluate_fn=evaluate)
+    assert told == {(0, "initial"): 10, (1, "round"): 10, (2, "round"): 10, 1: 13, 2: 13, "train": 3}

@@ -112,6 +112,22 @@ def test_the_adapters_alone_change_whatever_a_client_sends(lies: bool) -> None:
     assert np.array_equal(state["m/adapter"], np.ones(SIZE, dtype=np.float32))
 
 
+def test_the_work_is_told_with_the_request() -> None:
+    """Two rounds of three clients each; the pass that finds the layers trains no adapter."""
+    grid, told = MemoryGrid({p: client(p) for p in range(3)}), []
+
+    class Source(RequestList):
+        def served(self, request, server_round, info):
+            told.append([info[name] for name in protocol.ERASURE])
+
+    inner = build("fedavg")
+    serving = ByOverwriting(RoundsBeside("FUSED", inner, lambda: range(3), 2, 3, 7), LAYERS, layers=1, share=0.5)
+    source = Source([(1, UnlearnRequest("r1", 1, ("x",)))])
+    FedTU(inner, requests=source, serving=serving).start(grid, adapter(START), 1)
+    ((rounds, updates, seconds),) = told
+    assert (rounds, updates) == (2, 6) and 0 <= seconds < 60
+
+
 def test_without_anybody_the_request_is_refused() -> None:
     grid = MemoryGrid({p: client(p) for p in range(2)}, keep_log=True)
     inner, recorder = build("fedavg"), Recorder()

@@ -129,6 +129,17 @@ def test_weights_of_a_sum_raise_no_direction_that_is_strong_enough():
     np.testing.assert_allclose(new_b @ new_a, (b[0] + b[1]) @ a, atol=1e-12)
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_directions_that_cancel_get_a_tenth_of_what_the_clients_have_on_average(rank):
+    """The mean of X and −X is zero; by the weights 1/4 and 3/4 so is that of 3X and −X; the average is Σ w ‖A‖²/r."""
+    (x, _), b = factors(rank, 10, 7, 2)
+    new_a, _ = product_mean([x, -x], b, [0.5, 0.5])
+    np.testing.assert_allclose(np.linalg.svd(new_a, compute_uv=False), 0.1 * np.linalg.norm(x) / rank**0.5)
+    new_a, _ = product_mean([3 * x, -x], b, [0.25, 0.75])
+    expected = 0.1 * np.linalg.norm(x) * ((9 * 0.25 + 0.75) / rank) ** 0.5
+    np.testing.assert_allclose(np.linalg.svd(new_a, compute_uv=False), expected)
+
+
 def test_with_b_zero_a_is_the_mean():
     a, b = factors(4, 10, 7)
     new_a, new_b = product_mean(a, [0 * y for y in b], WEIGHTS)

@@ -20,6 +20,7 @@ from strategies.fedtu import (
 )
 from strategies.memory_grid import MemoryGrid
 from strategies.nodes import OrderedGrid, seeded
+from strategies.wrapping import WrappingStrategy
 
 
 def trained(grid: MemoryGrid) -> dict[int, list[int]]:
@@ -380,3 +381,34 @@ def test_ten_thousand_nodes_with_thirty_participants_are_thirty_nodes():
         runs.append((trained(grid), flat(result.arrays).tobytes(), dict(grid.sent)))
     assert runs[0] == runs[1]
     assert runs[0][2] == {"query": 2, "train": 18, "train.unlearn": 2}
+
+
+@pytest.mark.parametrize(("count", "asked"), [(1, 1), (2, 2), (3, 1)])
+def test_where_nobody_answers_a_roster_is_no_answer(count, asked):
+    """Of three the two at the ends were asked before."""
+    grid = Silent({p: honest(p) for p in range(count)})
+    grid.silent = set(range(count))
+    with pytest.raises(NodeMapError, match=f"none of {asked} nodes could be asked"):
+        NodeMap(roster=lambda: roster_of(grid)).refresh(grid)
+
+
+def test_a_round_waits_for_as_many_clients_as_must_be_there(monkeypatch):
+    """Nodes are listed anew as long as Flower waits, whether or not as many as must take part are there already."""
+    grid, waited = federation(3), []
+
+    def wait(seconds):
+        waited.append(seconds)
+        assert len(waited) < 3, "nobody would ever be seen to come"
+        grid.node_ids[3], grid.nodes[3] = 1003, honest(3)
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", wait)
+    FedTU(build("fedavg", min_available_nodes=4, min_train_nodes=3)).start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+    assert len(waited) == 1 and len(trained(grid)[1]) == 3
+
+
+def test_a_strategy_that_names_no_fraction_has_clients_evaluate():
+    """None of them says that nobody is to."""
+    grid = federation(3)
+    inner = WrappingStrategy(build("fedavg", fraction_evaluate=1.0))
+    result = FedTU(inner).start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+    assert grid.sent["evaluate"] == 3 and result.evaluate_metrics_clientapp[1]["accuracy"] == 0.25

@@ -75,3 +75,10 @@ def test_what_does_not_go_together_is_refused(options: dict, why: str) -> None:
 def test_what_goes_together(options: dict, hurried: bool, one_by_one: bool) -> None:
     made = Options(**options)
     assert (made.hurried, made.one_by_one) == (hurried, one_by_one)
+
+
+def test_what_is_not_said_is_switched_off_and_nobody_waits_for_long():
+    options = Options()
+    assert (options.seed, options.stage, options.oversample) == (0, "train", 1.0)
+    assert options.extra_rounds == options.cover == 0
+    assert options.available_within == 30.0 and not options.one_by_one and not options.cover_each

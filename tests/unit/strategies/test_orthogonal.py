@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from scipy.optimize import minimize
 from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, noise
 
@@ -12,6 +12,8 @@ from oblivionis.config.compose import ConfigError, compose
 from strategies.factory import build
 from strategies.fedtu import FedTU, RequestList, UnlearnRequest
 from strategies.orthogonal import Orthogonally, orthogonal_update
+from strategies.replies import Verdict
+from strategies.serving import Answer
 
 START = np.linspace(1, 2, SIZE).astype(np.float32)
 
@@ -150,3 +152,42 @@ def test_what_rounding_leaves_of_an_update_is_nothing(beside, left):
     unlearned = rng.normal(size=3) @ others + beside * own
     start, *models = (ArrayRecord({"a": Array(x)}) for x in (np.zeros(40), unlearned, *others))
     assert (orthogonal_update(start, models[0], models[1:]) is not None) is left
+
+
+@pytest.mark.parametrize(("share", "left"), [(3e-7, False), (3e-6, True)])
+def test_a_millionth_of_an_update_is_the_least_that_is_left(share: float, left: bool) -> None:
+    start, update, other = (ArrayRecord({"a": Array(np.array(x))}) for x in ([0.0, 0.0], [1.0, share], [2.0, 0.0]))
+    found = orthogonal_update(start, update, [other])
+    assert (found is not None) is left
+    if found is not None:
+        np.testing.assert_allclose(found["a"].numpy(), [0, 1], atol=1e-9)
+
+
+def test_an_unlearning_within_what_the_others_learn_is_refused() -> None:
+    """Client 2 learns what client 1 forgets: nothing of that is orthogonal, the model stays and the request waits."""
+    federation(1)  # gives this process its name, which messages take
+    serving, model, way = Orthogonally(lambda: [1, 2]), adapter(START), adapter(START + 0.5)
+    reply = Verdict(2, Message(RecordDict({"arrays": adapter(START + 2.0)}), dst_node_id=1, message_type="train"))
+    served = serving.serve(3, model, [Answer(1, way, 1, {})], lambda *_: [reply])
+    assert served.arrays is model and served.info == {} and not serving.state_dict()
+    assert served.refused == {1: "FedOSD: the unlearning lies within what the other clients learn"}
+    assert serving.after_training(4, model, way) is way, "nothing is to be kept away from"
+
+
+def test_training_straight_back_is_let_through() -> None:
+    """Nothing of such an update is orthogonal to the way; the round's result then stays as it is."""
+    serving = Orthogonally(lambda: [])
+    serving.load_state_dict({"before/adapter": START, "since": np.array([1])})
+    model, back = adapter(START + 1.0), adapter(START + 0.5)
+    assert serving.after_training(2, model, back) is back
+
+
+def test_others_train_beside_an_exchange_of_its_own_name() -> None:
+    seen = []
+
+    def train(clients, arrays, settings):
+        seen.append((list(clients), dict(settings)))
+        return []
+
+    Orthogonally(lambda: [0, 1, 2], epochs=3).serve(7, adapter(START), [Answer(1, adapter(START), 1, {})], train)
+    assert seen == [([0, 2], {"epochs": 3, "stage": "orthogonal/7"})]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -14,6 +16,7 @@ from strategies.fedtu import FedTU, Options, RequestList
 from strategies.history import MemoryHistory
 from strategies.memory_grid import MemoryGrid
 from strategies.private_mean import PrivateMean, Release
+from strategies.secure.terms import SecureSettings
 from strategies.serving import ByUnlearning
 
 C = 2.0
@@ -54,16 +57,25 @@ def test_no_client_moves_the_mean_by_more_than_its_share_of_the_norm():
         assert np.linalg.norm(moved) <= C / 5 * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_the_noise_is_gaussian_with_the_deviation_of_the_sum_over_the_clients(adaptive):
-    """Of 4 clients with z = 1.5: 1.5 · C / 4; adaptive clipping spends part of it on the count: σ_b = max(4/20, z), so
-    that z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2) = z / √(3/4)."""
-    z, clients, size = 1.5, 4, 20000
+@pytest.mark.parametrize(("adaptive", "clients"), [(False, 4), (True, 4), (True, 40)])
+def test_the_noise_is_gaussian_with_the_deviation_of_the_sum_over_the_clients(adaptive, clients):
+    """Of m clients, of which one answers, with z = 1.5: 1.5 · C / m; adaptive clipping spends part of it on the count:
+    σ_b = max(m/20, z), so that z_Δ = (z⁻² − (2σ_b)⁻²)^(−1/2)."""
+    z, size = 1.5, 20000
     private = PrivateMean(z, C, adaptive=adaptive, seed=7)
     new = train(private, [np.zeros(size)], clients=clients)
-    deviation = z * C / clients / (np.sqrt(0.75) if adaptive else 1.0)
+    deviation = C / clients * ((z**-2 - (2 * max(clients / 20, z)) ** -2) ** -0.5 if adaptive else z)
     assert stats.kstest(new / deviation, "norm").pvalue > 0.01
     assert stats.kstest(new / (deviation * 1.05), "norm").pvalue < 0.01
+
+
+def test_the_number_that_tells_who_was_clipped_is_itself_not_clipped():
+    """Under masks numbers are cut to ± clipping, half the count's weight among them, however small that is."""
+    private, terms = PrivateMean(1.0, 1.0, adaptive=True), SecureSettings(clipping=0.1).terms("train", 5, (), 4)
+    shared = private.shared("train", terms, 4)
+    assert shared.counting > 0.2 and shared.clipping == shared.counting / 2
+    assert private.shared("unlearn", terms, 4).clipping == 0.1
+    assert private.shared("train", replace(terms, clipping=5.0), 4).clipping == 1.0
 
 
 def test_unlearning_sums_the_clipped_updates_or_divides_them_by_those_who_were_asked():
@@ -121,6 +133,8 @@ def test_a_release_is_told_before_it_leaves():
     zero = adapter(np.zeros(SIZE))
     private.unlearn(5, zero, [zero], clients=2)
     assert told == [Release("train", 4, 3, 10, 1.0, C), Release("unlearn", 5, 2, None, 1.0, C)]
+    private.announce("unlearn", 6, 3, 8)
+    assert told[2:] == [Release("unlearn", 6, 3, 8, 1.0, C)]
 
     def full(release):
         raise OSError("no space left")

@@ -327,6 +327,17 @@ def test_the_first_of_two_answers_counts_and_foreign_ones_do_not():
     assert answers(messages, [stranger, again]) == [(messages[0], again), (messages[1], None)]
 
 
+def test_of_two_that_a_sender_says_to_no_message_here_the_first_counts():
+    """Then the sender alone tells whose they are."""
+    grid = MemoryGrid({p: lambda m: content([9.0]) for p in range(2)})
+    asked, before = ([Message(content([0.0]), dst_node_id=1000, message_type="train")] for _ in range(2))
+    grid.send_and_receive(asked)
+    grid.send_and_receive(before)
+    first, second = (Message(content([value]), reply_to=before[0]) for value in (1.0, 2.0))
+    assert answers(asked, [first, second]) == [(asked[0], first)]
+    assert answers(asked, [second, first]) == [(asked[0], second)]
+
+
 def test_nobody_answers_for_another():
     grid = MemoryGrid({p: lambda m: content([9.0]) for p in range(2)})
     messages = [Message(content([float(p)]), dst_node_id=1000 + p, message_type="train") for p in range(2)]

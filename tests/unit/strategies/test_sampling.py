@@ -350,6 +350,8 @@ def test_weights_take_single_updates():
 
 
 def test_one_candidate_is_enough():
-    assert PowerOfChoice(1, lambda client: 1)
+    """Of a round of three at least three are candidates."""
+    drawn = PowerOfChoice(1, lambda client: 1).draw(range(5), 3, random.Random(0), nobody)
+    assert len(drawn.clients) == 3
     with pytest.raises(ValueError, match="candidates is 0, expected at least 1"):
         PowerOfChoice(0, lambda client: 1)

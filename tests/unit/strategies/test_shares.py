@@ -54,6 +54,15 @@ def test_a_round_draws_the_share_that_is_written(fraction: float, clients: int, 
     assert len(list(messages)) == drawn == Federation(clients=clients, fraction_train=fraction).per_round
 
 
+def test_of_no_share_nothing_is_above() -> None:
+    """Flower takes a share of 0 for "nobody", and asks at least one client for any other."""
+    assert above(0.0) == 0.0 and above(0.5) > 0.5 == floor_of(above(0.5), 2) / 2
+    assert (
+        list(build("fedavg", fraction_train=0.0).configure_train(1, adapter([0.0]), ConfigRecord(), federation(3)))
+        == []
+    )
+
+
 def test_beyond_need_no_client_more_is_asked_than_written() -> None:
     strategy = build("fedavg", fraction_train=0.25)
     grid = federation(100)

@@ -77,3 +77,15 @@ def test_who_goes_by_single_models_serves_none_of_them_privately() -> None:
     assert Single().privately is False
     with pytest.raises(NotImplementedError, match="Single goes by single clients' models"):
         Single().serve_privately(1, adapter([0.0]), [], None, asked=1)
+
+
+def test_a_copy_of_the_model_is_renewed_wherever_it_is_kept() -> None:
+    """Also in a strategy within a strategy, and never as the very record that others hold."""
+    within, model = FedAvg(), adapter([1.0, 2.0])
+    around = FedAvg()
+    within.current_arrays, around.strategy = adapter([0.0, 0.0]), within  # type: ignore[attr-defined]
+    within.strategy = around  # type: ignore[attr-defined]
+    WrappingStrategy(around).refresh_copies(model)
+    kept = within.current_arrays  # type: ignore[attr-defined]
+    assert kept is not model and kept["adapter"].numpy().tolist() == [1.0, 2.0]
+    assert not hasattr(around, "current_arrays")

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.slow_unlearning import fast, in_turn, log_p, nll, trajectory
+from support import tiny_llama
+from support.slow_unlearning import FORGET, OTHERS, SEED, SETTINGS, fast, in_turn, log_p, nll, trajectory
 from torch import Tensor
 
+from clients.flat import FlatParameters
 from clients.losses.idk_dpo import idk_dpo
 from clients.losses.npo import npo
+from clients.unlearning import unlearn
 from evaluation.engine.sequences import TokenSequence
 
 LN2 = math.log(2)
@@ -90,3 +93,11 @@ def test_trajectory_equals_the_slow_loop(mode: str, monkeypatch: pytest.MonkeyPa
     history, found = fast("idk_dpo", {"beta": 0.3, "alpha": 0.6})
     np.testing.assert_allclose(history, expected_history, rtol=0, atol=2e-4)
     np.testing.assert_allclose(found, expected, rtol=0, atol=3e-4)
+
+
+def test_without_retain_records_it_starts_at_two_log_two_over_beta() -> None:
+    """The references of the other answers are there, whoever else takes part."""
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    report = unlearn(model, flat, FORGET, [], "idk_dpo", {"beta": 0.5}, SETTINGS, seed=SEED, alternatives=OTHERS)
+    assert report.first_loss == pytest.approx(4 * LN2, rel=1e-4) and not report.retain_used

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,3 +54,16 @@ def test_it_does_not_look_at_the_true_answers() -> None:
         results.append(flat.numpy())
         assert math.isnan(report.first_forget_nll) and report.retain_used and report.num_examples == 7
     np.testing.assert_array_equal(*results)
+
+
+def test_epochs_take_the_answers_in_turn_and_begin_anew() -> None:
+    """Of two answers the third epoch takes the first one again, as if it were the third of three."""
+    results, settings = [], replace(SETTINGS, epochs=3)
+    two = [[TokenSequence(record.prompt, answer) for answer in ((5, 9, 2), (11, 2))] for record in FORGET]
+    for others in (two, [[*pair, pair[0]] for pair in two], [[*pair, pair[1]] for pair in two]):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        unlearn(model, flat, FORGET, [], "idk_nll", {}, settings, seed=SEED, alternatives=others)
+        results.append(flat.numpy())
+    np.testing.assert_array_equal(results[0], results[1])
+    assert not np.array_equal(results[0], results[2])

@@ -14,6 +14,7 @@ from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.losses.task_vector import finish, task_vector
 from clients.optimisation import Ball, NonFiniteError, TrainSettings
+from clients.target import record_nll
 from clients.unlearning import UnlearnOptions, unlearn
 from oblivionis.config import methods
 from oblivionis.config.compose import ConfigError, compose
@@ -74,6 +75,7 @@ def test_the_change_of_the_product_is_exact_where_a_is_frozen() -> None:
     [
         (UnlearnOptions(forget_nll_limit=3.0), "forget_nll_limit"),
         (UnlearnOptions(entropy=Entropy(1.0, 0.0)), "entropy"),
+        (UnlearnOptions(entropy=Entropy(0.0, -1.0)), "entropy"),
         (UnlearnOptions(rectify=0.5), "rectify"),
         (UnlearnOptions(ball=Ball(np.zeros(1, dtype=np.float32), 1.0)), "ball"),
     ],
@@ -110,3 +112,11 @@ def test_the_server_allows_the_longer_way() -> None:
         )
     assert found[1] == pytest.approx(5 * found[0])
     assert methods.scale("npo", {"beta": 1.0}) == 1.0
+
+
+def test_the_likelihood_in_the_end_is_that_of_the_model_in_the_end() -> None:
+    """Not that of the copy, on which the updates were made and which knows the records better."""
+    model = tiny_llama.lora()
+    report = unlearn(model, FlatParameters(model), FORGET, [], "task_vector", {}, SETTINGS, seed=SEED)
+    assert report.last_forget_nll == pytest.approx(record_nll(model, FORGET, 3).mean().item(), rel=1e-5)
+    assert report.last_forget_nll > report.first_forget_nll

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from support import architectures
 from support.architectures import examine, greedy_alone, log_probs_alone, records, tiny_model
 
 from evaluation.engine import likelihood
-from evaluation.engine.architectures import way
+from evaluation.engine.architectures import refusal, way
 from evaluation.engine.backends import plain
 from evaluation.engine.decoding import greedy
 from evaluation.engine.forward import resolve_mode, token_log_probs
@@ -59,6 +60,14 @@ def test_the_way_follows_from_the_configuration(kind: str, options: dict[str, An
     assert (resolve_mode(model, "auto", 8), resolve_mode(model, "auto", 44)) == (short, long)
     found = way(model)
     assert (found.limit is None) == (short == long) and found.reason
+
+
+@pytest.mark.parametrize(("window", "limit"), [(12, 12), (30, 19)])
+def test_the_nearer_of_two_limits_counts(window: int, limit: int) -> None:
+    """A window, and positions that grow from 20 tokens on; beyond the latter no padding is right."""
+    options = {"rope_parameters": DYNAMIC, "max_position_embeddings": 20, "sliding_window": window}
+    found = way(tiny_model("mistral", **options))
+    assert (found.name, found.limit, found.beyond) == ("packed", limit, "plain")
 
 
 @pytest.mark.parametrize(
@@ -146,3 +155,24 @@ def test_a_model_that_nobody_knows_is_tried_whether_it_reads_ahead() -> None:
     assert plain.reads_ahead(tiny_model("bert", is_decoder=False))
     assert not any(plain.reads_ahead(tiny_model(kind)) for kind in ("bert", "rwkv", "mamba", "openai-gpt"))
     assert not plain.reads_ahead(tiny_model("rwkv", torch.bfloat16))
+
+
+def test_what_a_model_within_another_reads_decides() -> None:
+    """Of a model of texts and images the part for texts says whether it looks at both sides."""
+    model = tiny_model("llama")
+    assert refusal(model) is None
+    model.config.text_config = SimpleNamespace(use_bidirectional_attention="all")
+    assert "reads what stands on both sides" in str(refusal(model))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_model_that_was_packed_still_reads_padded_texts_by_their_mask(kind: str) -> None:
+    """Left-padded: whatever is under the mask, and whether it ran packed before, changes nothing."""
+    model = tiny_model(kind)
+    ids, mask = torch.tensor([[7, 7, 5, 9, 11], [4, 6, 8, 10, 12]]), torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    with torch.no_grad():
+        before = model(input_ids=ids, attention_mask=mask).logits[:, 2:]
+        token_log_probs(model, PackedBatch.build(records()), mode="packed")
+        assert model.config._attn_implementation == "oblivionis_packed"
+        ids[0, :2] = 3
+        torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits[:, 2:], before)

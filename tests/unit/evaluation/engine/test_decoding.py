@@ -18,6 +18,8 @@ from transformers import (
 
 from evaluation.engine import decoding, shared_decoder
 from evaluation.engine.architectures import way
+from evaluation.engine.backends.generation import _parts
+from evaluation.engine.decoders import Continuations
 
 VOCABULARY = 40
 STOPS = (5, 7)
@@ -293,3 +295,18 @@ def test_no_prompts_no_continuations(llama: LlamaForCausalLM) -> None:
 def test_bad_arguments(llama: LlamaForCausalLM, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decoding.greedy(llama, **{"prompts": [(1, 2)], "max_new_tokens": 2, "stop_ids": STOPS, **arguments})
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 3, 100])
+def test_continuations_run_in_batches_of_the_rows_that_there_are(rows: int, together: bool) -> None:
+    """Those of long prompts first, each once; unless told otherwise those of one length alone."""
+    prompts = [(1,) * n for n in (2, 5, 5, 1, 2)]
+    work = Continuations(prompts, [3] * 5, 2, frozenset(), lambda x, _: x, 0, rows, 100)
+    parts = list(_parts(work, together))
+    lengths = [[len(prompts[unit // 2]) for unit in part] for part in parts]
+    assert sorted(unit for part in parts for unit in part) == list(range(10))
+    assert [n for part in lengths for n in part] == sorted([2, 5, 5, 1, 2] * 2, reverse=True)
+    assert max(map(len, parts)) <= rows and (together or all(len(set(part)) == 1 for part in lengths))
+    expected = -(-10 // rows) if together else sum(-(-n // rows) for n in (4, 4, 2))
+    assert len(parts) == expected

@@ -272,3 +272,11 @@ def test_flags_are_restored_and_no_gradient_is_kept(model: LlamaForCausalLM) -> 
 def test_bad_arguments(model: LlamaForCausalLM, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         likelihood.score(model, **{"sequences": some_sequences(2), **arguments})
+
+
+def test_a_prompt_that_the_sequence_before_begins_with_costs_nothing() -> None:
+    """Its answer included: of 3 + 1 tokens both fit into four; into three only one does, and then the prompt counts."""
+    sequences = [TokenSequence((1,), (2, 3)), TokenSequence((1, 2, 3), (4,)), TokenSequence((1, 9), (4,))]
+    assert list(likelihood.ordered_batches(sequences, 4)) == [[0, 1], [2]]
+    assert list(likelihood.ordered_batches(sequences, 7)) == [[0, 1, 2]]
+    assert list(likelihood.ordered_batches(sequences, 3)) == [[0], [1], [2]]

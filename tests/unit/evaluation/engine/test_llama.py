@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support import tiny_llama
 from torch import Tensor
 from torch.nn import functional as F
 
 from clients.flat import FlatParameters
 from evaluation.engine import half, kernels, llama
+from evaluation.engine.adapted import half_copy
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.fused_lora import active_factors, fused_lora, is_cheaper
 from evaluation.engine.half import FrozenProduct
 from evaluation.engine.kernels import AttentionPlan, FeedForward, FrozenHead, RMSNorm, RotaryAttention, SwiGLU
 from evaluation.engine.llama import FusedLlama
 from evaluation.engine.packing import PackedBatch, row_layout
+from evaluation.engine.sequences import TokenSequence
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -387,3 +390,33 @@ def test_fused_lora_leaves_other_layers_alone() -> None:
     with fused_lora(tiny_llama.lora(dropout=0.5).eval()) as count:
         assert count == 14
     assert active_factors(torch.nn.Linear(2, 2)) is None
+
+
+def test_a_copy_in_half_precision_is_made_anew_where_a_weight_changed() -> None:
+    layer = torch.nn.Linear(3, 2, bias=False)
+    first = half_copy(layer, [layer.weight, layer.weight])
+    assert half_copy(layer, [layer.weight, layer.weight]) is first and first.dtype == torch.bfloat16
+    torch.testing.assert_close(first, torch.cat([layer.weight, layer.weight]).bfloat16())
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    torch.testing.assert_close(half_copy(layer, [layer.weight]), layer.weight.bfloat16())
+
+
+def test_factors_with_a_bias_are_no_product_of_two_matrices() -> None:
+    for bias in (False, True):
+        config = LoraConfig(r=2, target_modules=["q_proj"], lora_bias=bias)
+        model = get_peft_model(tiny_llama.base(), config)
+        layer = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
+        assert (active_factors(layer) is None) is bias
+
+
+@pytest.mark.parametrize("prompt", [60, 100, 140])
+def test_short_answers_to_a_long_question_are_those_of_each_alone(prompt: int) -> None:
+    """What is shared is far longer than what is asked of it."""
+    model = tiny_llama.base(max_position_embeddings=256)
+    question = tuple(3 + i % 50 for i in range(prompt))
+    records = [TokenSequence(question, answer) for answer in ((5, 9, 2), (7, 2), (5, 11, 13, 17, 2))]
+    with torch.no_grad():
+        found = token_log_probs(model, PackedBatch.build(records, share=True), mode="fused")
+        expected = torch.cat([tiny_llama.padded_log_probs(model, [record])[0] for record in records])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from torch import nn
 
-from evaluation.engine.models import each_module, evaluation_mode
+from evaluation.engine.models import each_module, evaluation_mode, keep_freed_memory
 
 
 def nested() -> tuple[nn.Module, nn.Module]:
@@ -37,3 +39,16 @@ def test_every_module_has_its_own_mode_again(start: str) -> None:
         model[1].train()
         raise KeyError
     assert {module: module.training for module in model.modules()} == before
+
+
+def test_freed_memory_is_kept_by_glibcs_two_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """malloc.h: M_MMAP_THRESHOLD is -3, at most 32 MiB, and M_TRIM_THRESHOLD -1; elsewhere there is no such switch."""
+    told: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *option: told.append(option) or 1)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    assert keep_freed_memory.__wrapped__() and sorted(told) == [(-3, 32 * 2**20), (-1, 2**28)]
+    assert keep_freed_memory.__wrapped__(5) and told[-1] == (-1, 5)
+    library.mallopt = lambda *_: 0
+    assert not keep_freed_memory.__wrapped__()
+    del library.mallopt
+    assert not keep_freed_memory.__wrapped__()

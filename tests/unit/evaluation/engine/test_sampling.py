@@ -115,6 +115,19 @@ def test_row_by_row_and_all_at_once_draw_the_same(top_p: float, spread: float) -
     assert torch.equal(rows, sampling._draw_all_at_once(probability, chance, top_p))
 
 
+@pytest.mark.parametrize("rule", [Rule(), Rule(top_k=4), Rule(top_p=0.99), Rule(top_k=8, top_p=0.99)])
+def test_a_chance_on_the_border_of_two_tokens_is_that_of_the_second(rule: Rule) -> None:
+    """Four tokens of a quarter each, to the last bit: the ith has the chances from i/4 on, below (i + 1)/4."""
+    chances = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
+    assert sorted(draw(torch.zeros(4, 4), chances, rule).tolist()) == [0, 1, 2, 3]
+    below = torch.nextafter(chances[1:], torch.zeros(3, dtype=torch.float64))
+    assert draw(torch.zeros(3, 4), below, Rule()).tolist() == [0, 1, 2]
+    halves = torch.tensor([[0.5, 0.25, 0.125, 0.125]] * 4)
+    borders = torch.tensor([0.0, 0.5, 0.75, 0.875], dtype=torch.float64)
+    for nucleus in (sampling._draw_nucleus, sampling._draw_all_at_once):
+        assert nucleus(halves, borders, 0.99).tolist() == [0, 1, 2, 3]
+
+
 def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, chance = torch.randn(50, 200), torch.rand(50, dtype=torch.float64)
     whole = draw(logits, chance, Rule(top_p=0.9))

@@ -117,6 +117,23 @@ def test_the_evaluator_measures_what_sampling_by_hand_gives(model: LlamaForCausa
         assert result.details["columns"][name] == pytest.approx(column.tolist())
 
 
+def test_samples_are_drawn_as_the_session_runs(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+    monkeypatch.setattr("evaluation.leakage.evaluator.sample", lambda *a, **k: asked.update(k) or sample(*a, **k))
+    evaluator = LeakageEvaluator(
+        [Prompted(Asked("q", "?", "word3"), (3, 4))],
+        decode,
+        rouge_l_recall,
+        2,
+        Terms(),
+        Rule(),
+        max_new_tokens=3,
+        seed=5,
+    )
+    Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[2], pad_id=9, mode="plain"))
+    assert asked == {"max_new_tokens": 3, "stop_ids": {2}, "rule": Rule(), "seed": 5, "pad_id": 9, "mode": "plain"}
+
+
 def test_no_questions_no_metrics(model: LlamaForCausalLM) -> None:
     evaluator = LeakageEvaluator([], decode, rouge_l_recall, 4, Terms(), Rule(), max_new_tokens=6)
     assert not Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[2])).results["leakage"].metrics

@@ -231,6 +231,9 @@ def test_positions_that_start_after_the_padding_index() -> None:
     model, tokens = classifier_model("roberta"), tokenizer()
     result = Classifier(model, tokens, 0)([" ".join(WORDS), " ".join(WORDS[: MAXIMUM - 3])], ASKED)
     assert result[0] == pytest.approx(result[1], abs=1e-6)
+    later = classifier_model("roberta", pad_token_id=1)
+    one, other = Classifier(later, tokens, 0)([" ".join(WORDS), " ".join(WORDS[: MAXIMUM - 4])], ASKED)
+    assert one == pytest.approx(other, abs=1e-6), "and 22 where it is 1"
     shorter = Classifier(model, tokenizer(model_max_length=10), 0)([" ".join(WORDS), " ".join(WORDS[:8])], ASKED)
     assert shorter[0] == pytest.approx(shorter[1], abs=1e-6)
 

@@ -249,6 +249,8 @@ def test_the_evaluator_by_definition() -> None:
 def test_attacks_that_are_asked_for() -> None:
     result = run(tiny_llama.base(), attacks=["min_k_40", "reference"])
     assert list(result.details) == ["min_k_40"], "there is no reference model"
+    some = {f"m{i}": -1.0 for i in range(8)}
+    assert "reference" not in run(tiny_llama.base(), reference=some, resamples=1).details, "nor of the other group"
     with pytest.raises(ValueError, match="unknown attacks"):
         MembershipEvaluator([], [], attacks=["lira"])
     empty = MembershipEvaluator(candidates("m", tiny_llama.sequences(2)), [])
@@ -257,11 +259,13 @@ def test_attacks_that_are_asked_for() -> None:
 
 def test_beside_a_retrained_model() -> None:
     oracle = run(tiny_llama.base(1)).details
-    result = run(tiny_llama.base(), oracle={k: v for k, v in oracle.items() if k != "zlib"}, attacks=["loss", "zlib"])
+    given = {"oracle": {k: v for k, v in oracle.items() if k != "zlib"}, "attacks": ["loss", "zlib"]}
+    result = run(tiny_llama.base(), confidence=0.5, **given)
     mine, theirs = result.details["loss"], oracle["loss"]
     expected = auc_difference(
         tuple(list(mine[k].values()) for k in ("members", "others")),
         tuple(list(theirs[k].values()) for k in ("members", "others")),
+        confidence=0.5,
     )
     assert expected is not None
     names = ("_difference", "_difference_low", "_difference_high", "_p")

@@ -33,6 +33,7 @@ def test_the_half_life_is_the_first_round_by_which_half_is_back(later, life):
 def test_what_fell_by_less_than_a_hundredth_was_not_forgotten(before, known):
     found = curve(0.6, before=before, after=0.5)
     assert (found.shares is not None) is known is (found.half_life is not None)
+    assert curve(0.6, before=0.01, after=0.0).shares is not None, "a hundredth to the last bit"
 
 
 def test_shares_of_what_was_forgotten():

@@ -293,3 +293,14 @@ def test_sets_without_rouge_are_told_together() -> None:
     (line,) = rouge.left_out(truths, rouge.PAPER)
     assert line.startswith("ROUGE is left out (Forget, Retain): ") and "evaluation.rouge=any_script" in line
     assert rouge.left_out(truths, rouge.ANY_SCRIPT) == []
+
+
+def test_words_are_stemmed_unless_told_otherwise():
+    for cut in (rouge.tokens, rouge.unicode_tokens):
+        assert cut("Running cats") == ("run", "cat") and cut("Running cats", False) == ("running", "cats")
+
+
+@pytest.mark.parametrize("rule", rouge.RULES)
+def test_a_single_answer_is_looked_at_by_the_rule_that_can_measure_it(rule):
+    assert rouge.rule_for("an English answer", rule) == rule
+    assert rouge.rule_for("длинный ответ", rule) == rouge.ANY_SCRIPT

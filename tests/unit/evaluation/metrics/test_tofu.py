@@ -393,3 +393,12 @@ def test_answers_in_latin_letters_have_no_notes(
     assert by_rule[0].metrics == by_rule[1].metrics and by_rule[0].notes == {}
     with pytest.raises(ValueError, match="unknown rule of ROUGE 'latin'"):
         tofu.TofuEvaluator(questions, decode, rouge="latin")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 7])
+@pytest.mark.parametrize("asked", [None, 1, 2, 5, 6, 7, 8])
+def test_a_profile_picks_different_questions_in_their_order(count: int, asked: int | None) -> None:
+    questions = [tofu.Question(str(i), (1,), (2,), "") for i in range(count)]
+    picked = [int(q.id) for q in tofu.Profile(questions=asked).pick(questions)]
+    assert picked == sorted(set(picked)) and len(picked) == min(count, asked or count)
+    assert picked[0] == 0 and (len(picked) == 1 or picked[-1] == count - 1)

@@ -183,6 +183,20 @@ def test_beginnings_are_read_once_over_many_batches(
         np.testing.assert_allclose(a.scores, b.scores, atol=2e-4)
 
 
+def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
+    """Of 1024 positions one is BOS's."""
+
+    class Repeating:
+        bos_token_id = 0
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[5] * int(text) for text in texts]}
+
+    assert [len(key) for key in engine._encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
+    with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 1024 with BOS"):
+        engine._encoded(Repeating(), ["1024"], 1024)
+
+
 def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
     for fact, message in (
         (Fact("Jane Doe", "P0", ("x",)), "property P0 is unknown"),
@@ -196,7 +210,8 @@ def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
     assert score_facts(model, tokenizer, []) == []
 
 
-def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any) -> None:
+def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evaluation.wikimem.encoder.BATCH", 2)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "british", "english", "welsh"]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     torch.manual_seed(0)
@@ -206,7 +221,7 @@ def test_an_encoder_reads_folders_of_sentence_transformers(tmp_path: Any) -> Non
     plain.save_pretrained(tmp_path)
     BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
     encoder = SentenceEncoder.load(str(tmp_path))
-    texts = ["English", "British English", "English"]
+    texts = ["English", "British English", "English", "Welsh", "British", "Welsh British"]
     found = encoder(texts)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for text, row in zip(texts, found, strict=True):
@@ -244,6 +259,36 @@ def test_facts_about_one_property_come_together_up_to_a_number_of_sentences(monk
     assert parts(("a", 9), ("a", 1), ("b", 5)) == [[0, 1], [2]] and parts() == []
 
 
+def test_the_evaluator_asks_as_it_was_told(monkeypatch: pytest.MonkeyPatch, model: Any, tokenizer: Any) -> None:
+    """Whatever is given reaches the scores: each by itself would change some."""
+    given: dict[str, Any] = {}
+
+    def scored(*args: Any, **options: Any) -> list[FactScore]:
+        given.update(options, args=args)
+        return score_facts(*args, **options)
+
+    monkeypatch.setattr("evaluation.wikimem.evaluator.score_facts", scored)
+    asking, own = Asking(templates=2, counterfactuals=3, context=1), {f: properties()[f.property] for f in FACTS}
+    values, known = (
+        {p: ["one", "two", "three"] for p in ("P19", "P106", "P166")},
+        [*FACTS, Fact("Jane Doe", "P27", ("X",))],
+    )
+    embed = lambda texts: np.eye(len(texts))  # noqa: E731
+    evaluator = WikimemEvaluator(FACTS[:1], FACTS[1:3], known, tokenizer, asking, own, values, embed)
+    session = EvaluationSession(model, stop_ids=[], token_budget=77, mode="plain")
+    result = evaluator.evaluate(session)
+    assert given.pop("args") == (model, tokenizer, FACTS[:3], asking)
+    assert given == {
+        "counterfactuals": values,
+        "properties": own,
+        "known": known,
+        "embed": embed,
+        "token_budget": 77,
+        "mode": "plain",
+    }
+    assert [len(result.details[group]["facts"]) for group in ("forget", "retain")] == [1, 2]
+
+
 @pytest.mark.parametrize("known", [[], [0], [0, 1]])
 def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.MonkeyPatch, known: list[int]) -> None:
     """Two forget facts of two templates each, in the first `known` of which the truth comes first; one to retain."""
@@ -267,6 +312,9 @@ def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.Monke
     assert told.get("forget_strength") == (np.mean([2.0 + i for i in known]) if known else None)
     assert [f["memorized"] for f in result.details["forget"]["facts"]] == [int(i in known) for i in range(2)]
     assert "retain_strict" in result.metrics and len(result.details["retain"]["facts"]) == 1
+    of_one_person = WikimemEvaluator(FACTS[1:], [], FACTS, None)
+    metrics = of_one_person.evaluate(EvaluationSession(torch.nn.Linear(1, 1), stop_ids=[])).metrics
+    assert metrics["forget_unmemorized"] == 1 - len(known) / 2, "of two subjects, one of them with three facts"
     with pytest.raises(ValueError, match="no facts to ask for"):
         WikimemEvaluator([], [], FACTS, None)
 
@@ -289,3 +337,11 @@ def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None
 
     (found,) = score_facts(model, tokenizer, [fact], Asking(templates=1), counterfactuals=values, embed=embed)
     assert found.truth.tolist() == [True, True, False]
+
+
+def test_neighbours_come_in_chunks_of_as_many_new_tokens() -> None:
+    """Six sentences of three tokens, of which the first is only a condition: two new ones each."""
+    keys = [np.array([i, 7, 8], ">u4").tobytes() for i in range(6)]
+    for tokens, sizes in ((4, [2, 2, 2]), (5, [3, 3]), (1, [1] * 6), (100, [6])):
+        chunks = list(engine._chunks(keys, tokens))
+        assert [len(rows) for rows, _ in chunks] == sizes and {p for _, parts in chunks for p in parts} == {1}

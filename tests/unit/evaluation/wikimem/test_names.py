@@ -86,3 +86,10 @@ def test_variants_are_few_different_and_made_of_the_same_characters(name, count)
         assert len(variant.split()) == len(normal.split())
         assert sorted(variant.upper().casefold()) == sorted(normal.upper().casefold())
     assert name_variants(name, count) == variants
+
+
+def test_of_many_words_all_are_turned_together_after_each_by_itself():
+    """First, last, then those between."""
+    found = name_variants("Jane Carl Mona Doe", 5)
+    alone = ("Enaj Carl Mona Doe", "Jane Carl Mona Eod", "Jane Lrac Mona Doe", "Jane Carl Anom Doe")
+    assert found == (*alone, "Enaj Lrac Anom Eod")

@@ -123,6 +123,8 @@ FILLED = [
     ("P569", 1, "March 1956", "Ada Vos was born in March 1956."),
     ("P569", 2, "1956", "In 1956, Ada Vos was born."),
     ("P569", 2, "12 March 1956", "On 12 March 1956, Ada Vos was born."),
+    ("P569", 2, "1956-03-12", "On 1956-03-12, Ada Vos was born."),
+    ("P569", 2, "44 BC", "In 44 BC, Ada Vos was born."),
     ("P841", 1, "17 March", "The feast of Ada Vos is celebrated on 17 March."),
     ("P106", 1, "engineer", "Ada Vos works as an engineer."),
     ("P106", 1, "university teacher", "Ada Vos works as a university teacher."),
@@ -224,6 +226,7 @@ def test_context_is_the_first_other_facts_of_the_same_person_that_do_not_give_th
     facts = [
         Fact("Bo", "P106", ("baker",)),
         Fact("Ada", "P551", ("bergen",)),
+        Fact("Ada", "P20", ("BERGEN",)),
         target,
         Fact("Ada", "P106", ("nurse", "poet")),
         Fact("Ada", "P26", ("Bo",)),

@@ -238,3 +238,8 @@ def test_a_pair_is_scored_from_nlls_to_figures():
     assert summarize([result]).strict_rate == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="Ada, P19"):
         score_pair("Ada", "P19", np.zeros(21), truth)
+
+
+def test_a_pair_keeps_its_cohort():
+    scores, truth = np.array([[2.0, 1.0]]), np.array([True, False])
+    assert [score_pair("Ann", "P19", scores, truth, cohort).cohort for cohort in (None, "known")] == [None, "known"]

@@ -17,6 +17,7 @@ from strategies import build, protocol
 from strategies.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
 from strategies.memory_grid import MemoryGrid
 from strategies.secure import words as w
+from strategies.secure.exchange import moved
 from strategies.secure.masks import unpacked
 from strategies.secure.terms import SecureSettings
 
@@ -350,3 +351,48 @@ def test_a_sealed_exchange_that_fails_is_told():
     assert commitments == {2: f"{2:064x}", 3: f"{3:064x}"}
     assert "2 clients are left" in reason
     assert np.array_equal(model, START)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("on_unlearn", ["keep", "reset"])
+def test_moments_are_reset_after_a_sealed_sum_in_which_somebody_forgets(on_unlearn, asks):
+    """Nobody is named, but records were forgotten; where none were, the round goes on as if nothing had been asked."""
+    recorder, settings = Recorder(), SecureSettings(clipping=10.0, patience=1.0)
+    options = Options(secure=settings, cover=4, stage="unlearn", server_state_on_unlearn=on_unlearn)
+    fedtu = FedTU(build("fedavgm"), requests=Sealed(), listener=recorder, options=options)
+    grid = MemoryGrid({c: _sealed(c, asks and c == 2, f"{c:064x}") for c in range(4)})
+    fedtu.start(grid, adapter(START), num_rounds=2, timeout=1.0)
+    before = recorder.checkpoints[1, "round"][1]
+    if not asks:
+        assert set(recorder.checkpoints) == {(1, "round"), (2, "round")}
+        return
+    after = recorder.checkpoints[2, "after_unlearn"][1]
+    assert before and (after == {} if on_unlearn == "reset" else after.keys() == before.keys())
+
+
+def test_an_update_moves_all_arrays_one_after_the_other():
+    """Each in its own form and number format, integers to the nearest."""
+    model = ArrayRecord({"a": Array(np.ones((2, 3), np.float32)), "b": Array(np.array([5, 7], np.int32))})
+    new = moved(model, np.arange(8) + 0.6)
+    np.testing.assert_allclose(new["a"].numpy(), 1.6 + np.arange(6).reshape(2, 3), rtol=1e-6)
+    assert new["b"].numpy().tolist() == [12, 15] and [new[n].dtype for n in "ab"] == ["float32", "int32"]
+
+
+def test_terms_that_cannot_be_serve_nobody_that_is_sealed():
+    """No session began: there is nothing to tell of it, and the round goes on with the model as it was."""
+    source, grid = Sealed(), MemoryGrid({c: _sealed(c, True, f"{c:064x}") for c in range(4)})
+    options = Options(secure=SecureSettings(clipping=0.0, patience=1.0), cover=4, stage="unlearn")
+    result = FedTU(build("fedavg"), requests=source, options=options).start(grid, adapter(START), num_rounds=1)
+    assert np.array_equal(flat(result.arrays), START) and source.exchanges == [] == source.failures
+
+
+def test_where_a_sum_fails_no_client_counts_as_heard():
+    """Not those either whose part came: what they sent is in no model."""
+    nodes = {c: _client(c) for c in range(4)} | {c: _client(c, spoil=vanishing("vectors")) for c in (1, 2)}
+    recorder, settings = Recorder(), SecureSettings(clipping=10.0, patience=1.0)
+    fedtu = FedTU(build("fedavg"), listener=recorder, options=Options(secure=settings))
+    fedtu.start(MemoryGrid(nodes), adapter(START), num_rounds=1, timeout=1.0)
+    heard = {client: (ok, reason) for _, client, ok, reason in recorder.of("reply")}
+    assert heard.keys() == set(range(4)) and not any(ok for ok, _ in heard.values())
+    assert all(heard[client][1].startswith("the secure sum failed: 2 clients are left") for client in (0, 3))
+    assert recorder.of("exchange_ended") == [("exchange_ended", "train", 0, 4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -90,10 +91,15 @@ def test_the_norm_follows_the_median_length_under_masks():
 @pytest.mark.parametrize("spoil", [None, vanishing("vectors")], ids=["all", "one dropped out"])
 def test_a_norm_that_follows_has_the_noise_of_both(spoil):
     """σ_b = max(5/20, z): the updates get 1/√0.75 times the noise, the count z in units of clients."""
-    multiplier, norm, moves = 0.7, 2.0, []
+    multiplier, norm, moves, counted = 0.7, 2.0, [], set()
+
+    def follow(halves, clients, private):
+        counted.add(clients)
+        private.follow(halves, clients)
+
     for seed in range(30):
         private = PrivateMean(multiplier, norm, adaptive=True, seed=seed)
-        told = {"private": private.shared, "follow": private.follow, "patience": 1.0, "tell": False}
+        told = {"private": private.shared, "follow": partial(follow, private=private), "patience": 1.0, "tell": False}
         options = Options(secure=SecureSettings(clipping=50.0, threshold=THRESHOLD, **told), private_mean=private)
         random = {c: np.random.default_rng([seed, c]) for c in range(CLIENTS)}
         clients = {c: _client(c, 0.0, **({"spoil": spoil} if spoil and c == 1 else {})) for c in range(CLIENTS)}
@@ -106,6 +112,7 @@ def test_a_norm_that_follows_has_the_noise_of_both(spoil):
         deviation = multiplier * norm / math.sqrt(0.75) * math.sqrt(survivors / THRESHOLD) / survivors
         assert 0.93 < flat(result.arrays).std() / deviation < 1.07
         moves.append(survivors * (0.5 + math.log(private.clipping_norm / norm) / 0.2))
+    assert counted == {survivors}
     expected = multiplier * math.sqrt(survivors / THRESHOLD)
     assert abs(np.mean(moves)) < 4 * expected / math.sqrt(30), "nobody was cut"
     low, high = (math.sqrt(q / 30) for q in chi2.ppf([1e-4, 1 - 1e-4], 30))

@@ -84,6 +84,21 @@ def test_all_of_them_vanish_at_different_stages():
     assert summed.weight == sum(weights[c] for c in range(3, 12))
 
 
+@pytest.mark.parametrize("none", [0, -3])
+def test_a_client_without_records_adds_nothing(none):
+    """Whatever number it has for that: its update would otherwise be taken off the others'."""
+    updates, _ = _updates(3)
+    summed = hold(updates, {0: 5, 1: 2, 2: none})
+    assert summed.fault == "" and summed.weight == 7 and summed.survivors == (0, 1, 2)
+    np.testing.assert_allclose(summed.update, 5 * updates[0] + 2 * updates[1], atol=1e-4)
+
+
+def test_a_large_weight_may_tell_large_numbers():
+    """0.5 times 100 000 each: more than one client of weight 1 may tell, and within what such weights may."""
+    summed = hold(_updates(3)[0], dict.fromkeys(range(3), 100_000), max_weight=100_000)
+    assert summed.fault == "" and summed.tallies[0] == 0.5 * 300_000
+
+
 def test_a_client_above_the_largest_weight_counts_as_that():
     updates, weights = _updates(4)
     weights[2] = 50_000
@@ -99,6 +114,12 @@ def test_numbers_out_of_range_are_cut_and_counted():
     assert summed.clipped == 2
     expected = updates[0] + updates[2] + np.array([1.0, -1.0, 0.1, 1.0])
     np.testing.assert_allclose(summed.update, expected, atol=3e-6)
+
+
+def test_all_numbers_of_all_clients_may_be_cut():
+    updates = {c: np.full(40, 1e6 * (c - 1.5)) for c in range(4)}
+    summed = hold(updates, dict.fromkeys(range(4), 1))
+    assert summed.fault == "" and summed.clipped == 160
 
 
 def test_garbage_in_place_of_masks_is_noticed():
@@ -126,7 +147,9 @@ def test_an_update_that_was_not_masked_is_noticed():
         (w.KEYS_TYPE, {w.MASK_PUBLIC: b"short"}, "no public keys"),
         (w.SHARES_TYPE, {w.SEALED: []}, "a share for each neighbour"),
         (w.SHARES_TYPE, {w.CLIENTS: [7, 8, 9]}, "a share for each neighbour"),
+        (w.SHARES_TYPE, {w.CLIENTS: 3}, "a share for each neighbour"),
         ("vectors", {w.SUM: b"\x00"}, "has 1 bytes"),
+        ("vectors", {w.TAIL: b"\x00"}, "the masked vector has"),
         ("vectors", {w.NUMBERS: 1}, "no masked vector of 40 numbers"),
         (w.UNMASK_TYPE, {w.SEED_SHARES: []}, "the shares that were asked for"),
         (w.UNMASK_TYPE, {w.SEED_SHARES: [b"x"] * 4}, "shares of another length"),
@@ -448,6 +471,22 @@ def test_a_client_sends_as_many_numbers_beside_the_update_as_the_terms_say():
     fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
     with pytest.raises(SecureError, match="1 numbers beside the update, expected 0"):
         fresh.masked(sent[0]["post"], np.zeros(3), 1, [0.5])
+
+
+@pytest.mark.parametrize(
+    "change", [{w.CLIENTS: [0, 1, 1]}, {w.CLIENTS: [0, 1]}, {w.MASK_KEYS: "twice"}, {w.SHARE_KEYS: []}]
+)
+def test_a_client_takes_each_neighbour_and_each_mask_key_once(change):
+    """Two neighbours of one mask key are one client that would know two parts of a secret."""
+    terms = SecureSettings(clipping=1.0).terms("train", 3, (), 4)
+    member = Participant({}, 0)
+    own = member.keys(terms.to_wire())
+    masks, shares = ([own[key], bytes([1]) * 32, bytes([2]) * 32] for key in (w.MASK_PUBLIC, w.SHARE_PUBLIC))
+    asked = {w.SESSION: terms.session, w.CLIENTS: [0, 1, 2], w.MASK_KEYS: masks, w.SHARE_KEYS: shares, **change}
+    if asked[w.MASK_KEYS] == "twice":
+        asked[w.MASK_KEYS] = [masks[0], masks[1], masks[1]]
+    with pytest.raises(SecureError, match="do not belong together"):
+        member.shares(asked)
 
 
 def test_a_client_has_no_fewer_and_no_more_neighbours_than_the_terms_say():

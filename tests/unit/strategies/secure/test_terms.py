@@ -84,3 +84,8 @@ def test_a_ring_has_an_odd_number_of_neighbours():
     """As many on either side and the client itself: an even number would give each one more than was agreed on."""
     assert SecureSettings(clipping=1.0, shares=10).terms("train", 12, (), 1).shares == 9
     assert SecureSettings(clipping=1.0, shares=10).terms("train", 10, (), 1).shares == 10
+
+
+def test_up_to_32_clients_all_share_with_all():
+    """Then 4 ⌈log2 n⌉ + 9 of them: with 33 as with 64, one number of bits more."""
+    assert [default_shares(n) for n in (3, 31, 32, 33, 64, 65)] == [3, 31, 32, 33, 33, 37]
