@@ -819,7 +819,10 @@ def test_a_measure_that_no_model_has_has_no_row_unless_it_is_noted():
 
 
 def test_how_to_read_it_is_told_as_soon_as_one_model_was_measured(tmp_path):
-    run, config = make_run(tmp_path, metrics=lambda stage: {"forget_prob": 0.5} if stage == "unlearn" else {})
+    def metrics(stage):
+        return {"forget_prob": 0.5} if stage == "unlearn" else {}
+
+    run, config = make_run(tmp_path, metrics=metrics, logs=lambda stage: {})
     assert "How to read it: " in summary(run, config)
 
 
