@@ -16,7 +16,7 @@ def questions(run: RunDirectory) -> int:
 
 
 def _truth_ratios(run: RunDirectory, stage: str) -> int:
-    log = run.evaluation_log(stage) or {}
+    log = (run.evaluation_log(stage) if run.stage_summary(stage) is not None else None) or {}
     return len(log.get(LOG_SETS["forget"], {}).get("average_perturb_loss") or ())
 
 

@@ -235,7 +235,6 @@ def _bounds_against_n(ids: Sequence[str], leakage: Sequence[np.ndarray], terms: 
         axis.set(xlabel="sampled answers n", xlim=(2**-0.3, leakage[i].size * 2**0.3))
         axis.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
-        axis.minorticks_off()
     which = "the question with the highest mean leakage" if len(leakage) > 1 else "the question"
     text = f"{short_id(ids[i])}: {which} (alpha = {alpha:.3g} for each n)"
     figure.suptitle(text, fontsize=9, parse_math=False)

@@ -98,8 +98,8 @@ def warning_list(title: str, texts: Sequence[str], *, limits: bool = False) -> h
 
 
 def paragraphs(texts: Iterable[str], kind: str = "") -> list[h.Element]:
-    """A paragraph for each of the texts, of the class `kind`."""
-    return [h.p(class_=kind)[text] for text in texts]
+    """A paragraph for each of the texts, of the class `kind`; what stands between backticks is set as code."""
+    return [h.p(class_=kind)[with_code(text)] for text in texts]
 
 
 def folded(title: h.Node, content: h.Node) -> h.Element:

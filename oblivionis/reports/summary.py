@@ -88,7 +88,7 @@ def _stage_metrics(run: RunDirectory, convention: str, confidence: float) -> dic
     for stage, values in known.items():
         found.get(stage, {}).update({f"ruler_{name}": value for name, value in values.items()})
     membership_report.complete(run, found, confidence)
-    oracle = _forget_ratios(run, "retrain", convention)
+    oracle = _forget_ratios(run, "retrain", convention) if "retrain" in found else None
     if oracle is None:
         return found
     from evaluation.metrics.tofu import forget_quality
@@ -460,7 +460,7 @@ def print_runs(output: Path, console: Console) -> None:
     for run in list_runs(output):
         try:
             config = configuration.from_yaml(run.read_config(), run.config_place)
-        except (configuration.ConfigError, OSError, UnicodeDecodeError):
+        except (configuration.ConfigError, OblivionisError, OSError):
             table.add_row(Text(run.name), Text("its config.yaml cannot be read", style="yellow"))
             continue
         choices = (config.model.name, config.data.name, config.strategy.name, method(config))

@@ -1,5 +1,7 @@
 """Shared by tests of pages: what a reader sees."""
 
+import re
+import textwrap
 from html.parser import HTMLParser
 
 
@@ -36,3 +38,80 @@ class Text(HTMLParser):
         self.text += data + self.between
         if self._cell is not None:
             self._cell += data
+
+
+_BEGINS = {"h1": "# ", "h2": "## ", "h3": "### ", "li": "- ", "dt": "", "dd": "    ", "caption": "| ", "summary": "+ "}
+_BLOCKS = {*_BEGINS, "p", "figcaption", "pre", "nav", "title"}
+
+
+class Lines(HTMLParser):
+    """A page as lines of plain text, for a comparison with what it should say.
+
+    `# ` begins a heading, `- ` an item, `+ ` a part to be opened, `| ` a table's caption; a term and its text are two
+    lines; the cells of a row stand between ` | `, the class of a column behind its heading. `[word](link)` is a link,
+    `[word]` one to the glossary's entry of that word; `*word*` stands out. A class stands in parentheses.
+    """
+
+    def __init__(self, source):
+        super().__init__()
+        self.lines, self._line, self._kinds, self._row, self._link, self._from = [], None, [], None, None, 0
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag in ("style", "svg"):
+            self._kinds.append(tag)
+            if tag == "svg":
+                self.lines.append(f"figure: {given['aria-label']}")
+        elif tag in _BLOCKS:
+            self._line = _BEGINS.get(tag, "") + (f"({given['class']}) " if given.get("class") else "")
+        elif tag in ("section", "ol"):
+            self.lines.append(f"({given['class']})")
+        elif tag == "tr":
+            self._row = []
+        elif tag in ("td", "th"):
+            self._line = ""
+            self._kind = (
+                f" ({given['class']})" if tag == "th" and given["scope"] == "col" and given.get("class") else ""
+            )
+        elif tag == "a":
+            self._link, self._from = given["href"], len(self._line)
+        elif tag in ("b", "u"):
+            self._line += "*"
+        elif tag == "br":
+            self._line += " / "
+        elif tag == "meter":
+            self._line += f"{given['value']}/{given['max']}"
+
+    def handle_endtag(self, tag):
+        if tag in ("style", "svg"):
+            self._kinds.pop()
+        elif tag in _BLOCKS:
+            self.lines.append(" ".join(self._line.split()) if tag != "dd" else f"    {' '.join(self._line.split())}")
+            self._line = None
+        elif tag in ("td", "th"):
+            self._row.append(" ".join(self._line.split()) + self._kind)
+            self._line = None
+        elif tag == "tr":
+            self.lines.append(" | ".join(self._row))
+        elif tag == "a":
+            word = self._line[self._from :]
+            own = self._link == "#g-" + re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")
+            self._line = f"{self._line[: self._from]}[{word}]" + ("" if own else f"({self._link})")
+        elif tag in ("b", "u"):
+            self._line += "*"
+
+    def handle_data(self, data):
+        if self._line is not None and not self._kinds:
+            self._line += data
+
+
+def page_lines(source, width=110):
+    """The lines of a page, long ones broken; what follows a break is indented by eight."""
+    return wrapped(Lines(source).lines, width)
+
+
+def wrapped(lines, width=110):
+    """`lines`, long ones broken; what follows a break is indented by eight."""
+    how = {"subsequent_indent": " " * 8, "break_long_words": False, "break_on_hyphens": False}
+    return [part for line in lines for part in textwrap.wrap(line, width, **how) or [""]]

@@ -28,7 +28,7 @@ from oblivionis.reports.certificate.page import MEANING as RESULTS
 from oblivionis.reports.format import number
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.html import REPORT
-from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined
+from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined, with_code
 from oblivionis.reports.nodes import SHOWN, audit_note, audit_rows
 from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
 from oblivionis.requests.judgements import seen_by_oracle
@@ -160,7 +160,7 @@ def _life(request: Request, known: _Known, certificate: Certificate | None) -> h
     served = next((e for e in reversed(events) if e["event"] == "served"), {})
     checked = next((e for e in reversed(events) if e["event"].startswith("verif")), {})
     gone, judged = request.served_round is not None, request.outcome in MEANING
-    bad = (NOT_VERIFIED, OVER_UNLEARNED)
+    waits, bad = gone or request.state == PENDING, (NOT_VERIFIED, OVER_UNLEARNED)
     steps: list[tuple[str, str, h.Node]] = [("done", "Asked", f"{_when(asked)}, for round {request.round}")]
     if gone:
         steps.append(("done", "Served", f"{_when(served)}, in round {request.served_round}"))
@@ -169,12 +169,12 @@ def _life(request: Request, known: _Known, certificate: Certificate | None) -> h
     if judged:
         kind = "bad" if request.outcome in bad else "done" if request.outcome == VERIFIED else "open"
         steps.append((kind, "Checked", f"{_when(checked)}: {request.outcome}"))
-    else:
+    elif waits:
         steps.append(("open", "Checked", "at the end of the stage" if gone else "once it is served"))
-    if certificate is None:
+    if certificate is None and waits:
         command = h.code[f"oblivionis certificate create RUN {request.group or request.id}"]
         steps.append(("open", "Certified", ["not yet", [": ", command] if judged else ""]))
-    else:
+    elif certificate is not None:
         kind = {"PASS": "done", "FAIL": "bad"}.get(certificate.result, "open")
         words = f"{certificate.issued}{', superseded' if certificate.superseded else ''}: "
         steps.append((kind, "Certified", [words, certificate.link]))
@@ -344,7 +344,7 @@ def _certified(found: Certificate | None) -> h.Node:
     if found.superseded:
         told += " Superseded: more was measured since; make a new one."
     told += " That is what the file says; `oblivionis certificate verify` looks whether it is as it was signed."
-    return [h.h2["Erasure certificate"], h.p[found.link, told]]
+    return [h.h2["Erasure certificate"], h.p[found.link, with_code(told)]]
 
 
 def _by_the_client(request: Request, known: _Known) -> list[h.Element]:

@@ -131,12 +131,12 @@ def test_results_without_the_attacked_model_are_refused(tmp_path):
 def test_of_attacks_on_one_model_the_last_ones_are_shown(tmp_path):
     run, _ = make_run(tmp_path)
     assert attacks.latest(run) == [] == attacks.section(run)
-    for name in ("unlearn-1-a", "unlearn-1-b"):
+    for name in (f"unlearn-1-{letter}" for letter in "hcafgebdi"):
         (run.path / "attacks" / name).mkdir(parents=True)
         made = results(row("none"), stage="unlearn", round=1, run=name)
         (run.path / "attacks" / name / "results.json").write_text(json.dumps(made))
     (run.path / "attacks" / "unlearn-2").mkdir()
-    assert [found["run"] for found in attacks.latest(run)] == ["unlearn-1-b"]
+    assert [found["run"] for found in attacks.latest(run)] == ["unlearn-1-i"]
 
 
 @pytest.mark.parametrize(("stage", "name"), [("unlearn", "unlearned"), ("retrain", "retrained"), ("local", "local")])
@@ -158,3 +158,75 @@ def test_what_no_attack_brings_back(verdicts, failed, tail):
     said = attacks._outcome(results(*rows, failed=failed))
     assert f"None of {len(verdicts)} attacks is shown to bring back more than" in said
     assert said.endswith(tail)
+
+
+def test_attacks_that_were_not_finished_are_passed_over_wherever_they_lie(tmp_path):
+    run, _ = make_run(tmp_path)
+    for name in ("a", "b", "c"):
+        (run.path / "attacks" / name).mkdir(parents=True)
+    (run.path / "attacks" / "b" / "results.json").write_text(json.dumps(results(row("none"))))
+    assert [found["run"] for found in attacks.latest(run)] == ["made"]
+    assert attacks.section(run)[0] is not None and len(attacks.section(run)) > 3
+
+
+def test_a_model_that_was_not_measured_is_a_dash():
+    """Of the other model there may be nothing, and of a measure no value before, after or at all."""
+    own = {"unlearn": {"before": {"rouge": 0.5}, "after": {"prob": 0.5, "rouge": 0.5}}}
+    found = row("relearn", models=own)
+    assert attacks._cells(found, "prob", results()) == ["–→0.50", "–", "+0.25"]
+    assert attacks._cells(found, "rouge", results(), whole=True) == ["0.50", "–", "-0.12"]
+    assert attacks._cells(found, "truth_ratio", results()) == ["–", "–", "–"]
+    assert attacks._cells(found, "prob", results(oracle=None)) == ["–→0.50"]
+    assert attacks._course({"before": {"prob": 0.5}, "after": {}}, "prob") == "–"
+
+
+@pytest.mark.parametrize(("stage", "known"), [("none", True), ("quantise", False)])
+def test_what_is_known_without_an_attack_is_told_by_the_row_without_one(stage, known):
+    assert attacks._known(results(row(stage, "still known"))) is known
+    assert attacks._known(results(row("none", "near"))) is False
+
+
+def test_a_long_label_is_cut_to_its_width():
+    found = row("quantise")
+    assert attacks._label(found) == attacks._label(found, 17) == "quantise: by hand"
+    assert attacks._label(found, 16) == "quantise: by ha…" and attacks._label(found, 14) == "quantise: by…"
+    assert attacks._label(row("none")) == "no attack"
+
+
+def test_sampled_answers_have_bounds_beside_those_of_the_retrained_model():
+    sampled = row("sampling")
+    sampled["models"]["unlearn"]["after"] |= {"m_mu": 0.5, "m_bin": 0.25}
+    sampled["models"]["retrain"]["after"] |= {"m_bin": 0.125}
+    lines = attacks._words(results(row("none"), sampled, left_out={"a": "b"}, failed={"c": "d"}, any_script=0))
+    assert lines[2:] == [
+        "Sampling, bounds: M_μ 0.50, M_bin 0.25 (retrained 0.12) (means over questions, see docs/guides/leakage.md).",
+        "a: left out, b.",
+        "c failed: d.",
+    ]
+
+
+def test_membership_without_a_retrained_model_has_one_value():
+    of = {"variant": "zlib", "members": 4, "others": 6, "models": {"unlearn": {"auc": 0.75, "low": 0.5, "high": 1.0}}}
+    alone = results(row("none"), oracle=None, membership=[of])
+    assert attacks._membership_rows(alone) == [["zlib", "4 + 6", "0.75 [0.50, 1.00]"]]
+    assert attacks._membership_head(alone) == ["inference", "n", "unlearned"]
+    assert attacks._words(alone) == [attacks.LEGEND, attacks.NO_ORACLE, attacks.MEMBERSHIP_LEGEND]
+
+
+def test_an_attack_that_failed_has_a_row_of_dashes():
+    found = results(row("quantise", "near"), failed={"prefix": "no memory"}, oracle=None)
+    assert line_of(printed(found), "prefix –") == ["failed", "–", "–"]
+
+
+@pytest.mark.parametrize("oracle", ["retrain", None])
+def test_no_name_and_no_number_is_broken(oracle):
+    table = attacks._tables(results(row("quantise", "near"), oracle=oracle), 30).renderables[1]
+    assert [column.no_wrap for column in table.columns if column.header != "n"] == [True] * (len(table.columns) - 1)
+    assert [column.justify for column in table.columns][:3] == ["left", "right", "right"]
+
+
+def test_words_are_no_markup_and_get_no_colours_of_their_own():
+    out = io.StringIO()
+    console = Console(file=out, width=400, force_terminal=True, color_system="standard")
+    attacks.print_results(results(row("none", "near"), failed={"prefix": "[red]3 of 'x'"}), console)
+    assert out.getvalue().splitlines()[-1] == "prefix failed: [red]3 of 'x'."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -82,7 +83,9 @@ def test_texts_too_long_and_answers_too_short(rule, said):
     lines = data.unfit(made, config)
     assert lines[0] == f"1 text longer than model.max_length=64 tokens; {said}:"
     assert "r1" in lines[1] and len(lines) == 3
-    assert lines[2].startswith("2 records cannot be verified by recitation") and lines[2].endswith("ids r2, r3")
+    assert lines[2] == (
+        "2 records cannot be verified by recitation, the answer has fewer than 3 measurable units: ids r2, r3"
+    )
     assert printed(lambda console: data.print_unfit(made, config, console)) == [line.strip() for line in lines]
     assert data.unfit(corpus(), config) == []
 
@@ -103,3 +106,59 @@ def test_subjects_and_who_holds_their_records():
     assert printed(data.print_subject, ivo)[0] == "Ivo: 1 record on 1 client"
     with pytest.raises(OblivionisError, match=r"^--subject: "):
         data.find_subject(subjects, "Nobody")
+
+
+def test_every_line_on_the_data():
+    out = io.StringIO()
+    made = corpus()
+    data.print_data(made, shares(made, (0, 2), (1, 3, 4)), Console(file=out, width=60))
+    assert out.getvalue().splitlines() == [
+        "data made",
+        "┌────────────────────────┬───────────┐",
+        "│ training records       │         5 │",
+        "│   of these to forget   │ 2 (40.0%) │",
+        "│ subjects               │         3 │",
+        "│ questions forget       │         1 │",
+        "│ questions real authors │         3 │",
+        "└────────────────────────┴───────────┘",
+        "2 clients, 2 of them with records to forget",
+        "┏━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━┓",
+        "┃ client ┃ records ┃ subjects ┃ to forget ┃",
+        "┡━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━┩",
+        "│      0 │       2 │        1 │         1 │",
+        "│      1 │       3 │        2 │         1 │",
+        "└────────┴─────────┴──────────┴───────────┘",
+    ]
+
+
+def test_questions_of_multiple_choice_are_counted_apart():
+    made = replace(corpus(), choices={"facts": (1, 2, 3, 4)})
+    assert "multiple choice facts 4" in printed(data.print_data, made, shares(made, tuple(range(5))))
+
+
+def test_texts_are_not_too_short_to_be_recited():
+    """Of texts there are no answers."""
+    made = Corpus("made", (Record("r0", "", "one two", "S"),), frozenset())
+    of_text = Corpus("made", (Record("r0", "", "one two", "S", tokens=(1, 2)),), frozenset())
+    config = configuration.compose("smoke")
+    assert [c.is_text for c in (made, of_text)] == [False, True]
+    assert data.unfit(made, config) != [] == data.unfit(of_text, config)
+
+
+def test_columns_of_subjects_stand_under_their_headings():
+    made = corpus()
+    subjects = Subjects.of(made, shares(made, (0, 3), (1, 2), (4,)))
+    out = io.StringIO()
+    data.print_subjects(subjects, Console(file=out, width=60))
+    data.print_subject(data.find_subject(subjects, "Mara"), Console(file=out, width=60))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        *(" subject  records  clients", " Mara           2  0, 1", " Ivo            1  1", " Ada            2  0, 2"),
+        *("Mara: 2 records on 2 clients", " client  records", "      0  r0", "      1  r2"),
+    ]
+
+
+def test_without_the_model_the_length_of_the_records_is_not_known():
+    config = configuration.compose("smoke")
+    config.model.source = "/nowhere/model"
+    (line,) = data.unfit(corpus(("word " * 400, *["one two three four"] * 4)), config)
+    assert line.startswith("How long the records are in tokens is not known: ") and "/nowhere/model" in line

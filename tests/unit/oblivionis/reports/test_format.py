@@ -57,3 +57,19 @@ def test_an_id_is_cut_in_the_middle():
 )
 def test_bytes_in_decimal_units(count, text):
     assert shown.bytes_text(count) == text
+
+
+def test_short_numbers_keep_two_places_below_a_hundredth_on_either_side():
+    assert [shown.short(value, None) for value in (-0.0045, -0.01, 0.00123)] == ["-0.0045", "-0.01", "0.0012"]
+    assert shown.short(math.nan, 2) == "–" and shown.fixed(1.0) == "1.000"
+
+
+@pytest.mark.parametrize(("length", "cut"), [(240, False), (241, True)])
+def test_an_answer_has_240_characters_at_most(length, cut):
+    text = shown.shortened("x" * length)
+    assert len(text) == 240 and text.endswith("…") is cut
+
+
+@pytest.mark.parametrize(("length", "text"), [(24, "x" * 24), (25, "x" * 8 + "…" + "x" * 15)])
+def test_an_id_has_24_characters_at_most(length, text):
+    assert shown.short_id("x" * length) == text

@@ -3,11 +3,12 @@
 import json
 import math
 
-from support.reports import make_run
+from support.reports import log_of, make_run
 
 from oblivionis.reports import kept as module
 from oblivionis.reports import ruler, summary, verdicts
 from oblivionis.reports.kept import FILE, kept
+from oblivionis.runs.directory import RunDirectory
 
 
 def counted(value):
@@ -75,3 +76,56 @@ def test_a_report_is_the_same_from_what_is_kept(tmp_path):
     assert figures() == computed and computed[0]["finetune"]["forget_quality"] > 0 and computed[1]
     (run.path / FILE).unlink()
     assert figures() == computed
+
+
+def test_the_same_file_in_another_folder_is_another_run(tmp_path):
+    found = []
+    for folder in ("stages", "evaluations"):
+        run = RunDirectory.create(tmp_path / folder, "run")
+        (run.path / folder).mkdir(exist_ok=True)
+        (run.path / folder / "a.json").write_text("{}")
+        found.append(module._hash(run, ()))
+    assert found[0] != found[1]
+
+
+def test_a_run_that_is_only_looked_at_is_not_written_to(tmp_path):
+    made, _ = make_run(tmp_path)
+    run = RunDirectory(made.path, looking=True)
+    compute, calls = counted(2)
+    assert kept(run, "x", compute) == kept(run, "x", compute) == 2
+    assert len(calls) == 2 and not (run.path / FILE).exists()
+
+
+def test_what_was_kept_for_another_name_stays(tmp_path):
+    run, _ = make_run(tmp_path)
+    assert [kept(run, name, lambda value=value: value) for name, value in (("x", 1), ("y", None), ("x", 3))] == [
+        1,
+        None,
+        1,
+    ]
+    entries = json.loads((run.path / FILE).read_text())
+    assert {name: entry["value"] for name, entry in entries.items()} == {"x": 1, "y": None}
+
+
+def test_a_run_that_cannot_be_written_to_is_computed_each_time(tmp_path):
+    run, _ = make_run(tmp_path)
+    (run.path / FILE).mkdir()
+    compute, calls = counted(2)
+    assert kept(run, "x", compute) == 2 and len(calls) == 1
+
+
+def test_other_settings_are_computed_anew(tmp_path):
+    """Of the intervals of membership, which depend on the confidence, and of truth ratios by either convention."""
+    run, _ = make_run(tmp_path, logs=membership_log)
+    wide, narrow = (summary.stage_metrics(run, "geometric", confidence) for confidence in (0.99, 0.5))
+    low = "membership_auc_loss_difference_low"
+    assert wide["unlearn"][low] < narrow["unlearn"][low]
+    other = summary.stage_metrics(run, "arithmetic", 0.5)
+    assert other["finetune"]["forget_quality"] != narrow["finetune"]["forget_quality"]
+
+
+def membership_log(stage):
+    at = {"finetune": 2.0, "unlearn": 1.0, "retrain": 0.0}[stage]
+    members = {f"m{i}": i + at * (i % 3) for i in range(10)}
+    others = {f"o{i}": i + 0.5 for i in range(10)}
+    return log_of(stage) | {"membership": {"loss": {"members": members, "others": others}}}

@@ -217,3 +217,195 @@ def test_wrong_input_is_refused(tmp_path: Path, ids: list[str], leakage: list[np
     with pytest.raises(ValueError):
         write_figures(tmp_path, ids, leakage, greedy, Terms())
     assert not list(tmp_path.iterdir())
+
+
+# -- how the figures are laid out ----------------------------------------------------------------------------------
+
+TERMS = Terms(alpha=0.04, family_wise=True, limit=0.5, leaks_from=0.5)
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def look(axis):
+    return {
+        "x": axis.get_xlabel(),
+        "y": axis.get_ylabel(),
+        "title": axis.get_title(),
+        "xlim": axis.get_xlim(),
+        "ylim": axis.get_ylim(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "grid", "left", "below", "size"),
+    [
+        (1, (1, 1), [0], [0], (5.6, 2.7)),
+        (2, (1, 2), [0], [0, 1], (6.2, 2.7)),
+        (3, (1, 3), [0], [0, 1, 2], (9.3, 2.7)),
+        (4, (2, 2), [0, 2], [2, 3], (6.2, 4.8)),
+        (5, (2, 3), [0, 3], [2, 3, 4], (9.3, 4.8)),
+        (7, (2, 3), [0, 3], [3, 4, 5], (9.3, 4.8)),
+    ],
+)
+def test_panels_stand_in_rows_with_labels_at_the_edges(count, grid, left, below, size) -> None:
+    """Up to six questions, in rows of three (two and four: of two); a panel with none below it names its x axis."""
+    leakage = [np.full(2, i / 8) for i in range(count)]
+    figure = leakage_figures._density([f"q{i}" for i in range(count)], leakage, np.full(count, np.nan))
+    axes = figure.axes
+    places = {axis.get_subplotspec().get_gridspec().get_geometry() for axis in axes}
+    assert places == {grid} and tuple(figure.get_size_inches()) == pytest.approx(size)
+    assert [axis.get_title() for axis in axes] == [f"q{i} (2 answers)" for i in reversed(range(count))][:6]
+    assert [n for n, axis in enumerate(axes) if axis.get_ylabel() == "share of answers"] == left
+    assert [n for n, axis in enumerate(axes) if axis.get_xlabel() == "leakage"] == below
+    assert all(axis.get_xlim() == (-0.03, 1.03) for axis in axes)
+    assert not any(axis.spines[side].get_visible() for axis in axes for side in ("top", "right"))
+    assert legend_of(figure) == ["sampled answers", "mean of the sampled answers"], "no greedy answers"
+
+
+def test_a_panel_shows_shares_mean_and_greedy_answer() -> None:
+    figure = leakage_figures._density(["a"], [np.array([0.0, 0.0, 0.5, 1.0])], np.array([0.25]))
+    (axis,) = figure.axes
+    (stairs,) = axis.patches
+    values, edges, _ = stairs.get_data()
+    assert edges.tolist() == (np.arange(26) / 25).tolist()
+    assert {int(i): float(values[i]) for i in np.flatnonzero(values)} == {0: 0.5, 12: 0.25, 24: 0.25}
+    assert [line.get_xdata()[0] for line in axis.lines] == [0.375, 0.25]
+    assert [line.get_linestyle() for line in axis.lines] == ["-", "--"]
+    assert axis.get_title() == "a (4 answers)"
+    assert legend_of(figure) == ["sampled answers", "mean of the sampled answers", "greedy answer"]
+    ticks = axis.get_yticks()
+    assert 2 <= len(ticks) <= 5
+    single = leakage_figures._density(["a"], [np.zeros(1)], np.array([np.nan]))
+    assert single.axes[0].get_title() == "a (1 answer)"
+
+
+@pytest.mark.parametrize(
+    ("count", "named"),
+    [
+        (1, ["the question"]),
+        (2, ["each question", "average over 2 questions"]),
+        (6, ["each question", "average over 6 questions"]),
+        (7, ["the 6 with the highest mean leakage", "average over 7 questions"]),
+    ],
+)
+def test_the_bound_on_the_distribution_names_what_is_drawn(count, named) -> None:
+    figure = leakage_figures._m_gen([np.full(4, i / 8) for i in range(count)], TERMS)
+    (axis,) = figure.axes
+    assert legend_of(figure) == named
+    assert look(axis) == {
+        "x": "leakage x",
+        "y": "M_gen(x), bound on P(X > x)",
+        "title": f"How likely an answer leaks more than x, at most (alpha = {0.04 / count:.3g})",
+        "xlim": (-0.01, 1.01),
+        "ylim": (0, 1.03),
+    }
+    assert {line.get_drawstyle() for line in axis.lines} == {"steps-post"}
+    assert tuple(figure.get_size_inches()) == (5.6, 3.7)
+    widths = [line.get_linewidth() for line in axis.lines]
+    assert len(widths) == (1 if count == 1 else min(count, 6) + 1) and widths[-1] > max([0, *widths[:-1]])
+
+
+@pytest.mark.parametrize(("count", "which"), [(1, "the question"), (2, "the question with the highest mean leakage")])
+def test_bounds_narrow_with_the_number_of_answers(count, which) -> None:
+    """Four answers to the question with the highest mean: 1, 0, 1, 1."""
+    leakage = [np.array([1.0, 0.0, 1.0, 1.0]), np.zeros(8)][:count]
+    figure = leakage_figures._bounds_against_n(["first", "second"][:count], leakage, TERMS)
+    left, right = figure.axes
+    assert tuple(figure.get_size_inches()) == (8.6, 3.7)
+    assert figure.get_suptitle() == f"first: {which} (alpha = {0.04 / count:.3g} for each n)"
+    assert legend_of(figure) == ["bound", "estimate from the sample"]
+    spread = (2**-0.3, 4 * 2**0.3)
+    assert look(left) == {
+        "x": "sampled answers n",
+        "y": "leakage",
+        "title": "mean, bounded from below and above",
+        "xlim": pytest.approx(spread),
+        "ylim": (-0.03, 1.03),
+    }
+    assert look(right) == {
+        "x": "sampled answers n",
+        "y": "leakage",
+        "title": "standard deviation, bounded by M_sigma",
+        "xlim": pytest.approx(spread),
+        "ylim": (-0.016, 0.53),
+    }
+    known = growth(leakage[0], 0.04 / count)
+    drawn_left = [(line.get_label(), line.get_ydata().tolist()) for line in left.lines]
+    assert drawn_left == [
+        ("bound", known.upper.tolist()),
+        ("_bound", known.lower.tolist()),
+        ("estimate from the sample", [1.0, 0.5, 0.75]),
+    ]
+    assert all(line.get_xdata().tolist() == [1, 2, 4] for axis in (left, right) for line in axis.lines)
+    assert [line.get_ydata().tolist() for line in right.lines] == [known.m_sigma.tolist(), known.std.tolist()]
+    (band,) = left.collections
+    low, high = band.get_paths()[0].get_extents().intervaly
+    assert (low, high) == (known.lower.min(), known.upper.max())
+    for axis in (left, right):
+        assert axis.get_xscale() == "log" and axis.xaxis.get_major_formatter()(4.0, 0) == "4"
+        assert [tick for tick in axis.get_xticks() if 1 <= tick <= 4] == [1, 2, 4]
+        assert axis.get_xticks(minor=True).size == 0
+
+
+def bars_of(axis):
+    """(heights, label) of each group of bars or of stairs."""
+    groups = [([bar.get_height() for bar in group], group.get_label()) for group in axis.containers]
+    return groups or [(patch.get_data()[0].tolist(), patch.get_label()) for patch in axis.patches]
+
+
+@pytest.mark.parametrize("count", [3, LABELLED, LABELLED + 1])
+def test_bars_above_and_within_the_limit_have_their_colours(count) -> None:
+    """A leak in every answer to the first and the last question: M_bin 1; no leak of 64: 1 − alpha^(1/64) < 0.5."""
+    leakage = [np.ones(64), *[np.zeros(64)] * (count - 2), np.ones(64)]
+    greedy = np.full(count, np.nan)
+    greedy[[0, 1, 2]] = 0.5, 0.49, 0.6
+    figure = leakage_figures._m_bin([f"q{i}" for i in range(count)], leakage, greedy, TERMS)
+    (axis,) = figure.axes
+    within = 1 - (0.04 / count) ** (1 / 64)
+    (high, above), (low, below) = bars_of(axis)
+    assert (high, above) == (pytest.approx([1.0, 1.0]), "M_bin above the limit")
+    assert (low, below) == (pytest.approx([within] * (count - 2)), "M_bin within the limit")
+    lines = {str(line.get_label()): line for line in axis.lines}
+    assert list(lines) == ["limit 0.5", "greedy answer leaks"]
+    order = [0, count - 1, *range(1, count - 1)]
+    dots = lines["greedy answer leaks"].get_xydata().tolist()
+    assert dots == [[0, 1.0], [order.index(2), pytest.approx(within if count > 3 else 1.0)]]
+    assert axis.get_title() == (
+        f"M_bin above 0.5 for {2 / count:.0%} of the questions (2 of {count}), alpha = {0.04 / count:.3g}\n"
+        "greedy answer leaks for 67% of the questions (2 of 3)"
+    )
+    assert axis.get_ylabel() == "bound on P(X ≥ 0.5)" and axis.get_ylim() == (0, 1.03)
+    assert sorted(legend_of(figure)) == [above, below, "greedy answer leaks", "limit 0.5"]
+    if count <= LABELLED:
+        margin = 2.5 if count == 3 else 0.1
+        assert axis.get_xlim() == pytest.approx((-0.5 - margin, count - 0.5 + margin))
+        assert [label.get_text() for label in axis.get_xticklabels()] == [f"q{i}" for i in order]
+        assert axis.get_xlabel() == "" and figure.get_figheight() == 4.2
+        assert figure.get_figwidth() == (5.6 if count == 3 else 9)
+    else:
+        edges = [patch.get_data()[1].tolist() for patch in axis.patches]
+        assert edges == [[-0.5, 0.5, 1.5], [n + 1.5 for n in range(count - 1)]]
+        assert axis.get_xlim() == (-0.5, count - 0.5) and axis.get_xticks().size == 0
+        assert axis.get_xlabel() == f"{count} questions, highest bound first" and figure.get_figheight() == 3.5
+
+
+def test_of_equal_bounds_the_higher_mean_comes_first_and_a_group_without_bars_is_not_named() -> None:
+    leakage = [np.full(8, 0.5), np.full(8, 0.75), np.full(8, 0.6)]
+    figure = leakage_figures._m_bin(["a", "b", "c"], leakage, np.full(3, np.nan), TERMS)
+    (axis,) = figure.axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["b", "c", "a"]
+    assert sorted(legend_of(figure)) == ["M_bin above the limit", "limit 0.5"] and "\n" not in axis.get_title()
+
+
+def test_older_figures_with_bounds_go_where_no_bounds_hold(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / f"{name}.svg").write_text("old")
+        (tmp_path / f"{name}.png").write_text("old")
+    (tmp_path / "mine.svg").write_text("kept")
+    paths = write_figures(tmp_path, ["q"], [np.zeros(3)], np.array([np.nan]), Terms(), with_bounds=False)
+    assert paths == [tmp_path / "density.svg", tmp_path / "density.png"]
+    assert {path.name for path in tmp_path.iterdir()} == {"density.svg", "density.png", "mine.svg"}
+    assert (tmp_path / "density.svg").read_text(encoding="utf-8") != "old"

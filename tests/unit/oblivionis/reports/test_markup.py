@@ -11,8 +11,12 @@ import benchmarks
 import oblivionis
 from oblivionis.reports.glossary import GLOSSARY
 from oblivionis.reports.markup import (
+    anchor,
+    captioned,
+    contents,
     explained,
     facts_list,
+    folded,
     html_page,
     html_table,
     joined,
@@ -113,3 +117,35 @@ def test_a_heading_names_only_terms_that_are_explained():
 
 def test_paragraphs_keep_the_order_of_their_texts():
     assert [str(p) for p in paragraphs(["b", "a", "a"], "dim")] == [f'<p class="dim">{x}</p>' for x in "baa"]
+
+
+def test_the_parts_of_a_page_stand_in_their_order():
+    page = html_page("T", [h.p["one"], h.p["two"]], h.p["foot"], head=h.link(href="s"), banner=h.p["banner"])
+    body = page.split("</head>")[1]
+    assert body == '<body><p>banner</p><main id="main"><p>one</p><p>two</p><p>foot</p></main></body></html>\n'
+    assert page.split("</head>")[0] == (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>T</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link href="s">'
+    )
+    own = html_page("T", [explained("Round")])
+    assert "<style>" in own and own.split("</style>")[1].startswith('</head><body><main id="main"><a class="term"')
+
+
+def test_small_components():
+    assert str(contents(["a", "b"])) == '<nav aria-label="Contents"><a href="#a">a</a><a href="#b">b</a></nav>'
+    assert str(folded("t", h.p["c"])) == "<details><summary>t</summary><p>c</p></details>"
+    assert str(captioned("d", "c")) == "<figure>d<figcaption>c</figcaption></figure>"
+    assert [anchor(term) for term in ("Forget quality (KS p)", "M_bin", "Over-unlearned (↓)")] == [
+        "g-forget-quality-ks-p",
+        "g-m-bin",
+        "g-over-unlearned",
+    ]
+    assert str(paragraphs(["see `a`"])[0]) == "<p>see <code>a</code></p>"
+    assert str(warning_list("W", ["a"])).startswith('<section class="warnings"><h2>W</h2><ul><li>a</li>')
+
+
+def test_a_definition_on_hover_has_no_backticks_and_in_the_glossary_they_are_code():
+    page = html_page("T", [explained("ROUGE-L recall"), explained("No term")])
+    (title,) = [a["title"] for tag, a in Parsed(page).tags if tag == "abbr"]
+    assert "`" not in title and title == GLOSSARY["ROUGE-L recall"].replace("`", "")
+    assert page.count("<dt ") == 1 and "<code>evaluation.rouge=any_script</code>" in page

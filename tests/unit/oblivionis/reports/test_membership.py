@@ -74,3 +74,42 @@ def test_without_a_comparison_nothing_is_said():
     found = attacked({"loss": 0.001}, 0.25)
     assert membership.sentences({"unlearn": found["unlearn"]}) == []
     assert membership.sentences({"unlearn": {}, "retrain": found["retrain"]}) == []
+
+
+@pytest.mark.parametrize(("p", "told"), [(0.05, True), (0.0501, False)])
+def test_one_attack_has_the_whole_level(p, told):
+    (sentence,) = membership.sentences(attacked({"loss": p}, 0.25))
+    assert "(DeLong p = 0.05, the least of 1 attacks, for which it takes 0.05): " in sentence
+    assert sentence.endswith("under-unlearned: still recognised.") is told
+
+
+def test_of_several_attacks_the_least_p_value_and_its_own_figures_are_told():
+    found = attacked({"loss": 0.5, "zlib": 0.02, "min_k_20": 0.3}, -0.125)
+    found["unlearn"]["membership_auc_zlib"] = 0.375
+    (sentence,) = membership.sentences(found)
+    assert "unlearned 0.375 [0.500, 1.000], retrained 0.500 [0.250, 0.750], difference -0.125" in sentence
+    assert "the least of 3 attacks, for which it takes 0.017): not to be told" in sentence
+
+
+def test_too_few_records_for_a_test_are_told_of():
+    found = attacked({"loss": 0.001}, 0.25)
+    ours = {key: value for key, value in found["unlearn"].items() if not key.endswith("_p")}
+    (sentence,) = membership.sentences({"unlearn": ours, "retrain": found["retrain"]})
+    assert sentence == (
+        "Membership: too few records to test the difference from the retrained model (it takes 8 to be forgotten and "
+        "8 of the holdout, with scores of both models)."
+    )
+    assert membership.sentences({"unlearn": ours, "retrain": {}}) == []
+
+
+def test_p_values_are_those_of_attacks_on_both_models():
+    found = attacked({"loss": 0.001, "zlib": 0.5}, 0.25)
+    del found["retrain"]["membership_auc_zlib"]
+    assert membership.p_values(found) == {"membership_auc_loss": 0.001} and membership.p_values({}) == {}
+
+
+def test_without_a_finished_retrained_model_nothing_is_added(tmp_path):
+    run, _ = make_run(tmp_path, logs=log)
+    found = {"unlearn": dict(metrics_of("unlearn"))}
+    membership.complete(run, found, 0.95)
+    assert found == {"unlearn": metrics_of("unlearn")}

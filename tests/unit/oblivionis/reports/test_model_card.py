@@ -7,6 +7,7 @@ import yaml
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
+from oblivionis.reports import model_card as module
 from oblivionis.reports import model_folder
 from oblivionis.reports.model_card import ADAPTER, MERGED, WHOLE, model_card
 from oblivionis.requests.judgement import MEANING, Judgement
@@ -121,3 +122,95 @@ def test_how_it_was_made_and_what_is_beside_it(tmp_path):
     assert "\n\n\n" not in body
     asked(run, ["verified"])
     assert "| request | outcome | why | round | records | recall left |" in card(run, config)[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "revision", "told", "base"),
+    [
+        (
+            "embedded",
+            None,
+            "the model inside of Oblivionis; `oblivionis export --merged` writes it with the adapter.",
+            None,
+        ),
+        (
+            "smollm2",
+            None,
+            "the folder that `oblivionis model fetch smollm2` makes: HuggingFaceTB/SmolLM2-135M-Instruct, its weights "
+            "rounded to 4 bits (Q4_1).",
+            None,
+        ),
+        ("FOLDER", None, "a model folder, 'base' where it was trained.", None),
+        ("me/model", None, "me/model.", "me/model"),
+        ("me/model", "v2", "me/model at revision v2.", "me/model"),
+    ],
+)
+def test_the_base_of_an_adapter_is_named_so_that_others_find_it(tmp_path, source, revision, told, base):
+    run, config = make_run(tmp_path)
+    (tmp_path / "base").mkdir()
+    config.model.source = str(tmp_path / "base") if source == "FOLDER" else source
+    config.model.revision = revision
+    head, body = card(run, config)
+    assert head.get("base_model") == base and str(tmp_path) not in body
+    (line,) = [line for line in body.splitlines() if line.startswith("`BASE` is ")]
+    fingerprint = f"Its fingerprint (`oblivionis model info`): `{'f' * 64}`."
+    assert line == f"`BASE` is {told} {fingerprint} On another base the adapter means nothing."
+    assert "`BASE`" not in card(run, config, kind=MERGED)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "opening"),
+    [
+        (ADAPTER, "finetune", "A LoRA adapter for tiny, fine-tuned by 2 clients that shared no records ("),
+        (
+            MERGED,
+            "retrain",
+            "tiny with a LoRA adapter added to its weights, fine-tuned without what others had to forget",
+        ),
+        (WHOLE, "unlearn", "tiny, all of its weights trained, fine-tuned, then made to forget by 2 clients"),
+    ],
+)
+def test_a_card_begins_with_what_was_made_of_what(tmp_path, kind, stage, opening):
+    _, body = card(*make_run(tmp_path), stage, kind)
+    blank, title, below, first = body.splitlines()[:4]
+    assert (blank, title, below) == ("", f"# made: {stage}", "") and first.startswith(opening)
+
+
+def test_all_that_is_adapted_is_named(tmp_path):
+    overrides = [
+        *("model.lora.use_dora=true", "model.lora.target_modules=[q_proj]", "model.lora.modules_to_save=[lm_head]"),
+        "model.lora.alpha=2.5",
+    ]
+    run, config = make_run(tmp_path, overrides=overrides)
+    config.model.lora.target_parameters = ["experts"]
+    config.model.template.arguments = {"thinking": False}
+    lines = card(run, config)[1].splitlines()
+    assert "| LoRA | r = 32, alpha = 2.5, DoRA, q_proj, experts, lm_head trained whole |" in lines
+    assert '| arguments of the chat template | `{"thinking": false}` |' in lines
+    config.model.mode = "full"
+    assert not any(line.startswith("| LoRA") for line in card(run, config, kind=WHOLE)[1].splitlines())
+
+
+def test_results_of_certificates_are_counted(tmp_path, monkeypatch):
+    run, config = make_run(tmp_path)
+    asked(run, ["verified"])
+    assert "- certificates" not in card(run, config)[1]
+    monkeypatch.setattr(module, "certificates_of", lambda run: [{"result": r} for r in ("PASS", "FAIL", "PASS")])
+    assert "- certificates: 1 FAIL, 2 PASS" in card(run, config)[1].splitlines()
+
+
+@pytest.mark.parametrize(("failed", "measured"), [(False, False), (True, True)])
+def test_without_figures_there_is_no_table_unless_something_failed(tmp_path, failed, measured):
+    run, config = make_run(tmp_path, metrics=lambda stage: {}, logs=lambda stage: {})
+    if failed:
+        row = {
+            "stage": "unlearn",
+            "round": 2,
+            "moment": "end",
+            "evaluator": "muse",
+            "metrics": {},
+            "error": "no memory",
+        }
+        run.append_metrics([row])
+    body = card(run, config)[1]
+    assert ("## What was measured" in body) is measured and ("**failed: no memory**" in body) is measured

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 
 import pytest
 from support.reports import ask, bind, make_run, metrics_of, summary
@@ -11,7 +12,7 @@ from evaluation.metrics.verdict import Verdict
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
 from oblivionis.reports import verdicts
-from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, of_run, outcome
+from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, _knowledge, of_run, outcome
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger
 
@@ -109,7 +110,8 @@ def test_nothing_was_kept_of_what_the_finetuned_model_had_not(tmp_path):
 
 
 def test_without_a_word_on_utility_it_is_no_good_news(tmp_path):
-    assert outcome(*served(tmp_path), {"unlearn": {}}, LIKE).grade == DOUBTFUL
+    found = outcome(*served(tmp_path, metrics=lambda stage: {}), {"unlearn": {}}, LIKE)
+    assert found.grade == DOUBTFUL and "utility" not in found.sentence
 
 
 def edit(file, old, new):
@@ -250,9 +252,12 @@ def test_a_forget_quality_that_says_nothing_stands_in_parentheses(tmp_path):
 
 def test_the_verdicts_file_names_what_was_not_measured_in_the_end(tmp_path):
     row = {"round": 2, "evaluator": "muse", "metrics": {}, "error": "out of memory"}
-    rows = [{**row, "stage": "unlearn", "moment": "end"}, {**row, "stage": "retrain", "moment": "round"}]
+    rows = [{**row, "stage": stage, "moment": "end"} for stage in ("finetune", "unlearn", "local")]
+    rows.append({**row, "stage": "retrain", "moment": "round"})
     run, _ = served(tmp_path, rows=rows)
-    assert verdicts.verdict_document(run, "geometric")["failed"] == {"unlearn": {"muse": "out of memory"}}
+    assert verdicts.verdict_document(run, "geometric")["failed"] == (
+        {stage: {"muse": "out of memory"} for stage in ("finetune", "unlearn")}
+    )
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -272,3 +277,186 @@ def test_the_file_of_verdicts_is_written_where_there_is_something_to_say(tmp_pat
 def test_so_few_questions_cannot_tell(questions, said):
     (line,) = verdicts.sentences({"prob": Verdict(0.01, 0.2, 0.25, 1.0, questions)})
     assert f"whether by chance {said} (it takes " in line
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [
+        ((1e-6, 1.0), "far below (p = 1.0e-6), over-unlearned. The model does not merely not know the answers"),
+        ((0.25, 0.9), "far below, but not on enough of the 40 questions to rule out chance (p = 0.250)."),
+    ],
+)
+def test_a_value_far_below_the_retrained_models(p, said):
+    (line,) = verdicts.sentences({"prob": Verdict(0.01, 0.2, *p, 40)})
+    mark = "↓ " if "over" in said else ""
+    assert line.startswith(f"{mark}Prob of the forget answers: unlearned 0.010, retrained 0.200, that is {said}")
+
+
+@pytest.mark.parametrize(
+    ("p", "questions", "said"),
+    [
+        ((1.0, 1e-6), 40, "far above (p = 1.0e-6), under-unlearned. The records are still known."),
+        ((0.9, 0.25), 40, "far above, but not on enough of the 40 questions to rule out chance (p = 0.250)."),
+        ((0.9, 0.25), 7, "far above, but not on enough of the 7 questions to rule out chance (p = 0.250)."),
+        ((0.9, 0.25), 6, "far above, but whether by chance 6 questions cannot tell (it takes 7)."),
+    ],
+)
+def test_a_value_far_above_the_retrained_models(p, questions, said):
+    (line,) = verdicts.sentences({"truth_ratio": Verdict(0.9, 0.2, *p, questions)})
+    mark = "↑ " if "under" in said else ""
+    what = "Right over wrong forget answers, median"
+    assert line == f"{mark}{what}: unlearned 0.900, retrained 0.200, that is {said}"
+
+
+def test_a_value_near_the_retrained_models_and_the_marks_in_the_table():
+    near = Verdict(0.2, 0.2, 0.5, 0.5, 40)
+    (line,) = verdicts.sentences({"prob": near})
+    assert line == "Prob of the forget answers: unlearned 0.200, retrained 0.200, that is within a factor of 2."
+    found = {"prob": OVER["prob"], "truth_ratio": UNDER["prob"]}
+    assert verdicts.marks(found) == {"forget_prob": "↓", "forget_truth_ratio": "↑"}
+    assert verdicts.marks({"prob": near}) == {} == verdicts.marks(FEW)
+
+
+def test_the_tests_of_an_outcome_are_two_sided_and_none_is_above_one():
+    """2 · min(0.4, 0.6) = 0.8, and 2 · min(0.7, 0.6) is above 1; of attacks those on both models count."""
+    found = {"prob": LIKE["prob"], "truth_ratio": Verdict(0.3, 0.3, 0.7, 0.6, 40)}
+    metrics = {
+        "unlearn": {"forget_quality": 0.3, "membership_auc_loss_p": 0.2, "membership_auc_zlib_p": 0.1},
+        "retrain": {"membership_auc_loss": 0.5},
+    }
+    assert verdicts.p_values(found, metrics) == {
+        "Prob of the forget answers": 0.8,
+        "Right over wrong forget answers": 1.0,
+        "forget quality": 0.3,
+        "membership (AUC, loss)": 0.2,
+    }
+    assert verdicts.p_values({}, metrics) == {}
+
+
+@pytest.mark.parametrize(("questions", "told"), [(5, False), (6, True)])
+def test_so_many_questions_are_a_test_by_themselves(questions, told):
+    """One test at 0.05: five differences of one sign have 2^-4 = 0.0625, six 2^-5 = 0.031."""
+    assert bool(verdicts.p_values({"prob": Verdict(0.19, 0.2, 0.4, 0.6, questions)}, {})) is told
+
+
+@pytest.mark.parametrize(("p", "told"), [(0.025, ["a"]), (0.0251, [])])
+def test_a_test_tells_at_its_share_of_the_level(p, told):
+    assert verdicts.telling({"a": p, "b": 0.9}) == told and verdicts.telling({}) == []
+
+
+def log(ids, losses):
+    section = {"avg_gt_loss": {str(i): loss for i, loss in enumerate(losses)}}
+    return {"eval_log_forget": section} | ({"ids": {"eval_log_forget": ids}} if ids else {})
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "questions"),
+    [
+        ((["a", "b", "c"], [1.0, 2.0, 3.0]), (["c", "a"], [30.0, 10.0]), 2),
+        ((None, [1.0, 2.0, 3.0]), (None, [10.0, 20.0]), 2),
+        ((["a", "b"], [1.0, 2.0, 3.0]), (["a", "b"], [10.0, 20.0, 30.0]), 3),
+        ((["a"], [1.0]), (["b"], [10.0]), None),
+    ],
+)
+def test_the_questions_that_both_models_were_asked_are_compared(tmp_path, mine, theirs, questions):
+    """By their ids, or by their numbers where the log does not have an id for each."""
+    logs = {"unlearn": log(*mine), "retrain": log(*theirs)}
+    run, _ = make_run(tmp_path, ["unlearn", "retrain"], logs=logs.__getitem__)
+    found = verdicts.find_verdicts(run, anew=True)
+    if questions is None:
+        assert found == {}
+        return
+    assert found.keys() == {"prob"} and found["prob"].questions == questions
+    pairs = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0} if questions == 3 or mine[0] is None else {1.0: 10.0, 3.0: 30.0}
+    pairs = dict(list(pairs.items())[:questions])
+    assert found["prob"].value == pytest.approx(sum(math.exp(-x) for x in pairs) / questions)
+    assert found["prob"].oracle == pytest.approx(sum(math.exp(-x) for x in pairs.values()) / questions)
+
+
+@pytest.mark.parametrize("missing", ["unlearn", "retrain"])
+def test_a_model_of_an_unfinished_stage_is_not_judged(tmp_path, missing):
+    run, _ = make_run(tmp_path)
+    assert verdicts.find_verdicts(run, anew=True)
+    (run.path / "stages" / f"{missing}.json").unlink()
+    assert verdicts.find_verdicts(run, anew=True) == {}
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_file(tmp_path):
+    """The right answer is e^1999 times as likely as the wrong one: more than a number holds."""
+
+    def logs(stage):
+        section = {"avg_paraphrased_loss": {"0": 1.0}, "average_perturb_loss": {"0": [2000.0]}}
+        return {"eval_log_forget": section}
+
+    run, _ = make_run(tmp_path, logs=logs)
+    facts = verdicts.verdict_document(run, "geometric")["measures"]["truth_ratio"]
+    assert (facts["value"], facts["oracle"], facts["questions"]) == (None, None, 1)
+
+
+# -- utility, and what comes next ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "grade"),
+    [
+        ({"model_utility": 0.5}, {"model_utility": 0.45}, "utility 90% of the finetuned model's", GOOD),
+        ({"model_utility": 0.5}, {"model_utility": 0.4499}, "utility 90% of the finetuned model's", DOUBTFUL),
+        ({"retain_rouge": 0.4}, {"retain_rouge": 0.2}, "retain ROUGE 50% of the finetuned model's", DOUBTFUL),
+        (
+            {"model_utility": 0.0, "retain_rouge": 0.4},
+            {"model_utility": 0.5, "retain_rouge": 0.4},
+            "retain ROUGE 100% of the finetuned model's",
+            GOOD,
+        ),
+        ({"model_utility": 0.5}, {"model_utility": 0.0}, "utility 0% of the finetuned model's", DOUBTFUL),
+    ],
+)
+def test_what_is_left_of_the_utility(tmp_path, before, after, said, grade):
+    found = outcome(*served(tmp_path), {"finetune": before, "unlearn": after, "retrain": {}}, LIKE)
+    assert found.sentence.endswith(f"; {said}.") and found.grade == grade
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verdicts", "steps"),
+    [
+        (["data=node", "unlearning.requests.policy=none"], UNDER, 0),
+        ([], LIKE, 0),
+        ([], FEW, 0),
+        (["stages=[finetune, retrain, unlearn]"], {}, 0),
+        (["stages=[finetune, unlearn]"], {}, 1),
+    ],
+)
+def test_where_nothing_helps_there_is_no_next_step(tmp_path, overrides, verdicts, steps):
+    run, config = make_run(tmp_path, overrides=overrides)
+    assert len(outcome(run, config, KEPT, verdicts).steps) == steps
+
+
+def test_the_learning_rate_to_unlearn_less_is_half_of_that_of_training(tmp_path):
+    run, config = make_run(tmp_path, overrides=["unlearning.epochs=1", "training.learning_rate=0.004"])
+    (step,) = outcome(run, config, KEPT, OVER).steps
+    assert step.startswith("to unlearn less: ") and step.endswith(
+        f" start_from={run.path} unlearning.learning_rate=0.002"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"), [(False, "a model that never saw the records"), (True, "a model retrained")]
+)
+def test_what_the_run_would_be_compared_with(tmp_path, pairs, said):
+    run, config = make_run(tmp_path, overrides=["stages=[finetune, unlearn]"])
+    if pairs:
+        twin = {"forget": "a", "kept": "b", "how": "nearly", "similarity": 0.9}
+        (run.path / "twins.json").write_text(json.dumps({"records": 2, "twins": [twin]}))
+    (step,) = outcome(run, config, KEPT, {}).steps
+    assert step.startswith(f"to compare with {said}") and " name=" not in step
+
+
+def test_beside_a_model_that_was_trained_on_the_like_there_is_no_good_news(tmp_path):
+    run, config = served(tmp_path)
+    twin = {"forget": "a", "kept": "b", "how": "nearly", "similarity": 0.9}
+    (run.path / "twins.json").write_text(json.dumps({"records": 2, "twins": [twin]}))
+    bind(run, config)
+    found = outcome(run, config, KEPT, LIKE)
+    assert found.grade != GOOD
+    assert _knowledge(run, LIKE, KEPT)[1] == DOUBTFUL and _knowledge(run, UNDER, KEPT)[1] == BAD
+    assert "the retrained model, which was trained on twins of 1 of the 2 records" in _knowledge(run, LIKE, KEPT)[0]

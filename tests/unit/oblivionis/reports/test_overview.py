@@ -146,3 +146,85 @@ def test_data_of_ones_own_is_called_by_its_file(tmp_path):
     (tmp_path / "own.jsonl").write_text("")
     config = configuration.compose("smoke", ["data=records", f"data.path={tmp_path / 'own.jsonl'}"])
     assert overview._data(config) == "records: own.jsonl; spread evenly over the clients at random"
+
+
+def test_a_page_says_in_short_what_it_is_about(tmp_path):
+    run, config = make_run(tmp_path, [], overrides=["federation.clients=3"])
+    assert overview.in_short(run, config).startswith(
+        "3 clients fine-tune the language model “tiny” together on the data “fictitious” without sharing them; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.forget_authors=2"], "2 authors to forget; "),
+        (["data.forget_subjects=[Mara, Ivo]"], "2 authors to forget, to forget: Mara, Ivo; "),
+        (["data.partition.scheme=dirichlet"], "; spread unevenly over the clients (Dirichlet)"),
+        (["data=tofu", "data.forget_split=forget05"], "TOFU, records to forget: forget05; "),
+    ],
+)
+def test_whom_the_data_are_about_and_how_they_are_spread(overrides, said):
+    config = configuration.compose("smoke", [o for o in overrides if "subjects" not in o])
+    if "subjects" in overrides[0]:
+        config.data.forget_subjects = ["Mara", "Ivo"]
+    assert said in overview._data(config)
+
+
+def test_data_without_a_path_are_called_by_their_name():
+    config = configuration.compose("smoke")
+    config.data.name, config.data.path = "muse", None
+    assert overview._data(config) == "muse; spread evenly over the clients at random"
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "said"),
+    [
+        ("lora", "embedded", "tiny (the embedded one), trained: LoRA of rank 32"),
+        ("full", "me/model", "tiny (me/model), trained: all weights"),
+    ],
+)
+def test_the_model_in_words(mode, source, said):
+    config = configuration.compose("smoke", [f"model.mode={mode}"])
+    config.model.source = source
+    assert overview._model(config) == said
+
+
+@pytest.mark.parametrize(
+    ("policy", "scope", "said"),
+    [
+        ("all_at_round", "client", "at once, in round 1; who asks leaves with all its records"),
+        ("all_at_round", "forget_split", "the named clients, or all that hold records to forget, at once, in round 1"),
+        ("subjects_at_round", "client", "the people named, on all clients at once, in round 1"),
+        ("file", "client", "a schedule in a file"),
+        ("nodes", "client", "whoever makes a request on a client's machine"),
+        ("none", "client", "nobody"),
+    ],
+)
+def test_each_policy_in_words(policy, scope, said):
+    config = configuration.compose("smoke")
+    config.unlearning.requests.policy, config.unlearning.requests.scope = policy, scope
+    assert overview._policy(config).endswith(said)
+
+
+def test_the_software_leaves_out_what_is_not_known():
+    told = overview._software({"oblivionis": "1", "packages": {"torch": "3", "numpy": "4"}, "python": "3.11"})
+    assert told == "Oblivionis 1, torch 3, Python 3.11; ? CPU cores, "
+
+
+def test_nothing_yet_is_all_that_is_said_of_a_run_without_rounds(tmp_path):
+    run, _ = make_run(tmp_path, stages=[])
+    assert str(overview.done(run)) == "<p>Nothing yet.</p>"
+
+
+def test_a_local_stage_counts_its_clients(run):
+    run.finish_stage("local", {"stage": "local", "metrics": {}, "rounds": 2, "clients": 4, "seconds": 0.5}, {})
+    rows = [federation("local", 0, {"train": [0]})]
+    assert overview._stage(run, "local", rows) == ["local", "2", "0", "4", "1", "0", ""]
+    page = str(h.fragment[overview.done(run)])
+    assert re.findall(r'<th class="who" scope="row">(\w+)</th>', page)[:4] == [
+        "finetune",
+        "retrain",
+        "unlearn",
+        "local",
+    ]

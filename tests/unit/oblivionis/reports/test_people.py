@@ -216,3 +216,111 @@ def test_the_table_of_an_audit():
     assert "person fact true value memorised in ranked first instead" in single and "Bo P1 Bergen 1 of 2" in single
     nothing = PersonFact("P1", "P1", ("x",), "i", phrasings(1.0))
     assert people.print_audit(audit_of(None, [person("Cy", [nothing])]), Console(file=io.StringIO())) is None
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [
+        ("a", "Not asked for (1): a"),
+        ("abc", "Not asked for (3): a · b · c"),
+        ("abcd", "Not asked for (4): a · b · c and 1 more"),
+    ],
+)
+def test_the_first_three_that_were_not_asked_for_are_named(skipped, said):
+    audit = replace(audit_of(None, [person("Ann", [fact("P1", None, True)])]), skipped=tuple(skipped))
+    assert people.sentences(audit)[1:] == [said]
+
+
+def test_one_cohort_is_no_cohort():
+    everybody = audit_of(None, [person(name, [fact("P1", None, True)], "known") for name in ("Ann", "Bo")])
+    assert len(people.sentences(everybody)) == 1
+
+
+@pytest.mark.parametrize(("facts", "shown"), [((39, 1, 1), 2), ((40, 1), 1), ((39, 2), 1), ((41, 1), 1)])
+def test_people_are_shown_whole_until_forty_facts(facts, shown):
+    """The first is shown however many facts there are."""
+    crowd = [person(f"N{i}", [fact(f"P{k}", None, True) for k in range(count)]) for i, count in enumerate(facts)]
+    text = told(audit_of(None, crowd))
+    assert [f"N{i}" in text for i in range(len(facts))] == [i < shown for i in range(len(facts))]
+    assert f"{sum(facts[:shown])} of {sum(facts)} facts; all are in audit.json" in text
+
+
+@pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 4)])
+def test_of_the_records_of_a_client_the_first_three_are_shown(tmp_path, count, lines):
+    run, config = make_run(tmp_path)
+    plan = Plan(run, config, (Demand("Ann", (), {0: records(*"abcd"[:count])}),), (), (), 0)
+    assert len(printed_plan(plan)) == 2 + lines and (printed_plan(plan)[-1] == "    … 1 more") is (count == 4)
+
+
+def test_the_figure_is_written_and_repeats(tmp_path):
+    audit = audit_of(None, [person("Ann", [fact("P1", False, True)])], "unlearn", against="finetune of a run")
+    paths = people_figures.write_figures(audit, tmp_path)
+    assert paths == [tmp_path / "people.svg", tmp_path / "people.png"] and set(tmp_path.iterdir()) == set(paths)
+    svg, png = (path.read_bytes() for path in paths)
+    assert b">Ann<" in svg and b"share of phrasings memorised" in svg and png.startswith(b"\x89PNG")
+    assert people_figures.write_figures(audit, tmp_path)[0].read_bytes() == svg
+
+
+def test_the_figure_is_laid_out_for_its_people():
+    """Ann's rate was 1 and is 1/2, Bo's 0 and 1/2; of Cy nothing is known from before, and it is all memorised now."""
+    both = PersonFact("P1", "P1", ("x",), "i", phrasings(1.0, 3.0))
+    ann, bo, cy = (
+        person("Ann", [replace(fact("P1", True, True), before=Outcome(2, 2, 1.5, None))]),
+        person("Bo", [fact("P1", False, True)]),
+        Person("Cy", None, None, (), (both,)),
+    )
+    figure = drawn(audit_of(None, [bo, ann, cy], "unlearn", against="finetune of a run"))
+    left, right = figure.axes
+    assert tuple(figure.get_size_inches()) == pytest.approx((8.4, 1.4 + 3 * 0.28))
+    assert [label.get_text() for label in left.get_yticklabels()] == ["Cy", "Ann", "Bo"]
+    assert left.get_yticks().tolist() == [2, 1, 0]
+    assert left.get_xlim() == (-0.03, 1.03) and left.get_ylim() == pytest.approx((-0.7, 2.7))
+    assert (left.get_xlabel(), right.get_xlabel()) == (
+        "share of phrasings memorised",
+        "z* of a memorised fact (mean over its phrasings)",
+    )
+    assert right.get_xlim()[0] == 0
+    moves = [line.get_xydata().tolist() for line in left.lines if line.get_marker() == "None"]
+    assert moves == [[[1.0, 1], [0.5, 1]], [[0.0, 0], [0.5, 0]]]
+    strengths = [(line.get_label(), line.get_xydata().tolist()) for line in right.lines if len(line.get_xdata())]
+    assert strengths == [
+        ("unlearned", [[2.0, 1.88]]),
+        ("finetuned", [[1.5, 1.12]]),
+        ("unlearned", [[2.0, 0.88]]),
+        ("unlearned", [[2.0, -0.12]]),
+    ]
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"finetuned", "unlearned"} and legend._ncols == 2
+    for axis in (left, right):
+        assert not any(axis.spines[side].get_visible() for side in ("top", "right"))
+    colours = {line.get_label(): line.get_color() for line in left.lines if line.get_marker() == "o"}
+    assert colours == {"finetuned": "0.6", "unlearned": "tab:red"}
+
+
+def test_no_more_than_forty_people_are_drawn_and_a_model_of_no_run_is_this_one():
+    crowd = [person(f"Q{i:02d}", [fact("P1", None, i == 40)]) for i in range(41)]
+    left, _ = drawn(replace(audit_of(None, crowd), stage=None)).axes
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert len(names) == 40 and names[0] == "Q40" and "Q39" not in names
+    assert {str(line.get_label()) for line in left.lines} == {"this model"}
+
+
+def test_who_could_not_be_measured_stands_below_a_line():
+    audit = replace(audit_of(None, [person("Ann", [fact("P1", None, True)])]), failed={"Bo": "no name"})
+    out = io.StringIO()
+    people.print_audit(audit, Console(file=out, width=120))
+    assert [line.strip() for line in out.getvalue().splitlines()][1:7] == [
+        "",
+        "person   fact           true value        memorised in     ranked first instead",
+        "─" * 79,
+        "Ann      P1             Bergen            1 of 2, z* 2.0   Oslo",
+        "",
+        "Bo       not measured   failed: no name",
+    ]
+
+
+def test_words_are_no_markup_and_get_no_colours_of_their_own():
+    audit = replace(audit_of(None, [person("Ann", [fact("P1", None, True)])]), failed={"Bo": "[red]3 of 'x'"})
+    out = io.StringIO()
+    people.print_audit(audit, Console(file=out, width=200, force_terminal=True, color_system="standard"))
+    assert out.getvalue().splitlines()[-1] == "Failed: Bo: [red]3 of 'x'"

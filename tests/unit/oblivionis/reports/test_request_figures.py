@@ -8,6 +8,7 @@ from support.reports import make_run
 
 from evaluation.ruler.rank_significance import rank_test
 from oblivionis.naming import LOG_SETS
+from oblivionis.reports import request_figures as module
 from oblivionis.reports.request_figures import request_figures, write_request_figures
 from oblivionis.requests.ledger import Ledger, Request
 
@@ -61,3 +62,31 @@ def test_before_the_unlearning_there_are_no_figures(tmp_path):
     Ledger(run.ledger_path).submit(Request("one", 0, ("a",), 1))
     write_request_figures(run)
     assert request_figures(run, "one") == {}
+
+
+def test_a_log_without_losses_has_nothing_to_compare(tmp_path):
+    def recalls(stage):
+        found = log(stage)
+        losses = found[FORGET].pop("avg_gt_loss") if stage == "retrain" else {}
+        return found | {FORGET: {**found[FORGET], "rougeL_recall": dict.fromkeys(losses or "01", 0.5)}}
+
+    run, _ = make_run(tmp_path, logs=recalls)
+    Ledger(run.ledger_path).submit(Request("one", 0, ("a", "b"), 1))
+    write_request_figures(run)
+    assert "oracle" not in request_figures(run, "one") and request_figures(run, "one")["rank"]["records"] == 2
+
+
+def test_records_that_the_retrained_model_was_trained_on_are_not_compared(tmp_path, monkeypatch):
+    run, _ = make_run(tmp_path, logs=log)
+    Ledger(run.ledger_path).submit(Request("one", 0, ("a", "b"), 1), Request("two", 0, ("b",), 1))
+    monkeypatch.setattr(module, "seen_by_oracle", lambda run: {"one": ["a"], "two": ["b"]})
+    write_request_figures(run)
+    found = request_figures(run, "one")["oracle"]
+    assert (found["questions"], found["records"]) == (1, 1) and found["value"] == pytest.approx(np.exp(-2.0))
+    assert "oracle" not in request_figures(run, "two")
+
+
+def test_without_requests_no_file_is_written(tmp_path):
+    run, _ = make_run(tmp_path, logs=log)
+    write_request_figures(run)
+    assert not (run.path / module.FILE).exists() and request_figures(run, "one") == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from support.reports import make_run, metrics_of
 
@@ -82,3 +84,40 @@ def test_a_small_p_value_is_not_shown_as_zero(p, said):
 def test_without_ranks_nothing_is_said(tmp_path):
     run, _ = make_run(tmp_path)
     assert ruler.sentences(run) == [] and ruler.verdict_facts(run) == {} and ruler.bands(run) == {}
+
+
+def test_one_record_has_no_error(tmp_path):
+    (line,) = ruler.sentences(finished(tmp_path, {"a": 0.75}))
+    assert line == (
+        "RULER: mean rank of the forget records in the unlearned model 0.750, which so few records cannot tell from "
+        "0.5 (it takes 6) (p = 1.000, 1 record)."
+    )
+    one = RankTest(0.75, math.nan, 1.0, 1)
+    assert ruler.before_unlearning(Before(one, one, 1.0)) == (
+        "RULER: mean rank of 1 forget record 0.750 in the base model → 0.750 in the finetuned one (against 0.5: p = "
+        "1.000). So few records cannot tell it from 0.5 (it takes 6)."
+    )
+
+
+def test_every_word_on_a_rank_before_unlearning():
+    low = RankTest(0.25, 0.125, 0.0004, 20)
+    assert ruler.before_unlearning(Before(MIDDLE, low, 0.0625)) == (
+        "RULER: mean rank of 20 forget records 0.500 ± 0.020 in the base model → 0.250 ± 0.125 in the finetuned one "
+        "(against 0.5: p = 4.0e-04). Below 0.5: they lie apart from the retained records. But the base model, which "
+        "never saw them, has about the same rank (paired: p = 0.062): that may be what they are like, not memory."
+    )
+
+
+def test_ranks_of_an_unfinished_stage_count_for_nothing(tmp_path):
+    run = finished(tmp_path, {"a": 0.5, "b": 0.6})
+    assert ruler.after_unlearning(run) is not None
+    (run.path / "stages" / "unlearn.json").unlink()
+    assert ruler.after_unlearning(run) is None
+
+
+def test_the_facts_have_value_and_band_of_each(tmp_path):
+    run = finished(tmp_path, {f"r{i}": 0.5 + i / 100 for i in range(8)}, {"mean_rank": BAND, "gap": BAND}, gap=0.7)
+    facts = ruler.verdict_facts(run)
+    known = {key: value for key, value in BAND.items() if key != "values"}
+    assert facts["gap"] == {"value": 0.7, "band": {"verdict": "outside", **known}}
+    assert "band" not in facts["mean_rank"] and facts["mean_rank"]["null"] == 0.5 and set(facts) == {"mean_rank", "gap"}

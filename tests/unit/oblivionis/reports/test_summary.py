@@ -622,7 +622,8 @@ def test_a_model_is_told_in_rows(odd):
     assert found.get("frozen adapter parameters", "").startswith("40 (A") is odd
     assert found["sent per client and exchange"] == "800 B there, 800 B back (float32)"
     out = io.StringIO()
-    report.print_model(config, facts, None, Console(file=out, width=120))
+    report.print_model(config, facts, None, Console(file=out, width=36))
+    assert "│ base parameters" in out.getvalue(), "what it is about stays whole on a narrow terminal"
     assert "trainable" not in out.getvalue()
 
 
@@ -648,3 +649,198 @@ def test_what_is_trained_is_a_share_of_what_there_is(overrides, share):
     need = Estimate(900, 100, 0, Need(()), Need(()), 1, False, 0)
     rows = dict(report._trained(config, need))
     assert rows["trainable parameters"].startswith(f"100 ({share}") and "frozen adapter parameters" not in rows
+
+
+@pytest.mark.parametrize(
+    ("quantization", "double", "said"),
+    [
+        ("none", True, "float32"),
+        ("int8", True, "int8; float32 where not quantised"),
+        ("nf4", True, "nf4, double quantisation; float32 where not quantised"),
+        ("nf4", False, "nf4; float32 where not quantised"),
+    ],
+)
+def test_how_the_base_weights_are_kept(quantization, double, said):
+    config = configuration.compose("smoke")
+    config.model.quantization, config.model.double_quantization = quantization, double
+    assert report._number_format(config) == said
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "positions"),
+    [(0, 3, []), (5, 0, []), (5, 1, [0]), (5, 2, [0, 4]), (5, 3, [0, 2, 4]), (9, 4, [0, 3, 5, 8]), (2, 9, [0, 1])],
+)
+def test_positions_are_spread_from_the_first_to_the_last(total, count, positions):
+    assert report._spread(total, count) == positions
+
+
+def test_a_prompt_loses_what_the_template_puts_around_the_question():
+    template = configuration.compose("smoke").model.template
+    assert report.question_of("Question: Who?\nAnswer:", template) == "Who?"
+    assert report.question_of(" bare ", template) == "bare"
+    template.kind = "chat"
+    assert report.question_of(" Question: Who?\nAnswer: ", template) == "Question: Who?\nAnswer:"
+
+
+def test_answers_of_texts_are_those_of_the_models_that_were_asked(tmp_path):
+    """The finetuned model was not asked the second question, and the retrained one was asked nothing."""
+
+    def logs(stage):
+        rows = {"0": {"shown": "a", "truth": "A"}, "1": {"shown": "b", "truth": "B"}}
+        told = {k: {**v, "generated": f"{stage} {k}"} for k, v in rows.items() if stage == "unlearn" or k == "0"}
+        return {} if stage == "retrain" else {"rwku": {"forget_questions": told}}
+
+    run, config = make_run(tmp_path, ["unlearn", "finetune", "retrain"], logs=logs)
+    (sample,) = report.samples(run, config, ["unlearn", "finetune", "retrain"])
+    answers = {"unlearned": "unlearn 0", "finetuned": "finetune 0"}
+    assert sample == {"set": "Forget", "question": "a", "truth": "A", "answers": answers}
+
+
+def test_a_question_that_one_model_was_not_asked_has_no_answer_of_it(tmp_path):
+    def logs(stage):
+        of = {"shown": "a", "truth": "A", "generated": stage}
+        return {"muse": {"verbmem": {key: of for key in ("0", "1")[: 1 + (stage == "unlearn")]}}}
+
+    overrides = ["evaluation.samples_shown=2"]
+    run, config = make_run(tmp_path, ["unlearn", "finetune"], logs=logs, overrides=overrides)
+    first, second = report.samples(run, config, ["unlearn", "finetune"])
+    assert list(first["answers"]) == ["unlearned", "finetuned"] and list(second["answers"]) == ["unlearned"]
+
+
+def test_a_log_without_ids_or_with_fewer_questions_still_has_samples(tmp_path):
+    def logs(stage):
+        log = log_of(stage, questions=4 if stage == "unlearn" else 1)
+        return log | {"ids": {}}
+
+    run, config = make_run(tmp_path, ["unlearn", "finetune"], logs=logs, overrides=["evaluation.samples_shown=2"])
+    _, last, *_ = report.samples(run, config, ["unlearn", "finetune"])
+    assert (last["question"], list(last["answers"])) == ("Where does Di live?", ["unlearned"])
+
+
+def test_long_texts_are_folded_into_a_column_of_their_own():
+    """What is longer than the column goes on below; no name of a set or a model is broken."""
+    sample = {"set": "Real authors", "question": "word " * 20, "truth": "T", "answers": {"unlearned": ""}}
+    lines = shown(report.samples_table([sample]), width=50).splitlines()
+    assert lines[0] == "Sample answers" and all(len(line) == 50 for line in lines[1:-1] if "word" in line)
+    assert any(line.startswith("│ Real authors │ question  │ word") for line in lines)
+    assert any(line.startswith("│              │ unlearned │ (empty)") for line in lines)
+    assert not any("set" in line or "who" in line for line in lines), "no headings"
+
+
+def test_which_evaluators_failed_is_told_of_the_first_five(tmp_path):
+    run, _ = make_run(tmp_path)
+    rows = [
+        {"stage": "unlearn", "round": n, "moment": "end", "evaluator": f"e{n}", "metrics": {}, "error": "no"}
+        for n in range(6)
+    ]
+    run.append_metrics(rows[:5])
+    assert len(report.failure_lines(run)) == 5 and report.failure_lines(run)[0].startswith("failed: e0 in unlearn")
+    run.append_metrics(rows[5:])
+    assert report.failure_lines(run)[5:] == ["and 1 more; metrics.jsonl has all"]
+
+
+def test_the_comparison_marks_doubts_and_leaves_out():
+    """Without a value where an evaluator failed it says so; elsewhere it is a dash."""
+    metrics = {
+        "finetune": {"forget_prob": 0.5, "forget_quality": 0.01, "ruler_mean_rank": 0.6},
+        "unlearn": {"forget_prob": 0.25, "forget_quality": 0.5},
+    }
+    failed = [Failure("unlearn", 2, "end", "ruler", "late"), Failure("finetune", 1, "round", "tofu", "early")]
+    table = report.comparison(
+        metrics, "T", {"forget_prob": "↓", "forget_quality": ""}, doubted=["forget_quality"], failed=failed
+    )
+    assert [None if row is None else [str(cell) for cell in row] for row in table.rows] == [
+        ["Forget", "Prob", "0.500", "↓ 0.250"],
+        ["Forget", "Forget quality (KS p)", "(0.010)", "(0.500)"],
+        None,
+        ["Forget, RULER", "Mean rank (null 0.5)", "0.600", "failed"],
+        ["not measured", "ruler", "", "failed: late"],
+    ]
+    styles = [getattr(row[3], "style", "") for row in table.rows if row]
+    assert styles == ["alarm", "", "alarm", "alarm"] and (table.title, table.note, table.framed) == ("T", "", True)
+    assert [(str(c), getattr(c, "term", None)) for c in table.columns] == [
+        *(("questions", None), ("measure", None)),
+        *(("finetuned", "Finetuned model"), ("unlearned", "Unlearned model")),
+    ]
+    few = report.comparison(metrics, chief=True)
+    assert [row and row[1] for row in few.rows] == ["Prob"]
+
+
+def test_notes_stand_below_and_keep_the_rows_that_they_are_about():
+    notes = {"unlearn": {"forget_rouge": "odd", "muse_privleak": "unknown"}, "retrain": {"forget_rouge": "odd"}}
+    metrics = {"unlearn": {"forget_prob": 0.5}, "retrain": {}}
+    table = report.comparison(metrics, notes=notes)
+    assert ["Forget", "ROUGE-L recall", "–", "–"] in [list(row) for row in table.rows if row]
+    assert table.note.startswith("Forget ROUGE-L recall: odd.")
+    assert report.note_lines(notes, ["forget_rouge"]) == ["Forget ROUGE-L recall: odd."]
+    assert len(report.note_lines(notes)) == 2 and report.note_lines(notes, []) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        (Request("r", 0, ("a",), 1, scope="client"), "all: the client leaves"),
+        (Request("r", 0, ("a",), 1, scope="subject", subject="Ivo"), "subject Ivo"),
+        (Request("r", 0, ("a",), 1, scope="subject"), "subject known to the client"),
+        (Request("r", 0, ("a",), 1), "records"),
+    ],
+)
+def test_what_a_request_is_about(request_, kind):
+    assert report.request_kind(request_) == kind
+
+
+@pytest.mark.parametrize(("entropy", "said"), [((0.0, 0.0), "npo"), ((0.5, 0.25), "npo + entropy(0.5, 0.25)")])
+def test_the_method_names_the_weights_of_its_entropy_term(entropy, said):
+    config = configuration.compose("smoke")
+    config.unlearning.entropy.forget, config.unlearning.entropy.retain = entropy
+    assert report.method(config) == said
+
+
+def test_figures_that_unlearning_knew_of_other_models_stand_beside_theirs(tmp_path):
+    run, _ = make_run(tmp_path, metrics=lambda stage: {"forget_prob": 0.5})
+    told = {"stage": "unlearn", "metrics": {}, "ruler": {"lens_1": {"finetune": {"gap": 0.25}, "local": {"gap": 1.0}}}}
+    run.finish_stage("unlearn", told, log_of("unlearn"))
+    found = report.stage_metrics(run)
+    assert found["finetune"]["ruler_gap"] == 0.25 and "ruler_gap" not in found["retrain"] and "local" not in found
+
+
+def test_a_whole_run_without_figures_says_no_more_than_its_name(tmp_path):
+    """Of clients that keep their records the server measures nothing."""
+    run, config = make_run(tmp_path, metrics=lambda stage: {}, logs=lambda stage: {})
+    text = summary(run, config, full=False)
+    assert "made: tiny · fictitious" in text and "measure" not in text.split("run directory")[0] and "┃" not in text
+    assert "How to read it" not in summary(run, config)
+
+
+def test_a_measure_that_no_model_has_has_no_row_unless_it_is_noted():
+    metrics = {"finetune": {"forget_prob": 0.5, "forget_rouge": None}, "unlearn": {"retain_prob": None}}
+    assert [key for key, *_ in report.rows(metrics)] == ["forget_prob"]
+    assert [key for key, *_ in report.rows(metrics, noted=["retain_prob"])] == ["forget_prob", "retain_prob"]
+
+
+def test_how_to_read_it_is_told_as_soon_as_one_model_was_measured(tmp_path):
+    def metrics(stage):
+        return {"forget_prob": 0.5} if stage == "unlearn" else {}
+
+    run, config = make_run(tmp_path, metrics=metrics, logs=lambda stage: {})
+    assert "How to read it: " in summary(run, config)
+
+
+def test_a_run_whose_configuration_is_no_text_is_listed(tmp_path):
+    run, _ = make_run(tmp_path, [])
+    (run.path / "config.yaml").write_bytes(b"\xff")
+    assert "its config.yaml cannot be read" in listed(tmp_path / "runs")
+
+
+def test_a_stage_that_was_stopped_before_its_summary_is_compared_with_nothing(tmp_path):
+    """Its log is written first."""
+    run, _ = make_run(tmp_path)
+    (run.path / "stages" / "retrain.json").unlink()
+    assert "forget_quality" not in report.stage_metrics(run)["finetune"]
+
+
+def test_without_logs_the_data_are_not_looked_into(tmp_path, monkeypatch):
+    run, config = make_run(tmp_path, [])
+    config.model.template.kind = "chat"
+    monkeypatch.setattr(report, "corpus_of", lambda config: pytest.fail("there is nothing to show"))
+    assert report.samples(run, config, ["unlearn"]) == []

@@ -204,3 +204,100 @@ def test_numbers():
     assert [bytes_text(n) for n in (0, 999, 1000, 1023, 1.5e6, 2e9, 3e12, 4e15)] == (
         ["0 B", "999 B", "1 kB", "1.02 kB", "1.5 MB", "2 GB", "3 TB", "4e+03 TB"]
     )
+
+
+WHOLE = Table(
+    "A title",
+    ["of", "what", "first\nx", "first\ny", "second"],
+    [
+        ["g", "m", "1", Marked("2", "bold"), "3"],
+        None,
+        ["g", "n", Marked("4", "underline"), "5", Marked("6", "alarm")],
+        None,
+    ],
+    "A note",
+)
+
+
+def test_every_line_of_the_markdown():
+    """A line break in a heading becomes a space; a row that ends a group is no row."""
+    assert WHOLE.markdown().splitlines() == [
+        "## A title",
+        "",
+        "| of | what | first x | first y | second |",
+        "| --- | --- | ---: | ---: | ---: |",
+        "| g | m | 1 | **2** | 3 |",
+        "| g | n | <u>4</u> | 5 | **6** |",
+        "",
+        "A note",
+    ]
+    assert Table("T", ["a"], [["x"]]).markdown() == "## T\n\n| a |\n| --- |\n| x |\n"
+
+
+def test_every_line_of_the_latex():
+    """Columns of one heading share it; the last group has no rule below it."""
+    assert WHOLE.latex().splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{A title. A note}",
+        r"\begin{tabular}{llrrr}",
+        r"\toprule",
+        r" &  & \multicolumn{2}{c}{first} &  \\",
+        r"of & what & x & y & second \\",
+        r"\midrule",
+        r"g & m & 1 & \textbf{2} & 3 \\",
+        r"\midrule",
+        r"g & n & \underline{4} & 5 & \textbf{6} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    plain = Table("T", ["a", "b"], [["x", "1"]], texts=1).latex().splitlines()
+    assert plain[2:7] == [r"\caption{T}", r"\begin{tabular}{lr}", r"\toprule", r"a & b \\", r"\midrule"]
+
+
+def test_columns_beside_each_other_with_other_headings_share_none():
+    heads = Table("T", ["a\nx", "b\nx", "b\ny", "b"], [["1", "2", "3", "4"]], texts=0).latex().splitlines()[5:7]
+    assert heads == [r"\multicolumn{1}{c}{a} & \multicolumn{2}{c}{b} &  \\", r"x & x & y & b \\"]
+
+
+def test_every_line_of_the_values():
+    assert WHOLE.csv() == "of,what,first x,first y,second\ng,m,1,2,3\ng,n,4,5,6\n"
+
+
+def test_every_element_of_the_html():
+    source = re.sub(r'<a class="term"[^>]*><abbr[^>]*>|</abbr></a>', "", str(WHOLE.html()))
+    assert source.startswith("<h3>A title</h3><div") and source.endswith('</div><p class="legend">A note</p>')
+    rows = re.findall(r"<tr(?: class=\"first\")?>(.*?)</tr>", source)
+    assert rows == [
+        '<th scope="col">of</th><th scope="col">what</th><th class="n" scope="col">first x</th>'
+        '<th class="n" scope="col">first y</th><th class="n" scope="col">second</th>',
+        '<th scope="row">g</th><td>m</td><td class="n">1</td><td class="n"><b>2</b></td><td class="n">3</td>',
+        '<th scope="row">g</th><td>n</td><td class="n"><u>4</u></td><td class="n">5</td>'
+        '<td class="n"><b class="mark">6</b></td>',
+    ]
+    assert "legend" not in str(Table("T", ["a"], [["x"]]).html())
+
+
+def printed(table, width):
+    out = io.StringIO()
+    Console(file=out, width=width).print(table.rich())
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_every_line_on_a_terminal_wide_and_narrow():
+    table = Table("T", ["of", "a", "b"], [["x", "1", "20"], ["x", "3", "4"], None, ["y", "5", "6"]], "N", texts=1)
+    assert printed(table, 11) == ["T", "of  a   b", "─" * 9, "x   1  20", "    3   4", "", "y   5   6", "", "N", ""]
+    assert printed(table, 10) == [
+        *("T", "of  a", "─" * 5, "x   1", "    3", "", "y   5", ""),
+        *("of   b", "─" * 6, "x   20", "     4", "", "y    6", "", "N", ""),
+    ]
+    bare = Table("T", ["of", "a"], [["x", "1"]], texts=1, framed=True)
+    assert printed(bare, 80)[-1].startswith("└"), "no blank line where there is no note"
+    assert printed(Table("T", ["a"]), 80)[0] == "T" and len(printed(Table("T", ["a"], framed=True), 80)) == 1
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_cells_of_a_framed_table_alone_may_be_broken(framed):
+    columns = Table("T", ["of", "a"], [["x", "1"]], texts=1, framed=framed).part([1]).columns
+    assert [(column.no_wrap, column.justify) for column in columns] == [(not framed, "left"), (not framed, "right")]

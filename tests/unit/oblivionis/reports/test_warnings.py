@@ -1,5 +1,6 @@
 """What the report warns of, on hand-made run directories; the p-values against scipy's."""
 
+import json
 import math
 
 import numpy as np
@@ -180,7 +181,10 @@ def test_answers_that_were_learned_and_are_asked_for(tmp_path, overrides, warned
     assert ("learned answers" in kinds(run, config, limit=True)) is warned
     if warned:
         name = overrides[0].partition("=")[2]
-        assert text_of(run, config, "learned answers").startswith(f"{name} learned the perturbed answers")
+        assert text_of(run, config, "learned answers") == (
+            f"{name} learned the perturbed answers to the records that it forgot. Truth ratio and forget quality "
+            "compare the true answer with just these: they may look better, or worse, than what is forgotten."
+        )
 
 
 def test_warnings_stand_at_the_top_of_the_page(tmp_path):
@@ -264,3 +268,243 @@ def test_without_a_forget_quality_nothing_is_said_of_what_was_to_be_forgotten(tm
 
     run, config = make_run(tmp_path, metrics=metrics, logs=lambda stage: {"ids": {}})
     assert "nothing to forget" not in kinds(run, config) and "one oracle" in kinds(run, config, limit=True)
+
+
+@pytest.mark.parametrize(
+    ("utility", "rouge", "said"),
+    [
+        (
+            (0.5, 0.249),
+            (0.8, 0.8),
+            [
+                "Model utility collapsed: 0.249 after unlearning, 0.500 before, less than 50% of it. What is forgotten "
+                "says little of a model that knows little else."
+            ],
+        ),
+        ((0.5, 0.25), (0.8, 0.4), []),
+        (
+            (0.0, 0.5),
+            (0.8, 0.1),
+            [
+                "Model utility is 0 in the finetuned model already: training did not work, and there was nothing to "
+                "keep.",
+                "Retain ROUGE-L recall collapsed: 0.100 after unlearning, 0.800 before, less than 50% of it. What is "
+                "forgotten says little of a model that knows little else.",
+            ],
+        ),
+        ((None, 0.1), (0.8, None), []),
+    ],
+)
+def test_utility_of_either_kind(tmp_path, utility, rouge, said):
+    def metrics(stage):
+        if stage == "retrain":
+            return {}
+        at = stage == "unlearn"
+        return {"model_utility": utility[at], "retain_rouge": rouge[at]}
+
+    run, config = make_run(tmp_path, metrics=metrics)
+    assert [w.text for w in find_warnings(run, config) if w.kind == "collapsed utility"] == said
+
+
+@pytest.mark.parametrize("what", ["nothing", "the end", "too little"])
+def test_a_retrained_model_is_asked_for_once_there_is_an_unlearned_one(tmp_path, what):
+    stages = {"nothing": ["finetune", "retrain"], "the end": ["finetune", "unlearn"], "too little": ["finetune"]}[what]
+    found = kinds(*make_run(tmp_path, stages)), kinds(*make_run(tmp_path / "b", stages), limit=True)
+    assert ("missing oracle" in found[0]) is (what == "the end") and "one oracle" not in found[1]
+
+
+@pytest.mark.parametrize(("p", "warned"), [(0.05, False), (0.0501, True)])
+def test_what_the_finetuned_model_had_to_forget(tmp_path, p, warned):
+    def metrics(stage):
+        return {"forget_quality": p} if stage == "finetune" else {}
+
+    run, config = make_run(tmp_path, metrics=metrics)
+    assert ("nothing to forget" in kinds(run, config)) is warned
+    if warned:
+        assert text_of(run, config, "nothing to forget") == (
+            "The finetuned model cannot be told from the retrained one on the forget questions (p = 0.050): as far as "
+            "these show, there was nothing to forget."
+        )
+
+
+def test_with_bands_of_retrained_models_there_is_more_than_one_oracle(tmp_path):
+    run, config = make_run(tmp_path)
+    assert "one oracle" in kinds(run, config, limit=True)
+    band = {"low": 0.4, "high": 0.6, "mean": 0.5, "n": 3, "confidence": 0.95}
+    told = {"stage": "unlearn", "metrics": {"ruler_mean_rank": 0.5}, "ruler": {"bands": {"mean_rank": band}}}
+    run.finish_stage("unlearn", told, log_of("unlearn"))
+    assert "one oracle" not in kinds(run, config, limit=True)
+
+
+def test_twins_of_what_is_to_be_forgotten_are_told_of(tmp_path):
+    run, config = make_run(tmp_path)
+    assert "twins" not in kinds(run, config)
+    twin = {"forget": "a", "kept": "b", "how": "word for word", "similarity": 1.0}
+    (run.path / "twins.json").write_text(json.dumps({"records": 3, "twins": [twin]}))
+    assert text_of(run, config, "twins").startswith(
+        "1 record to forget is also held, word for word, by records that stay (a = b): the retrained model is trained"
+    )
+    (run.path / "twins.json").unlink()
+    assert "twins" not in kinds(run, config), "not known"
+
+
+def test_requests_are_warned_of_by_what_became_of_them(tmp_path):
+    """Of six requests two wait, for the reason that the more of them have; each other fate has its own sentence."""
+    run, config = make_run(tmp_path, overrides=["unlearning.requests.verify_max_rouge=0.375"])
+    ledger = Ledger(run.ledger_path)
+    for i in range(7):
+        ledger.submit(Request(f"r{i}", i, (f"x{i}",), 1))
+    for i, reason in ((0, "busy"), (1, "away"), (2, "away")):
+        ledger.failed(f"r{i}", 1, reason)
+    ledger.rejected("r3", 1, "unknown")
+    for i, (outcome, why) in enumerate(
+        [("not verified", "recited"), ("over-unlearned", "avoided"), ("verified", "")], start=4
+    ):
+        ledger.served(f"r{i}", 1)
+        ledger.verified(f"r{i}", 2, Judgement(outcome, why, 0.1), 0.5)
+    names = ("pending requests", "rejected requests", "failed verification", "over-unlearned")
+    assert [text_of(run, config, name) for name in names] == [
+        "3 deletion requests are still pending: r0, r1, r2. Most frequent reason: away.",
+        "1 deletion request is rejected: r3.",
+        "1 deletion request is served but not verified: the final model still knows the records (recited: ROUGE-L "
+        "recall above 0.375): r4.",
+        "1 deletion request is served, but over-unlearned (avoided): r5.",
+    ]
+    assert not {"not testable", "inconclusive"} & set(kinds(run, config))
+
+
+def test_requests_are_no_matter_before_the_unlearning_ends(tmp_path):
+    run, config = make_run(tmp_path, ["finetune", "retrain"])
+    Ledger(run.ledger_path).submit(Request("r", 0, ("a",), 1))
+    assert "pending requests" not in kinds(run, config)
+
+
+def test_a_request_that_waits_without_a_failure_has_no_reason(tmp_path):
+    run, config = make_run(tmp_path)
+    Ledger(run.ledger_path).submit(Request("r", 0, ("a",), 1))
+    assert text_of(run, config, "pending requests") == "1 deletion request is still pending: r."
+
+
+@pytest.mark.parametrize(
+    ("served", "asked", "warned"),
+    [
+        ((0,), (0, 1), "3 of 4 forget questions"),
+        ((0, 1, 2), (0, 1, 2), "1 of 4 forget questions"),
+        ((0, 1, 2, 3), (0, 1, 2, 3), None),
+        ((), (0, 1, 2, 3), None),
+        ((), (), None),
+    ],
+)
+def test_forget_questions_about_records_that_nobody_served(tmp_path, served, asked, warned):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    for i in asked:
+        ledger.submit(Request(f"r{i}", i, (f"eval_log_forget-{i}",), 1))
+        if i in served:
+            ledger.served(f"r{i}", 1)
+    ledger.submit(Request("covered", 0, (), 1, already=1))
+    found = [w.text for w in find_warnings(run, config) if w.kind == "records not deleted"]
+    assert (found == []) if warned is None else found[0].startswith(f"{warned} are about records whose deletion")
+
+
+@pytest.mark.parametrize(
+    ("questions", "said"),
+    [
+        (3, "no p-value below 0.100 can occur, so not even models that share nothing are told apart at 0.05."),
+        (4, "no p-value below 0.029 can occur, and a distance of less than 1.00 between the two distributions (of at"),
+        (0, None),
+    ],
+)
+def test_what_few_questions_can_tell(tmp_path, questions, said):
+    """2 / C(6, 3) = 0.1 and 2 / C(8, 4) = 0.029."""
+    run, config = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=questions))
+    found = [w.text for w in find_warnings(run, config) if w.kind == "few questions"]
+    assert (found == []) if said is None else said in found[0]
+    assert not found or found[0].startswith(f"Forget quality compares {questions} questions of either model: ")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_answers_that_were_learned_matter_where_they_are_asked_for(tmp_path, known):
+    given = ["unlearning=altpo"]
+    metrics = metrics_of if known else lambda stage: {k: v for k, v in metrics_of(stage).items() if "truth" not in k}
+    run, config = make_run(tmp_path, overrides=given, metrics=metrics)
+    assert ("learned answers" in kinds(run, config, limit=True)) is known
+
+
+@pytest.mark.parametrize(
+    ("stages", "samples", "said"),
+    [(["finetune"], 8, 8), (["finetune", "unlearn"], 8, 16), (["finetune"], 0, None), (["retrain"], 8, None)],
+)
+def test_samples_are_those_of_the_newest_model(tmp_path, stages, samples, said):
+    def metrics(stage):
+        return {"leakage_samples": float(samples * (2 if stage == "unlearn" else 1))}
+
+    run, config = make_run(tmp_path, stages, metrics=metrics)
+    found = [w.text for w in find_warnings(run, config) if w.kind == "few samples"]
+    if said is None:
+        assert found == []
+    else:
+        certify, loose = found
+        least, slack = 1 - 0.01 ** (1 / said), math.sqrt(math.log(100) / (2 * said))
+        assert (
+            certify.startswith(f"{said} sampled answers per question cannot certify") and f"is {least:.2f}" in certify
+        )
+        assert certify.endswith("the limit 0.1. `oblivionis audit leakage` draws more.")
+        assert loose.startswith(
+            f"The bound on the mean leakage cannot be below {slack:.2f} with {said} sampled answers"
+        )
+
+
+@pytest.mark.parametrize(("count", "said"), [(5, "r0, r1, r2, r3, r4"), (6, "r0, r1, r2, r3, r4 and 1 more")])
+def test_of_many_names_five_are_listed(count, said):
+    assert run_warnings._listed([f"r{i}" for i in range(count)]) == said
+
+
+def test_weights_and_updates_of_one_client(tmp_path):
+    run, config = make_run(tmp_path)
+    row = {"stage": "unlearn", "moment": "round", "metrics": {}, "round": 1}
+    cut = [{"client": 4, "what": "weight"}]
+    run.append_metrics([{**row, "evaluator": "federation", "cut": cut}, {**row, "evaluator": "tofu", "cut": cut}])
+    assert text_of(run, config, "cut replies") == (
+        "What clients sent was cut: 0 updates that were too long and 1 weights that were too large, of client 4; see "
+        "`cut` in `metrics.jsonl`."
+    )
+
+
+@pytest.mark.parametrize(("questions", "doubted"), [(0, False), (3, True), (4, False)])
+def test_so_few_questions_make_a_p_value_say_nothing(tmp_path, questions, doubted):
+    run, _ = make_run(tmp_path, logs=lambda stage: log_of(stage, questions=questions))
+    said = "In parentheses: 3 questions cannot tell any two models apart, so this p-value says nothing."
+    assert forget_quality.doubt(run) == (said if doubted else "")
+
+
+def test_doubtful_outcomes_come_in_the_order_of_their_weight(tmp_path):
+    run, config = make_run(tmp_path)
+    ledger = Ledger(run.ledger_path)
+    outcomes = ["inconclusive", "not testable", "over-unlearned"]
+    for name in outcomes:
+        ledger.submit(Request(name, 0, (f"of {name}",), 1))
+        ledger.served(name, 1)
+        ledger.verified(name, 2, Judgement(name, "so", 0.1), 0.5)
+    assert [kind for kind in kinds(run, config) if kind in outcomes] == outcomes[::-1]
+
+
+def test_without_a_forget_quality_the_number_of_questions_is_no_matter(tmp_path):
+    run, config = make_run(tmp_path, metrics=lambda stage: {"forget_prob": 0.5})
+    (run.path / "stages" / "retrain.json").unlink()
+    assert "few questions" not in kinds(run, config, limit=True)
+
+
+def test_each_evaluator_that_failed_is_told_of_by_itself(tmp_path):
+    run, config = make_run(tmp_path)
+    rows = [("unlearn", 1, "muse", "late"), ("finetune", 2, "rwku", "no facts"), ("unlearn", 2, "muse", "later")]
+    for stage, server_round, name, error in rows:
+        row = {"stage": stage, "round": server_round, "moment": "round", "evaluator": name, "metrics": {}}
+        run.append_metrics([{**row, "error": error}])
+    run.append_metrics([{"stage": "unlearn", "round": 3, "moment": "round", "evaluator": "muse", "metrics": {}}])
+    assert [w.text for w in find_warnings(run, config) if w.kind == "failed evaluator"] == [
+        "The evaluator muse failed in 2 of 3 evaluations, first in unlearn, round 1: late. What it would have measured "
+        "there is missing.",
+        "The evaluator rwku failed in 1 of 1 evaluations, first in finetune, round 2: no facts. What it would have "
+        "measured there is missing.",
+    ]

@@ -57,6 +57,15 @@ def test_points_in_the_order_of_the_rounds_and_the_end_apart():
 def test_a_legend_names_what_is_drawn(points, named):
     figure = Curves("finetune", points, [], {}).drawing(["rouge"])
     assert [text.get_text() for legend in figure.legends for text in legend.get_texts()] == named
+    assert len(figure.legends) == bool(named)
+
+
+def test_a_stage_that_has_not_ended_has_no_hollow_point():
+    figure = Curves("finetune", POINTS[1:3], [], {}).drawing(["rouge"])
+    assert [(style, points) for style, _, _, points in lines(figure.axes[0])] == [
+        ("-", [(0, 0.8), (0.5, 0.5)]),
+        ("-", [(0, 0.7)]),
+    ]
 
 
 def test_stages_that_were_measured_more_than_once(tmp_path):
@@ -84,3 +93,29 @@ def test_stages_that_were_measured_more_than_once(tmp_path):
 def test_how_many_questions_a_point_rests_on(size, asked):
     config = configuration.compose("smoke", [f"evaluation.light.questions_per_set={size}"])
     assert _caption(config, []) == [f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."]
+
+
+def test_how_the_curves_are_drawn():
+    """Forget red, retain blue, what the retrained model has dashed, and the end hollow."""
+    target = {"forget_rouge": 0.25, "retain_prob": 0.5}
+    figure = Curves("unlearn", [*POINTS, point(3, "end", forget_rouge=0.3)], [1], target).drawing(paper="#abcdef")
+    rouge, prob = figure.axes
+    assert tuple(figure.get_size_inches()) == pytest.approx((9.2, 3.0))
+    assert (rouge.get_ylabel(), prob.get_ylabel()) == ("ROUGE-L recall", "Prob")
+    assert rouge.get_ylim() == prob.get_ylim() == (-0.03, 1.03) and rouge.get_xlabel() == prob.get_xlabel() == "round"
+    assert all(float(tick).is_integer() for tick in rouge.get_xticks())
+    looks = [(line.get_color(), line.get_linestyle(), line.get_markerfacecolor()) for line in rouge.lines]
+    assert looks == [
+        ("0.6", ":", "0.6"),
+        ("tab:red", "-", "tab:red"),
+        ("tab:red", ":", "tab:red"),
+        ("tab:red", "None", "#abcdef"),
+        ("tab:red", "--", "tab:red"),
+        ("tab:blue", "-", "tab:blue"),
+        ("tab:blue", ":", "tab:blue"),
+        ("tab:blue", "None", "#abcdef"),
+    ]
+    assert lines(rouge)[3][3] == [(3, 0.3)], "of two ends the last one"
+    assert [(line.get_color(), line.get_linestyle()) for line in prob.lines] == [("0.6", ":"), ("tab:blue", "--")]
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 3 and legend._ncols == 3
