@@ -84,7 +84,7 @@ def audit(
 
 def _assessor(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, ...], folder: Path) -> Assessor:
     """An assessor of these records; a faulty file of facts costs WikiMem and nothing else."""
-    held = {"forget": forget, "retain": retain, "reference": _references(worker, folder, (*forget, *retain))}
+    held = {"forget": forget, "retain": retain, "reference": _references(folder, (*forget, *retain))}
     sets = {name: records for name, records in held.items() if records}
     corpus = Corpus("node", (*forget, *retain), frozenset(r.id for r in forget), sets)
     facts = folder / FACTS_FILE
@@ -99,10 +99,8 @@ def _assessor(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, 
         return Assessor(worker.assembled, corpus, _with_facts(worker.config, None), names=names)
 
 
-def _references(worker: Worker, folder: Path, trained: Sequence[Record]) -> Sequence[Record]:
-    """Records that nobody trains on, none where the client has no such."""
-    if worker.config.data.name != "node":
-        return worker.corpus.evaluation.get("reference", ())
+def _references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
+    """The client's records that nobody trains on, none where it has no such."""
     try:
         return read_references(folder, trained)
     except DataError:
