@@ -58,7 +58,10 @@ def exchange(before=1.0, after=0.0, known=0.9, left=0.1, reference=None):
     }
 
 
-def judged(final, before=1.0, units=9, oracle=None, doubt="", exchanges=(exchange(),), likelihood=None, count=1):
+ENDED = (exchange(),)
+
+
+def judged(final, before=1.0, units=9, oracle=None, doubt="", exchanges=ENDED, likelihood=None, count=1):
     record = {"units": units, "final": final, "before": before, "oracle": oracle}
     record |= {"exchanges": list(exchanges), "likelihood": likelihood}
     records = {f"r{i}": record for i in range(count)}
