@@ -82,10 +82,10 @@ class Verification:
             known = self._assessor.knowledge(vector, ids, rouge=True)
             # A model that computes no number any more knows nothing.
             clean = {name: dict(zip(of, np.nan_to_num(list(of.values())), strict=True)) for name, of in known.items()}
-            values: dict[str, dict[str, Any]] = {i: {name: float(of[i]) for name, of in clean.items()} for i in ids}
-            if vector is after:
-                for i, (reference, beside) in self._references(vector, ids).items():
-                    values[i] |= {"reference": reference, "beside": beside}
+            values = {i: {name: float(of[i]) for name, of in clean.items()} for i in ids}
+            references = self._references(vector, ids) if vector is after else {}
+            for i, (reference, _) in references.items():
+                values[i]["reference"] = reference
             row = {
                 "stage": self._stage,
                 "round": server_round,
@@ -93,6 +93,7 @@ class Verification:
                 "evaluator": EVALUATOR,
                 "metrics": {name: float(np.mean(list(of.values()))) for name, of in clean.items()},
                 "requests": {r: {i: values[i] for i in mine} for r, mine in asked.items()},
+                **({"beside": {i: beside for i, (_, beside) in references.items()}} if references else {}),
                 "seconds": time.perf_counter() - started,
                 "time": time.time(),
             }
