@@ -29,7 +29,6 @@ from oblivionis.assessment.evaluators.ruler import of_both_profiles
 from oblivionis.assessment.muse import recited
 from oblivionis.assessment.questions import encode_questions, encode_records
 from oblivionis.config.schema import Config
-from oblivionis.data.corpora import NEVER_TRAINED
 from oblivionis.data.records import Corpus, Record
 from oblivionis.errors import OblivionisError, RunError
 from oblivionis.models import adapters
@@ -290,13 +289,15 @@ class Assessor:
         by id: as calibrated forgetting estimates it (`clients.target.never_seen_nll`) from what training has made of
         records that nobody trains on, and from the untouched base model. Empty without these, or too few of them.
         """
-        unseen = next((s for n in NEVER_TRAINED if (s := self._corpus.evaluation.get(n, ()))), ())
-        if self._base is None or len(unseen) < LEAST_REFERENCES:
+        sets = (self._corpus.evaluation.get(name, ()) for name in ("reference", "holdout"))
+        unseen = next((records for records in sets if len(records) >= LEAST_REFERENCES), None)
+        if self._base is None or unseen is None:
             return {}
         records = self._records(record_ids)
         with self._session(vector) as session:
             now = self._nll(session, unseen)
             with self._as_base():
+                session = self._new_session()  # one keeps what its model answered
                 before, own = self._nll(session, unseen), self._nll(session, records)
         if not np.isfinite([*now, *before, *own]).all():
             return {}
