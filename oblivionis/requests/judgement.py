@@ -282,7 +282,9 @@ def _of_counts(
     (unmet, _), *_ = [item for item in reasons.most_common() if item[0][0] != VERIFIED]
     if counts[NOT_TESTABLE] == records:
         return NOT_TESTABLE, unmet[1] if records == 1 else f"of {records} records, mostly: {unmet[1]}"
-    told = f"{_of(counts[VERIFIED], records)} verified; of the others, mostly: {unmet[1]}"
+    if records == 1:
+        return INCONCLUSIVE, unmet[1]
+    told = f"{counts[VERIFIED] or 'none'} of {records} verified; of the others, mostly: {unmet[1]}"
     if counts[VERIFIED] and counts[VERIFIED] / records >= least_testable:
         return VERIFIED, told
     return INCONCLUSIVE, told

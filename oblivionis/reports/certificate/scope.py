@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from oblivionis.chain import check_chain
 from oblivionis.errors import OblivionisError
-from oblivionis.requests.ledger import COVERED, EXCHANGE, PENDING, REJECTED, Ledger, Request
+from oblivionis.requests.ledger import EXCHANGE, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
 
@@ -57,7 +57,7 @@ def scope_of(run: RunDirectory, demand: str) -> Scope:
 
 def _records(ledger: Ledger, request: Request) -> Iterator[Named]:
     """The records of a request, its own and those that others name."""
-    if request.state != COVERED and (why := _not_served(request)):
+    if why := _not_served(request):
         raise CertificateError(f"request {request.id!r} {why}")
     for record in request.record_ids:
         yield Named(record, request.client, request)

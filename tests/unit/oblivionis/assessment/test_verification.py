@@ -163,11 +163,15 @@ def test_what_is_served_again_is_measured_until_an_exchange_did_what_it_should(r
     assessor.asked.clear()
     looks.exchanged([], [a], 5, model(0.1, 0.2), model(0.1, 0.2))
     assert assessor.asked == [] and len(run.metrics()) == 8, "its first exchange did it"
-    looks.exchanged([], [a, b, c, d], 6, model(0.6, 0.3), model(0.5, 0.2))
+    looks.exchanged([], [a, b, c, d], 6, model(0.6, 0.5), model(0.5, 0.5))
     assert assessor.asked == [["b-record", "c-record", "d-record"]] * 2
     found = exchanges_of(run, "unlearn")
     assert {name: len(of[f"{name}-record"]) for name, of in found.items()} == {"a": 1, "b": 2, "c": 2, "d": 2}
     assert [e.after for e in found["b"]["b-record"]] == [pytest.approx(0.6), 0.5], "in their order"
+    looks.exchanged([], [c], 7, model(0.1, 0.74), model(0.6, 0.2))
+    assessor.asked.clear()
+    looks.exchanged([], [c], 8, model(0.6, 0.2), model(0.1, 0.2))
+    assert assessor.asked == [["c-record"]] * 2, "the last of its exchanges left it recited"
 
 
 def test_a_likelihood_is_compared_with_the_retrained_models_then_an_estimate_then_wrong_answers(run, monkeypatch):

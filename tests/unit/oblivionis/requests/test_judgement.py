@@ -85,6 +85,7 @@ def test_one_record(found, outcome):
         ([GONE, GONE], {}, VERIFIED, "all 2 records were recited before"),
         ([GONE, RECITED], {}, NOT_VERIFIED, "recites 1 of 2"),
         ([GONE, NEVER], {}, INCONCLUSIVE, "1 of 2 verified"),
+        ([NEVER, RecordEvidence(9, 0.0)], {}, INCONCLUSIVE, "none of 2 verified; of the others, mostly: "),
         ([GONE, NEVER], {"least_testable": 0.5}, VERIFIED, "did not recite it before"),
         ([GONE, NEVER, NEVER], {"least_testable": 0.5}, INCONCLUSIVE, "1 of 3 verified"),
         ([NEVER], {"least_testable": 0.01}, NOT_TESTABLE, "did not recite it before"),

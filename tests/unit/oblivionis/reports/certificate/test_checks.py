@@ -38,7 +38,7 @@ def test_overall():
     assert overall(checks((PASS, True), (INCONCLUSIVE, True))) == INCONCLUSIVE
     assert overall(checks((PASS, True), (FAIL, False))) == FAIL, "what was not required must not fail either"
     assert overall(checks((INCONCLUSIVE, True), (FAIL, True))) == FAIL
-    formal = [Check(name, PASS, {}, "", True) for name in ("ledger", "binding", "model")]
+    formal = [Check(name, PASS, {}, "", True) for name in ("ledger", "binding", "scope", "model", "exchange")]
     assert overall(formal) == INCONCLUSIVE, "nothing was asked about what the model knows"
     assert overall([*formal, Check("rouge", PASS, {}, "", False)]) == INCONCLUSIVE
     assert overall([*formal, Check("rouge", PASS, {}, "", True)]) == PASS
