@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from clients.target import LEAST_REFERENCES, never_seen_nll
 from evaluation.engine.fused_lora import fused_lora
 from evaluation.engine.sequences import TokenSequence
 from evaluation.hook import EvaluationError, EvaluationSession, Evaluator, Hook, Report
@@ -277,14 +278,48 @@ class Assessor:
 
         prob: length-normalised probability of what is trained on; with `rouge` also rouge, as `recalls`.
         """
-        new = [r for r in self._records(record_ids) if r.id not in self._sequences]
-        encoded = encode_records(new, self._assembled, self._config)
-        self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
         with self._session(vector) as session:
-            found = {"prob": probability(session.scores([self._sequences[i] for i in record_ids]).mean_nll).tolist()}
+            found = {"prob": probability(self._nll(session, self._records(record_ids))).tolist()}
             if rouge:
                 found["rouge"] = self._recalled(session, record_ids)
         return {name: dict(zip(record_ids, values, strict=True)) for name, values in found.items()}
+
+    def never_seen(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
+        """How likely the answers of these training records would be to the model with `vector` had it never seen them,
+        by id: as calibrated forgetting estimates it (`clients.target.never_seen_nll`) from what training has made of
+        records that nobody trains on, and from the untouched base model. Empty without these, or too few of them.
+        """
+        sets = (self._corpus.evaluation.get(name, ()) for name in ("reference", "holdout"))
+        unseen = next((records for records in sets if len(records) >= LEAST_REFERENCES), None)
+        if self._base is None or unseen is None:
+            return {}
+        records = self._records(record_ids)
+        with self._session(vector) as session:
+            now = self._nll(session, unseen)
+            with self._as_base():
+                session = self._new_session()  # one keeps what its model answered
+                before, own = self._nll(session, unseen), self._nll(session, records)
+        if not np.isfinite([*now, *before, *own]).all():
+            return {}
+        return dict(zip(record_ids, probability(never_seen_nll(before, now, own)).tolist(), strict=True))
+
+    def wrong_answers(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
+        """Mean likelihood of the wrong answers to the questions of these training records, by id, where there are any;
+        geometric means over an answer's tokens, as `knowledge`'s."""
+        asked = [record for record in self._records(record_ids) if record.perturbed_answers]
+        wrong = [replace(r, id=f"{r.id} {n}", answer=a) for r in asked for n, a in enumerate(r.perturbed_answers)]
+        if not wrong:
+            return {}
+        with self._session(vector) as session:
+            found = iter(probability(self._nll(session, wrong)).tolist())
+        return {r.id: float(np.mean([next(found) for _ in r.perturbed_answers])) for r in asked}
+
+    def _nll(self, session: EvaluationSession, records: Sequence[Record]) -> np.ndarray:
+        """(n,) mean negative log-likelihood of what is trained on, nats per token."""
+        new = [r for r in records if r.id not in self._sequences]
+        encoded = encode_records(new, self._assembled, self._config)
+        self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
+        return session.scores([self._sequences[r.id] for r in records]).mean_nll
 
     def _recalled(self, session: EvaluationSession, record_ids: Sequence[str]) -> list[float]:
         records = self._records(record_ids)

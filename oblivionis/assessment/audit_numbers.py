@@ -19,10 +19,13 @@ from oblivionis.files import read_json
 
 MOMENTS = {"before": "before_unlearn", "after": "after_unlearn", "final": "end"}
 """When a client is asked, and what that is called in metrics.jsonl."""
-REQUEST_ROUGE, REQUEST_PROB = "request_rouge", "request_prob"
+REQUEST_ROUGE, REQUEST_PROB, REQUEST_EXPECTED = "request_rouge", "request_prob", "request_expected"
+"""Means over a request's records: recall, likelihood, and the likelihood in a model that never saw them, as calibrated
+forgetting estimates it; the last only where the client has records that nobody trains on."""
 REQUEST_RECITED, REQUEST_SHORT, REQUEST_TWINS = "request_recited", "request_short", "request_twins"
 """How many of a request's records the model recites; how many have too short an answer to tell; how many are also held,
 word for word or nearly, by records that the client keeps."""
+_OF_REQUEST = "request_"
 COUNTS = ("forget_records", "retain_records", "failed_evaluators")
 
 OWN = {
@@ -30,6 +33,7 @@ OWN = {
     for metric in (
         Metric(REQUEST_ROUGE, "ROUGE-L recall", "oracle", None, "Mean over the request's records."),
         Metric(REQUEST_PROB, "Prob", "oracle", None, "Mean over the request's records."),
+        Metric(REQUEST_EXPECTED, "Prob never seen", None, None, "Mean over the request's records, an estimate."),
         Metric(REQUEST_RECITED, "Records recited", "oracle", None, "", most=None, whole=True),
         Metric(REQUEST_SHORT, "Records too short to tell", None, None, "", most=None, whole=True),
         Metric(REQUEST_TWINS, "Records that kept ones also hold", None, None, "", most=None, whole=True),
@@ -62,6 +66,12 @@ class _Audit(_Of, total=False):
     after: dict[str, float]
     final: dict[str, float]
     failed: dict[str, str]
+
+
+def own_names(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of a moment, those about the request's records without `request_` before their names."""
+    found = {name: value for name, value in sorted(numbers.items()) if not name.startswith(_OF_REQUEST)}
+    return found | {n.removeprefix(_OF_REQUEST): v for n, v in numbers.items() if n.startswith(_OF_REQUEST)}
 
 
 def check_numbers(told: Mapping[str, object], records: int, limit: float) -> dict[str, float]:

@@ -9,14 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluation.metrics.verdict import LEAST_QUESTIONS, OVER_UNLEARNED, STILL_KNOWN, judge_probability
 from oblivionis.assessment import evaluators
-from oblivionis.assessment.questions import spread
-from oblivionis.config.schema import Config
+from oblivionis.assessment.audit_numbers import MOMENTS as MOMENTS_OF_AUDIT
+from oblivionis.assessment.audit_numbers import (
+    REQUEST_RECITED,
+    REQUEST_ROUGE,
+    REQUEST_SHORT,
+    REQUEST_TWINS,
+    own_names,
+)
+from oblivionis.config.schema import Config, Requests
 from oblivionis.files import write_json
-from oblivionis.requests.judgement import NOT_VERIFIED, Judgement, RecordEvidence, judge_request
-from oblivionis.requests.judgement import OVER_UNLEARNED as AVOIDED
-from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges
+from oblivionis.requests.judgement import (
+    ESTIMATED,
+    MEAN_LIKELY,
+    RETRAINED,
+    WRONG_ANSWERS,
+    Exchange,
+    Judgement,
+    Likelihood,
+    RecordEvidence,
+    ended,
+    far_likelier,
+    judge_counts,
+    judge_request,
+    likely_in_mean,
+    word_beside_oracle,
+)
+from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges, exchanges_of
 from oblivionis.requests.ledger import Request
 from oblivionis.requests.twins import twins_of_requests
 from oblivionis.runs.directory import RunDirectory, vector_hash
@@ -34,19 +54,26 @@ MOST_MOVED = 100.0
 class Verification:
     """Looks at the records of the requests of one stage, in the models before, after and at its end.
 
-    It remembers nothing: what a resumed run needs is in metrics.jsonl.
+    What a resumed run needs is in metrics.jsonl.
     """
 
     def __init__(self, run: RunDirectory, config: Config, assessor: Assessor, stage: str) -> None:
         self._run, self._config, self._assessor, self._stage = run, config, assessor, stage
+        self._oracle: dict[str, float] = {}
 
-    def exchanged(self, requests: Sequence[Request], server_round: int, before: np.ndarray, after: np.ndarray) -> None:
-        """The models right before and right after the exchange of a round, on the requests that it served."""
-        asked = {
-            r.id: spread(r.record_ids, self._config.evaluation.rebound.records)
-            for r in requests
-            if r.served_round == server_round and r.record_ids
-        }
+    def exchanged(
+        self,
+        served: Sequence[Request],
+        again: Sequence[Request],
+        server_round: int,
+        before: np.ndarray,
+        after: np.ndarray,
+    ) -> None:
+        """The models right before and right after the exchange of a round: on the requests that it served, and on those
+        that it served `again` of which no earlier exchange is known to have done what it should."""
+        done = exchanges_of(self._run, self._stage) if again else {}
+        asked = {r.id: r.record_ids for r in served if r.record_ids}
+        asked |= {r.id: r.record_ids for r in again if not self._is_done(r, done.get(r.id, {}))}
         ids = list(dict.fromkeys(i for mine in asked.values() for i in mine))
         if not ids:
             return
@@ -55,20 +82,49 @@ class Verification:
             known = self._assessor.knowledge(vector, ids, rouge=True)
             # A model that computes no number any more knows nothing.
             clean = {name: dict(zip(of, np.nan_to_num(list(of.values())), strict=True)) for name, of in known.items()}
+            values = {i: {name: float(of[i]) for name, of in clean.items()} for i in ids}
+            references = self._references(vector, ids) if vector is after else {}
+            for i, (reference, _) in references.items():
+                values[i]["reference"] = reference
             row = {
                 "stage": self._stage,
                 "round": server_round,
                 "moment": moment,
                 "evaluator": EVALUATOR,
                 "metrics": {name: float(np.mean(list(of.values()))) for name, of in clean.items()},
-                "requests": {
-                    r: {i: {name: float(of[i]) for name, of in clean.items()} for i in mine}
-                    for r, mine in asked.items()
-                },
+                "requests": {r: {i: values[i] for i in mine} for r, mine in asked.items()},
+                **({"beside": {i: beside for i, (_, beside) in references.items()}} if references else {}),
                 "seconds": time.perf_counter() - started,
                 "time": time.time(),
             }
             self._run.append_metrics([row])
+
+    def _is_done(self, request: Request, known: Mapping[str, Sequence[Exchange]]) -> bool:
+        """Whether the exchanges so far ended the recitation of each of its records, and left none far likelier."""
+        limit = self._config.unlearning.requests.verify_max_rouge
+        return all(
+            ended(of, limit) and of[-1].after <= limit and not far_likelier(of[-1].left, of[0].known)
+            for of in (known.get(i, ()) for i in request.record_ids)
+        )
+
+    def _references(self, vector: np.ndarray, ids: Sequence[str]) -> dict[str, tuple[float, str]]:
+        """With what the likelihood of each record's answer in a model is compared, and what that is; without those to
+        which nothing can be compared.
+
+        The retrained model's likelihood where it never saw the record; else what calibrated forgetting estimates; else
+        that of wrong answers.
+        """
+        found: dict[str, tuple[float, str]] = {}
+        retrained = self._run.load_checkpoint("retrain").vector if self._run.stage_summary("retrain") else None
+        if retrained is not None:
+            _, seen = twins_of_requests(self._assessor.corpus, ids)
+            new = [i for i in ids if i not in seen and i not in self._oracle]
+            self._oracle |= self._assessor.knowledge(retrained, new, rouge=False)["prob"] if new else {}
+            found |= {i: (self._oracle[i], RETRAINED) for i in ids if i not in seen}
+        for beside, measure in ((ESTIMATED, self._assessor.never_seen), (WRONG_ANSWERS, self._assessor.wrong_answers)):
+            if missing := [i for i in ids if i not in found]:
+                found |= {i: (prob, beside) for i, prob in measure(vector, missing).items()}
+        return {i: (float(np.nan_to_num(prob)), beside) for i, (prob, beside) in found.items()}
 
     def judge(
         self, requests: Sequence[Request], measured: Measured, vector: np.ndarray, finetuned: np.ndarray
@@ -96,25 +152,29 @@ class Verification:
         leaks = dict((measured.log or {}).get("leakage", {}))
         if "leakage" not in measured.report.failed:  # it would fail again
             leaks |= self._assessor.leakage(vector, [i for i in ids if i not in leaks])
-        losses = [self._losses(v, unseen) for v in (vector, retrained)] if retrained is not None and unseen else None
+        known, references = self._assessor.knowledge(vector, ids, rouge=False)["prob"], self._references(vector, ids)
+        likelihoods = {i: Likelihood(float(np.nan_to_num(known[i])), *references.get(i, (None, ""))) for i in ids}
+        served = exchanges_of(self._run, self._stage)
         doubt, settings = self._doubt(measured, vector, finetuned), self._config.unlearning.requests
         found: dict[str, Judgement] = {}
         evidence: dict[str, Any] = {}
         for request in asked:
-            of = {i: RecordEvidence(units[i], final[i], before[i], oracle.get(i)) for i in request.record_ids}
-            comparable = [i for i in request.record_ids if i not in seen]
-            knows = _knows([[loss[i] for i in comparable] for loss in losses]) if losses else ""
+            mine = served.get(request.id, {})
+            of = {
+                i: RecordEvidence(units[i], final[i], before[i], oracle.get(i), mine.get(i, ()), likelihoods[i])
+                for i in request.record_ids
+            }
             held = {i: list(twins[i]) for i in request.record_ids if i in twins}
             found[request.id] = judge_request(
                 of,
                 limit=settings.verify_max_rouge,
                 least_testable=settings.verify_min_testable,
                 doubt=doubt,
-                knows=knows,
                 twins=len(held),
             )
-            known = {"knows": knows, "twins": held, "seen": [i for i in request.record_ids if i in seen]}
-            evidence[request.id] = _written(found[request.id], of, leaks) | known
+            knows = word_beside_oracle(list(of.values()), final=True)
+            more = {"knows": knows, "twins": held, "seen": [i for i in request.record_ids if i in seen]}
+            evidence[request.id] = _written(found[request.id], of, leaks) | more
         written = {"limit": settings.verify_max_rouge, "doubt": doubt, "model": vector_hash(vector)}
         write_json(self._run.path / FILE, {**written, "requests": evidence})
         return found
@@ -126,11 +186,6 @@ class Verification:
         if missing:
             known |= self._assessor.recalls(vector, missing)
         return {i: known[i] for i in ids}
-
-    def _losses(self, vector: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
-        """Mean negative log-likelihood of an answer token, by record."""
-        found = self._assessor.knowledge(vector, ids, rouge=False)["prob"]
-        return {i: -float(np.log(max(p, 1e-300))) for i, p in found.items()}
 
     def _doubt(self, measured: Measured, vector: np.ndarray, finetuned: np.ndarray) -> str:
         known = (self._run.stage_summary("finetune") or {}).get("metrics", {})
@@ -170,6 +225,40 @@ def doubt(failed: Mapping[str, str], metrics: Mapping[str, float], before: Mappi
     return ""
 
 
+def judge_numbers(
+    numbers: Mapping[str, Mapping[str, float]], records: int, settings: Requests, *, ruined: str = ""
+) -> Judgement | None:
+    """The outcome of a request for so many `records` from what its client measured at the moments of
+    `audit_numbers.MOMENTS`; None without numbers of the final model.
+
+    ruined: why the final model's silence shows nothing, as far as the model itself tells.
+    """
+    before, after, final = (numbers.get(moment) or {} for moment in MOMENTS_OF_AUDIT)
+    if not final:
+        return None
+    failed = final.get("failed_evaluators", 0.0)
+    why_not = f"{failed:g} evaluators failed in the client's audit; its log says why" if failed else ruined
+    outcome, why = judge_counts(
+        records,
+        before.get(REQUEST_RECITED),
+        final[REQUEST_RECITED],
+        recited_after=after.get(REQUEST_RECITED),
+        untestable=final[REQUEST_SHORT],
+        twins=int(final.get(REQUEST_TWINS, 0)),
+        least_testable=settings.verify_min_testable,
+        doubt=why_not or doubt({}, final, before, settings.verify_min_utility),
+        likely=_likely(*map(own_names, (before, after, final))),
+    )
+    return Judgement(outcome, why, final[REQUEST_ROUGE])
+
+
+def _likely(before: Mapping[str, float], after: Mapping[str, float], final: Mapping[str, float]) -> str:
+    """In which model the records' answers are, in the mean, still far likelier than the client estimates for a model
+    that never saw them; empty for none, or where that is not known."""
+    places = (("right after the exchange", after), ("in the final model", final))
+    return next((f"{where} {MEAN_LIKELY}" for where, now in places if likely_in_mean(before, now)), "")
+
+
 def moved(vector: np.ndarray, before: np.ndarray) -> str:
     """The same from the weights: are they numbers, and near those from before?"""
     if not np.isfinite(vector).all():
@@ -180,14 +269,6 @@ def moved(vector: np.ndarray, before: np.ndarray) -> str:
     if far > MOST_MOVED:
         return f"the final model's weights lie {far:.3g} times their own norm from those before unlearning"
     return ""
-
-
-def _knows(losses: Sequence[Sequence[float]]) -> str:
-    """The word on some records' losses beside the retrained model's, empty where it is neither."""
-    ours, oracle = losses
-    verdict = judge_probability(ours, oracle) if len(ours) >= LEAST_QUESTIONS else None
-    words = {STILL_KNOWN: NOT_VERIFIED, OVER_UNLEARNED: AVOIDED}
-    return "" if verdict is None else words.get(verdict.verdict, "")
 
 
 def _written(

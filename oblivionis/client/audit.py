@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from oblivionis.assessment import evaluators
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.audit_numbers import (
     NAMES,
+    REQUEST_EXPECTED,
     REQUEST_PROB,
     REQUEST_RECITED,
     REQUEST_ROUGE,
@@ -21,11 +22,12 @@ from oblivionis.assessment.audit_numbers import (
 )
 from oblivionis.client.worker import Worker
 from oblivionis.config.schema import Config
+from oblivionis.data.errors import DataError
 from oblivionis.data.records import Corpus, Record
 from oblivionis.data.twins import find_twins
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.requests.judgement import LEAST_UNITS
-from oblivionis.requests.node_records import FACTS_FILE
+from oblivionis.requests.node_records import FACTS_FILE, read_references
 
 log = logging.getLogger("flwr")
 
@@ -41,7 +43,8 @@ def audit(
     """What the model with `vector` knows of the records `forget_ids` of `client`, beside those that it keeps.
 
     By name: the means of ROUGE-L recall, in any script, and probability over the records to forget (`request_rouge`,
-    `request_prob`), how many of them are recited (`request_recited`), too short to tell (`request_short`), and held by
+    `request_prob`; with records that nobody trains on also `request_expected`, what a model would make of them that
+    never saw them), how many of them are recited (`request_recited`), too short to tell (`request_short`), and held by
     records that it keeps as well (`request_twins`);
     what `evaluation.audit.profile` asks of both groups (TOFU's measures, leakage bounds, RULER's Lens 2, WikiMem where
     `<folder>/facts.jsonl` or the records state facts); how many records there are in each group, and how many
@@ -61,7 +64,7 @@ def audit(
     rouge = assessor.recalls_in(measured.log)
     if missing := [i for i in ids if i not in rouge]:
         rouge |= assessor.recalls(vector, missing)
-    prob = assessor.knowledge(vector, ids, rouge=False)["prob"]
+    prob, expected = assessor.knowledge(vector, ids, rouge=False)["prob"], assessor.never_seen(vector, ids)
     units, limit = assessor.units(ids), worker.config.unlearning.requests.verify_max_rouge
     long = [i for i in ids if units[i] >= LEAST_UNITS]
     return {
@@ -69,6 +72,7 @@ def audit(
         REQUEST_ROUGE: float(np.mean([rouge[i] for i in ids])),
         # A model that computes no number any more knows nothing.
         REQUEST_PROB: float(np.nan_to_num([prob[i] for i in ids]).mean()),
+        **({REQUEST_EXPECTED: float(np.mean([expected[i] for i in ids]))} if expected else {}),
         REQUEST_RECITED: float(sum(rouge[i] > limit for i in long)),
         REQUEST_SHORT: float(len(ids) - len(long)),
         REQUEST_TWINS: float(len({twin.forget for twin in find_twins(forget, retain)})),
@@ -80,7 +84,8 @@ def audit(
 
 def _assessor(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, ...], folder: Path) -> Assessor:
     """An assessor of these records; a faulty file of facts costs WikiMem and nothing else."""
-    sets = {name: records for name, records in (("forget", forget), ("retain", retain)) if records}
+    held = {"forget": forget, "retain": retain, "reference": _references(folder, (*forget, *retain))}
+    sets = {name: records for name, records in held.items() if records}
     corpus = Corpus("node", (*forget, *retain), frozenset(r.id for r in forget), sets)
     facts = folder / FACTS_FILE
     names = evaluators.run_by_clients()
@@ -92,6 +97,14 @@ def _assessor(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, 
             raise
         log.warning("the audit goes without WikiMem: %s", error)
         return Assessor(worker.assembled, corpus, _with_facts(worker.config, None), names=names)
+
+
+def _references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
+    """The client's records that nobody trains on, none where it has no such."""
+    try:
+        return read_references(folder, trained)
+    except DataError:
+        return ()
 
 
 def _with_facts(config: Config, facts: Path | None) -> Config:

@@ -171,7 +171,7 @@ class Guard:
                 raise self._refused(rule, f"{said} was not made on this node")
             if own.scope != demand.scope:
                 raise self._refused(rule, f"{said} has the scope {own.scope!r}, not {demand.scope!r}")
-            if foreign := set(demand.record_ids) - set(own.record_ids):
+            if foreign := set(demand.record_ids) - set(own.everything):
                 raise self._refused(rule, f"{said} does not ask for record {_cut(min(foreign))!r}")
 
     def _check_data(self, data: Data) -> None:

@@ -1,8 +1,9 @@
 """A node's own verdict on its sealed requests: what models that it received know of its records.
 
 It is measured at the user's command, outside of any message, and stays on the node: a reply that took longer, or told
-numbers, would say who asked. For that a node keeps two models: the one that the exchange of a request began with, and
-the newest that it received. It keeps them whether or not it asks, and deletes at the next exchange what nobody needs.
+numbers, would say who asked. For that a node keeps models: the one that the exchange of a request began with, the one
+that it ended with where the node trained in the same round, and the newest that it received. It keeps them whether or
+not it asks, and deletes at the next exchange what nobody needs.
 """
 
 from __future__ import annotations
@@ -17,25 +18,20 @@ import numpy as np
 
 from oblivionis.array_files import write_arrays
 from oblivionis.assessment.audit_numbers import (
-    REQUEST_RECITED,
-    REQUEST_ROUGE,
-    REQUEST_SHORT,
-    REQUEST_TWINS,
     audit_path,
     check_numbers,
     read_audit,
 )
-from oblivionis.assessment.verification import doubt, moved
+from oblivionis.assessment.verification import judge_numbers, moved
 from oblivionis.client.audit import audit
 from oblivionis.client.guard import Guard
 from oblivionis.client.policy import read_policy
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
-from oblivionis.config.schema import Config
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.files import write_json
 from oblivionis.models.fingerprint import fingerprint_model
-from oblivionis.requests.judgement import VERIFIED, Judgement, judge_counts
+from oblivionis.requests.judgement import VERIFIED, Judgement
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_key import SIGNATURE, SIGNED, audit_bytes, audit_key, public_hex
 from oblivionis.requests.node_ledger import NodeLedger
@@ -47,6 +43,7 @@ from strategies import protocol
 FOLDER, LATEST = "models", "latest.safetensors"
 """Where a node keeps models, and the newest of them."""
 STAGE = "unlearn"
+_SUFFIX, _AFTER = ".safetensors", ".after.safetensors"
 
 
 class SelfAuditError(OblivionisError):
@@ -67,14 +64,22 @@ class Kept:
 def keep_model(folder: Path, vector: np.ndarray, about: Kept, session: str | None = None) -> None:
     """Keep the flat model (n,) float32 that a message brought, durably.
 
-    `session`: of the cover exchange that it begins; None: as the newest model of all.
+    `session`: of the cover exchange that it begins; None: as the newest model of all, and where it came in the round of
+    such an exchange, so that it is what came of it, beside the model that this began with.
     """
     place = folder / FOLDER / (LATEST if session is None else _name(session))
     info = {name: getattr(about, name) for name in Kept.__slots__}
     write_arrays(place, {"adapter": vector}, info)
     if session is None:
+        for began in place.parent.glob(f"*{_SUFFIX}"):
+            if began.name == LATEST or began.name.endswith(_AFTER):
+                continue
+            of = read_checkpoint(began)
+            if (of.info["run"], of.stage, of.round) == (about.run, about.stage, about.round):
+                write_arrays(_after(began), {"adapter": vector}, info)
         return
-    needed = {LATEST, place.name, *map(_name, unsettled_sessions(folder).values())}
+    began = {place, *(place.with_name(_name(of)) for of in unsettled_sessions(folder).values())}
+    needed = {LATEST, *(path.name for model in began for path in (model, _after(model)))}
     for file in place.parent.glob("*.safetensors"):
         if file.name not in needed:
             file.unlink()
@@ -101,10 +106,14 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> t
         raise SelfAuditError("the two models are not of one shape: --final is a checkpoint of another run")
     limit = worker.config.unlearning.requests.verify_max_rouge
     numbers: dict[str, dict[str, float]] = {}
-    for moment, model in (("before", first), ("final", last)):
+    after = _right_after(folder, opened, request_id)
+    moments = {"before": first, **({} if after is None else {"after": after}), "final": last}
+    for moment, model in moments.items():
         numbers[moment] = _measured(worker, folder, opened, model.vector, limit)
         _keep_numbers(folder, opened, moment, numbers[moment], model)
-    found = _judged(worker.config, numbers, len(opened.demand.record_ids), moved(last.vector, first.vector))
+    settings, ruined = worker.config.unlearning.requests, moved(last.vector, first.vector)
+    found = judge_numbers(numbers, len(opened.demand.record_ids), settings, ruined=ruined)
+    assert found is not None
     event = "verified" if found.outcome == VERIFIED else "verification_failed"
     said = {"outcome": found.outcome, "why": found.why, "rouge": found.recall, "limit": limit}
     NodeLedger(folder).note(event, request_id, run=opened.run, round=last.round, **said)
@@ -117,21 +126,6 @@ def _measured(worker: Worker, folder: Path, opened: Opened, vector: np.ndarray, 
     records = set(opened.demand.record_ids)
     numbers = audit(worker, opened.client, vector, records, withheld, folder)
     return check_numbers(numbers, len(records), limit)
-
-
-def _judged(config: Config, numbers: Mapping[str, Mapping[str, float]], records: int, ruined: str) -> Judgement:
-    settings, before, final = config.unlearning.requests, numbers["before"], numbers["final"]
-    failed = "evaluators failed; the log says why" if final.get("failed_evaluators") else ""
-    outcome, why = judge_counts(
-        records,
-        before[REQUEST_RECITED],
-        final[REQUEST_RECITED],
-        untestable=final[REQUEST_SHORT],
-        twins=int(final.get(REQUEST_TWINS, 0)),
-        least_testable=settings.verify_min_testable,
-        doubt=failed or ruined or doubt({}, final, before, settings.verify_min_utility),
-    )
-    return Judgement(outcome, why, final[REQUEST_ROUGE])
 
 
 def _keep_numbers(folder: Path, opened: Opened, moment: str, numbers: Mapping[str, float], model: Checkpoint) -> None:
@@ -181,5 +175,20 @@ def _kept(path: Path, what: str) -> Checkpoint:
     return read_checkpoint(path)
 
 
+def _right_after(folder: Path, opened: Opened, request_id: str) -> Checkpoint | None:
+    """The model that the exchange of a request ended with, by its hash; None where no message brought it."""
+    path = _after(folder / FOLDER / _name(opened.session))
+    lines = (e for e in reversed(NodeLedger(folder).lines("served")) if e.get("id") == request_id)
+    told = next((e.get("after") for e in lines if e.get("session") == opened.session), None)
+    if not path.is_file():
+        return None
+    found = read_checkpoint(path)
+    return found if vector_hash(found.vector) == told else None
+
+
 def _name(session: str) -> str:
-    return f"{hashlib.sha256(session.encode()).hexdigest()[:16]}.safetensors"
+    return f"{hashlib.sha256(session.encode()).hexdigest()[:16]}{_SUFFIX}"
+
+
+def _after(began: Path) -> Path:
+    return began.with_name(f"{began.name.removesuffix(_SUFFIX)}{_AFTER}")

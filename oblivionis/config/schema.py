@@ -492,7 +492,8 @@ class Requests:
         default=0.5,
         metadata=about(
             "A record is recited where the ROUGE-L recall of the greedy answer, in any script, is above this. A served "
-            "request is verified when, at the stage's end, none of its records is recited that was before.",
+            "request is verified when an exchange ended the recitation of each of its records and, at the stage's end, "
+            "none is recited.",
             at_least=0,
             at_most=1,
         ),

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from oblivionis.chain import HASH
 from oblivionis.errors import OblivionisError
 from oblivionis.requests.holdings import LedgerRequests, demanded
-from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, REJECTED, Ledger, Request
+from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, REJECTED, Ledger, Request, without
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.requests.sealed import told
 from oblivionis.requests.wire import (
@@ -160,10 +160,10 @@ class NodeRequests(AskingNodes):
         asked = {i for r in mine if r.state != REJECTED for i in r.record_ids}
         entered: dict[str, Request] = {}
         for one in new[: self._most]:
-            records = tuple(i for i in one.record_ids if i not in asked)
-            asked.update(records)
-            already, name = len(one.record_ids) - len(records), self._free_id(client, one.id, entered)
-            entered[name] = Request(name, client, records, server_round, scope=one.scope, already=already, told=one.id)
+            name = self._free_id(client, one.id, entered)
+            made = Request(name, client, one.record_ids, server_round, scope=one.scope, told=one.id)
+            entered[name] = without(made, asked)
+            asked.update(one.record_ids)
         self._ledger.submit(*entered.values())
 
     def _free_id(self, client: int, wanted: str, taken: Container[str]) -> str:
@@ -310,5 +310,5 @@ def answer_query(
         ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))
         return write_answer(Answer((), ledger.head(), tuple(lines)))
     confirmed = ledger.heard(question.run, question.ledger, question.outcomes, **about)
-    requests = tuple(Told(r.id, r.scope, r.record_ids) for r in ledger.unsettled())
+    requests = tuple(Told(r.id, r.scope, r.everything) for r in ledger.unsettled())
     return write_answer(Answer(requests, ledger.head(), tuple(confirmed)))

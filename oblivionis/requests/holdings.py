@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subjects
 from oblivionis.requests.judgement import Judgement
-from oblivionis.requests.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request
+from oblivionis.requests.ledger import REJECTED, SERVED, Ledger, NoRequests, Policy, Request, without
 from oblivionis.requests.open_records import OpenRecords
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.directory import RunDirectory
@@ -110,6 +110,10 @@ class LedgerRequests:
             )
         for request in [r for r in self._ledger.served_in(server_round) if r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after)
+
+    def looked_at_again(self) -> list[Request]:
+        """The requests that the exchange of this round served again."""
+        return [self._ledger.get(request_id) for request_id in self._repeated]
 
     def barrier(self, server_round: int, version: int, discarded: int) -> None:
         """Asynchronous rounds: the exchange made this version of the model, and so many clients work on older ones."""
@@ -218,9 +222,9 @@ class SimulatedRequests(LedgerRequests):
         now: set[str] = set()
         requests = []
         for request in self._policy.due(server_round, open_) if server_round <= self._last_round else ():
-            new = tuple(i for i in request.record_ids if i not in asked and i not in now)
-            now.update(new)
-            requests.append(replace(request, record_ids=new, already=len(request.record_ids) - len(new)))
+            new = without(request, asked, now)
+            now.update(new.record_ids)
+            requests.append(new)
         self._ledger.submit(*requests)
         return [demanded(r) for r in self.due(server_round)]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+import msgspec
+
 from oblivionis.files import read_json
-from oblivionis.requests.judgement import RecordEvidence
+from oblivionis.requests.judgement import Exchange, Likelihood, RecordEvidence
 from oblivionis.runs.directory import RunDirectory
 
 FILE = "judgements.json"
@@ -22,9 +24,24 @@ class _Judged(TypedDict):
     oracle: float | None
 
 
+class _Likelihood(TypedDict):
+    prob: float
+    reference: float | None
+    beside: str
+
+
+class _Exchange(TypedDict):
+    before: float
+    after: float
+    known: float
+    left: _Likelihood
+
+
 class _Record(_Judged, total=False):
     outcome: str
     why: str
+    exchanges: list[_Exchange]
+    likelihood: _Likelihood | None
     leakage: dict[str, float] | None
 
 
@@ -46,12 +63,29 @@ class _File(TypedDict):
 
 
 def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, Any]]:
-    """The rows that a verification wrote at the exchanges: by request and record the values `rouge` and `prob`."""
+    """The rows that a verification wrote at the exchanges: by request and record the values `rouge` and `prob`, and
+    right after an exchange also `reference`, where the answer could be compared; `beside` says by record with what."""
     return [
         row
         for row in run.metrics()
         if row["evaluator"] == EVALUATOR and row["stage"] == stage and row["moment"] == moment and "requests" in row
     ]
+
+
+def exchanges_of(run: RunDirectory, stage: str) -> dict[str, dict[str, tuple[Exchange, ...]]]:
+    """By request and record the exchanges that served it and were measured, in their order."""
+    ends = {row["round"]: (row["requests"], row.get("beside", {})) for row in exchanges(run, stage, MOMENTS[1])}
+    found: dict[str, dict[str, tuple[Exchange, ...]]] = {}
+    for row in exchanges(run, stage, MOMENTS[0]):
+        end, beside = ends.get(row["round"], ({}, {}))
+        for request, records in row["requests"].items():
+            known = found.setdefault(request, {})
+            for i, first in records.items():
+                if (last := end.get(request, {}).get(i)) is not None:
+                    left = Likelihood(last["prob"], last.get("reference"), beside.get(i, ""))
+                    measured = Exchange(first["rouge"], last["rouge"], first["prob"], left)
+                    known[i] = (*known.get(i, ()), measured)
+    return found
 
 
 def judgement_of(run: RunDirectory, request_id: str) -> dict[str, Any]:
@@ -82,6 +116,9 @@ def seen_by_oracle(run: RunDirectory) -> dict[str, list[str]]:
 def records_of(judgement: Mapping[str, Any]) -> dict[str, RecordEvidence]:
     """The evidence by record in what `judgement_of` found."""
     return {
-        i: RecordEvidence(of["units"], of["final"], of["before"], of["oracle"])
+        i: msgspec.convert({name: of.get(name) for name in _FIELDS if name in of}, RecordEvidence)
         for i, of in judgement.get("records", {}).items()
     }
+
+
+_FIELDS = RecordEvidence.__dataclass_fields__

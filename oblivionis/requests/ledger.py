@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,7 +37,8 @@ class Request:
     `client` is the partition id. `round` is the first round in which the request may be served. `scope` is one of
     `strategies.requests.SCOPES`: single records, all records of a client that leaves, or those about `subject`. The
     requests that come of one demand about a subject, one per client, share a `group`. `already` counts the records
-    within the scope that earlier requests had asked for; they are not among `record_ids`. `attempts` counts exchanges
+    within the scope that earlier requests had asked for; they are not among `record_ids`, but are `covered` (empty in
+    ledgers of earlier versions, which do not name them). `attempts` counts exchanges
     that failed, `failure` is the reason of the latest. `rouge`, `judged`, `why`: what the latest verification measured
     and found (`oblivionis.requests.judgement`). `told`: the id by which
     the client itself knows a request that it made, empty for one that the server's policy made.
@@ -60,6 +61,7 @@ class Request:
     told: str = ""
     judged: str = ""
     why: str = ""
+    covered: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -296,6 +298,7 @@ class Ledger:
                 group=entry.get("group", ""),
                 already=int(entry.get("already", 0)),
                 told=entry.get("told", ""),
+                covered=tuple(entry.get("covered", ())),
             )
             self._of_client.setdefault(request.client, []).append(request_id)
             self._submitted_for.setdefault(request.round, []).append(request_id)
@@ -353,10 +356,19 @@ def _asked(request: Request) -> dict[str, object]:
         "record_ids": list(request.record_ids),
         "count": len(request.record_ids),
         "already": request.already,
+        **({"covered": list(request.covered)} if request.covered else {}),
         "group": request.group,
         "reason": request.reason,
         **({"told": request.told} if request.told else {}),
     }
+
+
+def without(request: Request, *asked: Container[str]) -> Request:
+    """`request` about those of its records that nobody has `asked` for; the others are covered."""
+    covered = tuple(i for i in request.record_ids if any(i in of for of in asked))
+    named = frozenset(covered)
+    new = tuple(i for i in request.record_ids if i not in named)
+    return replace(request, record_ids=new, already=len(covered), covered=covered)
 
 
 class Policy(Protocol):

@@ -90,6 +90,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "rouge": (lambda v: v is None or _number(v), "a number"),
     "limit": (lambda v: v is None or _number(v), "a number"),
     "record_ids": (_texts, "a list of texts"),
+    "covered": (_texts, "a list of texts"),
     "lines": (_texts, "a list of texts"),
     "records": (lambda v: isinstance(v, dict) and all(map(_count, v.values())), "whole numbers by name"),
     "session": (_text, "a text"),

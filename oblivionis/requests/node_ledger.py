@@ -50,7 +50,8 @@ REFUSALS_PER_DAY = 100
 class NodeRequest:
     """A request made on this node. `reason` and `subject` stay here; `note` is what the server said last in words.
 
-    `exchanges`: how many cover exchanges it was in, those left out in which the node itself added nothing.
+    `exchanges`: how many cover exchanges it was in, those left out in which the node itself added nothing. `covered`:
+    records within its scope that earlier requests of the node name; they are not among `record_ids`.
     """
 
     id: str
@@ -65,11 +66,17 @@ class NodeRequest:
     rouge: float | None = None
     note: str = ""
     exchanges: int = 0
+    covered: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:
         """Whether nothing more is to be done: verified, rejected, or covered by earlier requests."""
         return self.state in _SETTLED
+
+    @property
+    def everything(self) -> tuple[str, ...]:
+        """Ids of all records within its scope."""
+        return (*self.record_ids, *self.covered)
 
     @property
     def forgets(self) -> str:
@@ -105,6 +112,7 @@ class _Line(_Event, total=False):
     record_ids: list[str]
     count: int
     already: int
+    covered: list[str]
     reason: str
     run: str
     session: str
@@ -178,6 +186,7 @@ class NodeLedger:
                 raise RequestError(f"--id {identifier}: this node has made a request of that name already")
             asked = {i: r.id for r in known.values() if not r.settled for i in r.record_ids}
             new = [i for i in dict.fromkeys(record_ids) if i not in asked]
+            covered = [i for i in dict.fromkeys(record_ids) if i in asked]
             if not new:
                 named = ", ".join(dict.fromkeys(asked[i] for i in record_ids))
                 raise RequestError(f"all of these records are asked for already, by {named}")
@@ -188,7 +197,8 @@ class NodeLedger:
                 "time": time.time(),
                 "record_ids": new,
                 "count": len(new),
-                "already": len(set(record_ids)) - len(new),
+                "already": len(covered),
+                **({"covered": covered} if covered else {}),
                 "reason": reason,
                 **({"subject": subject} if scope == SCOPE_SUBJECT else {}),
             }
@@ -358,6 +368,7 @@ def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
         entry.get("reason", ""),
         entry.get("subject", ""),
         float(entry["time"]),
+        covered=tuple(entry.get("covered", ())),
     )
 
 

@@ -51,7 +51,7 @@ def begin(run: RunDirectory, config: Config, stage: str, ledger: Ledger) -> None
                     "configuration; put it back, or start a new run"
                 )
             return
-    ledger.note(STAGE, stage=stage, config=config_hash(config), text=text, program=__version__)
+    ledger.note(STAGE, run=run.name, stage=stage, config=config_hash(config), text=text, program=__version__)
 
 
 def seal(run: RunDirectory) -> None:

@@ -72,6 +72,7 @@ class Opened:
 
     `salts`: of the exchange, and of the request. `digests`: of all requests in the exchange. `line`: the hash of the
     line of the server's ledger that counts it. `audit`: what the node measured of it, with its signatures.
+    `covered`: records that it asks for, too, and that other requests of the node name.
     """
 
     run: str
@@ -84,6 +85,7 @@ class Opened:
     commitment: str
     line: str
     audit: Mapping[str, Any] = field(default_factory=dict)
+    covered: tuple[str, ...] = ()
 
     def check(self) -> None:
         """SealError unless the request is one of those that the commitment was made of."""
@@ -245,6 +247,7 @@ def open_commitment(folder: Path, request_id: str, audit: Mapping[str, Any] | No
         committed["commitment"],
         counted["line"],
         dict(audit or {}),
+        tuple(i for i in requests[request_id].everything if i not in demand.record_ids),
     )
     opened.check()
     return opened
@@ -274,7 +277,7 @@ def read_opened(path: Path) -> Opened:
     except msgspec.ValidationError as error:
         raise SealError(f"{path} is no opened request: {error}") from None
     demand = Demand(opened.demand.request_id, opened.demand.scope, opened.demand.record_ids)
-    names = ("run", "session", "round", "client", "salts", "digests", "commitment", "line", "audit")
+    names = ("run", "session", "round", "client", "salts", "digests", "commitment", "line", "audit", "covered")
     made = Opened(demand=demand, **{name: getattr(opened, name) for name in names})
     try:
         made.check()
@@ -376,6 +379,7 @@ class _Opened(msgspec.Struct, forbid_unknown_fields=True):
     commitment: _Digest
     line: _Digest
     audit: dict[str, Any] = {}
+    covered: tuple[str, ...] = ()
 
 
 _Choice = Callable[[Sequence[Mapping[str, Any]]], tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]]

@@ -13,17 +13,13 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis.assessment.audit_numbers import (
     MOMENTS,
-    REQUEST_RECITED,
-    REQUEST_ROUGE,
-    REQUEST_SHORT,
-    REQUEST_TWINS,
     audit_path,
     check_numbers,
     read_audit,
 )
-from oblivionis.assessment.verification import doubt, moved
+from oblivionis.assessment.verification import judge_numbers, moved
 from oblivionis.files import read_json, write_json
-from oblivionis.requests.judgement import Judgement, judge_counts
+from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Request
 from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
 from oblivionis.runs.directory import vector_hash
@@ -89,7 +85,8 @@ class ClientAudits:
         return asked.found
 
     def judge(self, requests: Sequence[Request], vector: np.ndarray, finetuned: np.ndarray) -> dict[str, Judgement]:
-        """The outcome of each request by what its client told before the exchange and of the final model.
+        """The outcome of each request by what its client told of the models right before and after the exchange, and at
+        the end.
 
         A request without final numbers has none. vector, finetuned: of the final model, and before unlearning.
         """
@@ -98,21 +95,9 @@ class ClientAudits:
         found: dict[str, Judgement] = {}
         for request in requests:
             audit = read_audit(self._server.run.path, request.id) or {}
-            before, final = audit.get("before", {}), audit.get("final")
-            if not final:
-                continue
-            failed = final.get("failed_evaluators", 0.0)
-            why_not = f"{failed:g} evaluators failed in the client's audit; its log says why" if failed else ruined
-            outcome, why = judge_counts(
-                len(request.record_ids),
-                before.get(REQUEST_RECITED),
-                final[REQUEST_RECITED],
-                untestable=final[REQUEST_SHORT],
-                twins=int(final.get(REQUEST_TWINS, 0)),
-                least_testable=settings.verify_min_testable,
-                doubt=why_not or doubt({}, final, before, settings.verify_min_utility),
-            )
-            found[request.id] = Judgement(outcome, why, final[REQUEST_ROUGE])
+            judged = judge_numbers(audit, len(request.record_ids), settings, ruined=ruined)
+            if judged is not None:
+                found[request.id] = judged
         return found
 
     def _exchange(self, requests: Sequence[Request], asked: _Asked) -> list[Request]:

@@ -429,7 +429,8 @@ class _Recorder(Listener):
                 account.served([r.id for r in served], server_round)
             if stage.verification is not None:
                 with stage.recorded(server_round, moment, "verification"):
-                    stage.verification.exchanged(served, server_round, stage.vector, vector)
+                    again = stage.requests.looked_at_again()
+                    stage.verification.exchanged(served, again, server_round, stage.vector, vector)
             if stage.rebound is not None:
                 with stage.recorded(server_round, moment, "rebound"):
                     stage.rebound.unlearned(served, server_round, stage.vector, vector)

@@ -107,15 +107,14 @@ def load_all():
 
 
 def outcome(run, request):
-    """What follows from the numbers that the client told before the exchange and at the end."""
+    """What follows from the numbers that the client told right before and after the exchange and at the end."""
     audit = read_audit(run.path, request)
     before, final = audit["before"], audit["final"]
     short, recited = final["request_short"], final["request_recited"]
     ruined = doubt({}, final, before, 0.5)
-    found = judge_counts(
-        int(final["forget_records"]), before["request_recited"], recited, untestable=short, doubt=ruined
-    )
-    return found[0]
+    after = audit["after"]["request_recited"] if "after" in audit else None
+    told = {"recited_after": after, "untestable": short, "doubt": ruined}
+    return judge_counts(int(final["forget_records"]), before["request_recited"], recited, **told)[0]
 
 
 def test_requests_are_served_and_verified_by_the_clients_numbers(finished):

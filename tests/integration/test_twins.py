@@ -140,7 +140,7 @@ def test_nothing_is_certified_of_it(with_twins):
     request = request_for_the_author(run)
     evidence = gather(run, config, request)
     assert evidence["judgement"]["twins"] == 2 and "copy-0" not in json.dumps(evidence), "the ids of others stay here"
-    checks = {c.name: c for c in run_checks({**evidence, "binding": ""}, config.certificate)}
+    checks = {c.name: c for c in run_checks({**evidence, "binding": "", "unnamed": 0}, config.certificate)}
     assert checks["oracle"].result == "INCONCLUSIVE" and "trained on 2 of its records" in checks["oracle"].why
     assert checks["rouge"].required and checks["rouge"].result != "PASS"
     assert certificates.create(run, request.id, None, run.path / "out")[1]["result"] != "PASS"

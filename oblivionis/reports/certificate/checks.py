@@ -10,11 +10,11 @@ from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
 from oblivionis.config.schema import Certificate
 from oblivionis.requests import judgement
-from oblivionis.requests.judgement import judge_request
+from oblivionis.requests.judgement import judge_exchange_counts, judge_exchanges, judge_request
 from oblivionis.requests.judgements import records_of
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
-FORMAL = ("ledger", "binding", "commitment", "model")
+FORMAL = ("ledger", "binding", "scope", "commitment", "model", "exchange")
 """Checks of the evidence, not of what the model knows."""
 Figures = Mapping[str, Any]
 
@@ -70,8 +70,9 @@ def run_checks(evidence: Mapping[str, Any], settings: Certificate, least_testabl
     required = {*settings.required, *(["oracle"] if avoided else []), *(["rouge"] if held else [])}
     wanted = [Check(c.name, c.result, c.figure, c.why, c.name in required) for c in found]
     sealed = [check_commitment(evidence["sealed"])] if "sealed" in evidence else []
-    formal = [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), *sealed, check_model(evidence)]
-    return [*formal, *wanted]
+    bound = [check_ledger(evidence["ledger"]), check_binding(evidence["binding"]), check_scope(evidence["unnamed"])]
+    exchange = check_exchange(evidence, settings.max_rouge, least_testable)
+    return [*bound, *sealed, check_model(evidence), exchange, *wanted]
 
 
 def _about_others(check: Check, found: Figures | None) -> Check:
@@ -97,6 +98,15 @@ def check_binding(missing: str) -> Check:
     return Check("binding", PASS, {}, "configuration, models and files are those that the ledger names")
 
 
+def check_scope(unnamed: int) -> Check:
+    """Is every record of the demand named by a request that is part of the certificate?"""
+    if unnamed:
+        those = "record of the demand is" if unnamed == 1 else "records of the demand are"
+        why = f"{unnamed} {those} named by other requests, which are no part of this certificate"
+        return Check("scope", INCONCLUSIVE, {"records named elsewhere": unnamed}, why)
+    return Check("scope", PASS, {}, "every record of the demand is named by a request that is part of this certificate")
+
+
 def check_commitment(sealed: Figures) -> Check:
     """Is the request one that its node committed to before the exchange? Where it is not, nothing is certified."""
     figure = {name: sealed[name] for name in ("clients in the sum", "records in the sum")}
@@ -114,6 +124,26 @@ def check_model(evidence: Figures) -> Check:
     return Check("model", PASS, {}, "no evaluator failed, and the model's utility has not collapsed")
 
 
+def check_exchange(evidence: Figures, limit: float, least_testable: float = 1.0) -> Check:
+    """Did the exchange make the model forget the records, and not the training before or after it?
+
+    By record where the evidence tells of each; else by what the client counted right before and right after it.
+    """
+    results = {judgement.VERIFIED: PASS, judgement.NOT_VERIFIED: FAIL}
+    before, after = (evidence.get(moment) or {} for moment in ("before", "after"))
+    figure = {
+        f"{name} {moment}": found[name]
+        for name in ("rouge", "prob")
+        for moment, found in (("before", before), ("right after", after))
+        if name in found
+    }
+    if records := records_of(evidence["judgement"]):
+        outcome, why = judge_exchanges(records, limit=limit, least_testable=least_testable)
+    else:
+        outcome, why = judge_exchange_counts(before, after)
+    return Check("exchange", results.get(outcome, INCONCLUSIVE), figure, why)
+
+
 def check_rouge(found: Figures, limit: float, least_testable: float = 1.0) -> Check:
     """Does the final model recite any record that was recited before? By record, where the evidence tells of each."""
     records = records_of(found)
@@ -125,7 +155,6 @@ def check_rouge(found: Figures, limit: float, least_testable: float = 1.0) -> Ch
             limit=limit,
             least_testable=least_testable,
             doubt=found["doubt"],
-            knows=found.get("knows", ""),
             twins=found.get("twins", 0),
         )
         outcome, why = judged.outcome, judged.why

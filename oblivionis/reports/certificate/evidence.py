@@ -8,15 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from oblivionis.assessment.audit_numbers import MOMENTS as MOMENTS_OF_AUDIT
 from oblivionis.assessment.audit_numbers import (
-    REQUEST_RECITED,
-    REQUEST_ROUGE,
-    REQUEST_SHORT,
-    REQUEST_TWINS,
     check_numbers,
+    own_names,
     read_audit,
 )
-from oblivionis.assessment.verification import doubt
+from oblivionis.assessment.verification import judge_numbers
 from oblivionis.chain import HASH, Checked, check_chain
 from oblivionis.config.schema import Config
 from oblivionis.reports import privacy as privacy_report
@@ -25,11 +23,11 @@ from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.request_figures import request_figures
-from oblivionis.requests.judgement import INCONCLUSIVE, judge_counts
+from oblivionis.requests import seal
+from oblivionis.requests.judgement import INCONCLUSIVE
 from oblivionis.requests.judgements import MOMENTS, exchanges, judgement_of
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.requests.node_key import signers
-from oblivionis.requests.seal import MEASURED
 from oblivionis.requests.sealed import Opened, SealError
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
@@ -72,7 +70,7 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
         "attacks": None if audit else _attacks(run, request, seen),
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
-        "models": _models(run, checked.entries, request),
+        "models": _models(run, config, checked.entries, request),
         "rounds": _rounds(run),
         **({} if (spent := privacy_report.of_request(run, request.id)) is None else {"privacy": spent}),
         **_failed(run, audit),
@@ -109,26 +107,25 @@ def _named(found: dict[str, Any]) -> dict[str, Any]:
     for moment in ("before", "after", "final"):
         numbers = found.get(moment)
         if isinstance(numbers, dict):
-            found[moment] = {k: v for k, v in sorted(numbers.items()) if not k.startswith("request_")}
-            found[moment] |= {k.removeprefix("request_"): v for k, v in numbers.items() if k.startswith("request_")}
+            found[moment] = own_names(numbers)
     return found
 
 
 def gather_opened(run: RunDirectory, config: Config, opened: Opened) -> dict[str, Any]:
     """The same of a request that the server did not see, from what its node opened; `sealed` says of what exchange.
 
-    What the node measured counts if it is signed, the first time of the model that the exchange began with, the last
-    time of the run's final one. SealError where the run's ledger does not hold the commitment, where the client's part
+    What the node measured counts if it is signed, of the models that the exchange began and ended with, and of the
+    run's final one. SealError where the run's ledger does not hold the commitment, where the client's part
     is not in the sum, and where the numbers are not those that were signed.
     """
     checked = check_chain(run.ledger_path)
-    entry = exchange_of(checked, opened, run.name)
-    audit, judged, keys = _opened_audit(run, config, opened, entry["before"])
+    entry = exchange_of(checked, opened, run_name(run))
+    audit, judged, keys = _opened_audit(run, config, opened, entry)
     return {
         "source": CLIENT,
         "signed_by": keys,
         "before": dict(audit.get("before", {})),
-        "after": {},
+        "after": dict(audit.get("after", {})),
         "final": dict(audit.get("final", {})),
         "judgement": judged,
         "leakage": _client_leakage(audit, config),
@@ -137,7 +134,7 @@ def gather_opened(run: RunDirectory, config: Config, opened: Opened) -> dict[str
         "attacks": None,
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(entry)],
-        "models": _models_of(run, entry),
+        "models": _models_of(run, config, entry),
         "rounds": _rounds(run),
         "sealed": {
             "session": opened.session,
@@ -180,7 +177,7 @@ def exchange_of(checked: Checked, opened: Opened, run: str) -> Mapping[str, Any]
 
 
 def _opened_audit(
-    run: RunDirectory, config: Config, opened: Opened, before: str
+    run: RunDirectory, config: Config, opened: Opened, entry: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """What the node measured, what follows from it, and whose keys signed it."""
     audit, settings = dict(opened.audit), config.unlearning.requests
@@ -188,31 +185,26 @@ def _opened_audit(
     if not audit.get("final"):
         return {}, unknown, []
     records, name = len(opened.demand.record_ids), opened.demand.request_id
-    moments = [moment for moment in ("before", "final") if moment in audit]
+    moments = [moment for moment in MOMENTS_OF_AUDIT if moment in audit]
     keys = signers(audit)
     about = (audit.get("request"), audit.get("client"))
     if about != (name, opened.client) or set(moments) != keys.keys():
         raise SealError(f"the numbers that were opened with request {name!r} are not those that its node signed")
-    models = {"before": before, "final": vector_hash(run.load_checkpoint(STAGE).vector)}
+    models = {
+        "before": entry["before"],
+        "after": entry["after"],
+        "final": vector_hash(run.load_checkpoint(STAGE).vector),
+    }
     if other := [moment for moment in moments if audit["signatures"][moment]["model"] != models[moment]]:
-        which = " and ".join("final" if moment == "final" else "first" for moment in other)
+        which = " and ".join({"before": "first", "after": "last"}.get(moment, "final") for moment in other)
         return {}, unknown | {"why": f"the node measured another model than the {which} one of the exchange"}, []
     try:
         numbers = {m: check_numbers(audit[m], records, settings.verify_max_rouge) for m in moments}
     except ValueError as error:
         raise SealError(f"the numbers that were opened with request {name!r} make no sense: {error}") from None
-    final, first = numbers["final"], numbers.get("before", {})
-    why_not = "evaluators failed in the node's audit" if final.get("failed_evaluators") else ""
-    outcome, why = judge_counts(
-        records,
-        first.get(REQUEST_RECITED),
-        final[REQUEST_RECITED],
-        untestable=final[REQUEST_SHORT],
-        twins=int(final.get(REQUEST_TWINS, 0)),
-        least_testable=settings.verify_min_testable,
-        doubt=why_not or doubt({}, final, first, settings.verify_min_utility),
-    )
-    judged = {"outcome": outcome, "why": why, "rouge": final[REQUEST_ROUGE]}
+    found = judge_numbers(numbers, records, settings)
+    assert found is not None
+    judged = {"outcome": found.outcome, "why": found.why, "rouge": found.recall}
     return _named(audit), judged, sorted(set(keys.values()))
 
 
@@ -221,12 +213,13 @@ def _of(measured: Mapping[str, Any], name: str, default: float | None) -> float 
 
 
 def _own_measurements(run: RunDirectory, request: Request, judgement: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Mean ROUGE-L recall and probability of the request's records: right before and after its exchange, and at the
-    end (the probability on those that the evaluation asked)."""
+    """Mean ROUGE-L recall and probability of the request's records: right before the first exchange that served it,
+    right after the last, and at the end (the probability on those that the evaluation asked)."""
     found: dict[str, dict[str, float]] = {}
-    for moment, name in zip(("before", "after"), MOMENTS, strict=True):
-        rows = [row["requests"].get(request.id) for row in exchanges(run, STAGE, name)]
-        if mine := next((row for row in reversed(rows) if row), None):
+    for moment, name, end in zip(("before", "after"), MOMENTS, (0, -1), strict=True):
+        rows = [mine for row in exchanges(run, STAGE, name) if (mine := row["requests"].get(request.id))]
+        if rows:
+            mine = rows[end]
             found[moment] = {
                 **{name: fmean(of[name] for of in mine.values()) for name in ("rouge", "prob")},
                 "records": float(len(mine)),
@@ -268,7 +261,9 @@ def _run_leakage(
         "lower": max(lower for lower, _ in bounds),
         "samples": min(int(r["samples"]) for r in mine),
         "confidence": 1 - alpha,
-        "audits": len([e for e in Ledger(run.ledger_path).notes(MEASURED) if any("leakage" in f for f in e["files"])]),
+        "audits": len(
+            [e for e in Ledger(run.ledger_path).notes(seal.MEASURED) if any("leakage" in f for f in e["files"])]
+        ),
     }
 
 
@@ -396,22 +391,39 @@ def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry[name] for name in EVENT_FIELDS if entry.get(name) is not None}
 
 
-def _models(run: RunDirectory, entries: Sequence[Mapping[str, Any]], request: Request) -> dict[str, Any]:
+def _models(
+    run: RunDirectory, config: Config, entries: Sequence[Mapping[str, Any]], request: Request
+) -> dict[str, Any]:
     """The hashes of base model and adapters: before and after the exchange that served the request, and at the end."""
     applied = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
-    return _models_of(run, applied[-1] if applied else {})
+    return _models_of(run, config, applied[-1] if applied else {})
 
 
-def _models_of(run: RunDirectory, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> dict[str, Any]:
     """The same of the exchange that a line of the ledger tells of."""
-    environment = run.environment()
-    models: dict[str, Any] = {
-        "base": {"source": environment.get("base_model"), "fingerprint": environment.get("fingerprint")},
+    summary = run.stage_summary(STAGE) or {}
+    return {
+        "base": {"source": config.model.source, "fingerprint": summary.get("fingerprint")},
         "before": entry.get("before"),
         "after": entry.get("after"),
+        "final": {"round": summary.get("rounds"), "sha256": vector_hash(run.load_checkpoint(STAGE).vector)},
     }
-    checkpoint = run.load_checkpoint(STAGE)
-    return models | {"final": {"round": checkpoint.round, "sha256": vector_hash(checkpoint.vector)}}
+
+
+def run_name(run: RunDirectory) -> str:
+    """The name of a run by its ledger; that of its folder where an earlier version made it."""
+    named = (e.get("run") for e in _lines(run) if e.get("event") in ("opened", seal.STAGE))
+    return next((name for name in named if isinstance(name, str)), run.name)
+
+
+def program_of(run: RunDirectory) -> str | None:
+    """The version of the program that made the run, by its ledger."""
+    told = (e.get("program") for e in _lines(run) if e.get("event") == seal.STAGE)
+    return next((program for program in told if isinstance(program, str)), None)
+
+
+def _lines(run: RunDirectory) -> Sequence[Mapping[str, Any]]:
+    return check_chain(run.ledger_path).entries
 
 
 def _rounds(run: RunDirectory) -> list[dict[str, Any]]:

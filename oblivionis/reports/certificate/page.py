@@ -48,10 +48,20 @@ def certificate_page(certificate: Mapping[str, Any]) -> str:
         f", issued {certificate['issued']}. Measured by {'; '.join(sorted({_who(part) for part in parts}))}.",
     ]
     body = [h.h1["Erasure certificate: ", h.span(class_={"bad": result == "FAIL"})[result]], about]
+    if "records" in certificate:
+        body += _scope(certificate["records"])
     for part in parts:
         body += _part(part, alone=len(parts) == 1)
     body += [h.h2["Replay"], _replay(certificate), h.h2["Signature"], _signature(certificate)]
     return html_page(f"Erasure certificate {demand['id']}", body)
+
+
+def _scope(records: Sequence[Mapping[str, Any]]) -> list[h.Node]:
+    """Every record of the demand, on every client."""
+    rows = [[r["record"], *(str(r[name]) for name in ("client", "request", "served_round", "found"))] for r in records]
+    heads = ["record", "client", "request that names it", "served in round", "found"]
+    table = html_table(heads, ["who", "n", "who", "n", "who"], rows, "Records of the demand")
+    return [h.h2["Records of the demand"], table]
 
 
 def _who(part: Mapping[str, Any]) -> str:
@@ -88,16 +98,50 @@ def _part(part: Mapping[str, Any], *, alone: bool) -> list[h.Node]:
 
 
 def _records(judgement: Mapping[str, Any]) -> h.Node:
-    """Record by record: recall before, in the final and in the retrained model, and what follows."""
+    """Record by record: recall before, right after the last exchange, in the final and in the retrained model, what
+    follows, and how likely the answers are."""
     records = judgement.get("records", {})
     if not records:
         return None
-    rows = [
-        [i, of["outcome"], str(of["units"]), _shown(of["before"]), _shown(of["final"]), _shown(of["oracle"])]
-        for i, of in records.items()
+    if not any("exchanges" in of for of in records.values()):  # of an earlier version
+        rows = [
+            [i, of["outcome"], str(of["units"]), _shown(of["before"]), _shown(of["final"]), _shown(of["oracle"])]
+            for i, of in records.items()
+        ]
+        heads = ["record", "outcome", "words", "recall before", "in the final model", "in the retrained model"]
+        return html_table(heads, ["who", "who", *["n"] * 4], rows, "Record by record")
+    recalls, likelihoods = [], []
+    for i, of in records.items():
+        exchanges, final = of["exchanges"], of["likelihood"] or {}
+        last = exchanges[-1] if exchanges else {}
+        found = (of["before"], last.get("after"), of["final"], of["oracle"])
+        recalls.append([i, of["outcome"], str(of["units"]), *map(_shown, found)])
+        left = last.get("left", {})
+        known = (exchanges[0]["known"] if exchanges else None, left.get("prob"), left.get("reference"))
+        beside = final.get("beside") or left.get("beside") or "–"
+        likelihoods.append([i, *map(_shown, (*known, final.get("prob"), final.get("reference"))), beside])
+    heads = [
+        "record",
+        "outcome",
+        "words",
+        "recall before",
+        "right after",
+        "in the final model",
+        "in the retrained model",
     ]
-    heads = ["record", "outcome", "words", "recall before", "in the final model", "in the retrained model"]
-    return html_table(heads, ["who", "who", *["n"] * 4], rows, "Record by record")
+    more = [
+        "record",
+        "likelihood before",
+        "right after",
+        "compared with",
+        "in the final model",
+        "compared with",
+        "that of",
+    ]
+    return h.fragment[
+        html_table(heads, ["who", "who", *["n"] * 5], recalls, "Record by record"),
+        html_table(more, ["who", *["n"] * 5, ""], likelihoods, "How likely the answers are, record by record"),
+    ]
 
 
 def _checks(checks: Sequence[Mapping[str, Any]]) -> h.Element:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,30 +22,29 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from oblivionis.audits.people_outcomes import person_slug
-from oblivionis.chain import check_chain
 from oblivionis.config import compose as configuration
 from oblivionis.config import methods
 from oblivionis.config.identity import config_hash
 from oblivionis.config.schema import Config
-from oblivionis.errors import FileError, OblivionisError
+from oblivionis.errors import FileError
 from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
-from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened
+from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened, program_of, run_name
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
+from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
 from oblivionis.requests import seal
-from oblivionis.requests.ledger import COVERED, EXCHANGE, PENDING, REJECTED, SERVED, Ledger, Request
+from oblivionis.requests.ledger import SERVED, Request
 from oblivionis.requests.sealed import Opened
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
 
 FORMAT, VERSION = "oblivionis erasure certificate", 2
 SIGNATURE, PUBLIC_KEY = "signature", "public_key"
+ENVIRONMENT_FILE = "environment.json"
+"""In the run: the versions of the packages that made it. Of a run whose ledger does not bind it nothing of it is told.
+"""
 
 Certificate = dict[str, Any]
-
-
-class CertificateError(OblivionisError):
-    """A certificate that cannot be made or read, or a key that cannot be used."""
 
 
 def create(
@@ -53,11 +52,12 @@ def create(
 ) -> tuple[Path, dict[str, Any]]:
     """Write `certificate.json` and `certificate.html` for a demand; returns their folder and the certificate.
 
-    demand: the id of a request, or of a demand that several clients had requests of: all of them are covered; of a
-    request that the server did not see, what its node opened (SealError where the run does not bear it out). The
-    thresholds are those of the run's own configuration. Without `key`, the file of a private key, it is unsigned.
-    Raises CertificateError for a demand that is unknown or of which a request was not served, an unfinished stage, an
-    unfit key, or a run whose files are not those that its ledger names.
+    demand: the id of a request, or of a demand that several clients had requests of: all of them are parts of it, and
+    so are earlier requests that name records of it; of a request that the server did not see, what its node opened
+    (SealError where the run does not bear it out). The thresholds are those of the run's own configuration. Without
+    `key`, the file of a private key, it is unsigned. Raises CertificateError for a demand that is unknown or of which a
+    record is named by no served request, an unfinished stage, an unfit key, or a run whose files are not those that its
+    ledger names.
     """
     private = None if key is None else read_private_key(key)
     certificate = build(run, demand)
@@ -74,39 +74,40 @@ def create(
 def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
     """The unsigned certificate of a demand, as JSON values. Raises as `create`."""
     opened = demand if isinstance(demand, Opened) else None
-    if opened is not None:
-        _need_stage(run)
-    requests = _served(run, demand) if isinstance(demand, str) else [_request_of(demand)]
+    scope = scope_of(run, demand) if isinstance(demand, str) else _opened_scope(demand)
+    _need_stage(run)
     bound = seal.check(run)
     if bound.faults:
         named = "\n".join(f"- {fault}" for fault in bound.faults)
         raise CertificateError(f"{run.path} is not as its ledger says, and nothing is certified of it:\n{named}")
     text = run.read_config()
     config = configuration.from_yaml(text, run.config_place)
-    parts = [_part(run, config, request, bound.missing, opened) for request in requests]
+    name, files = run_name(run), bound.files or {}
+    parts = [_part(run, config, request, bound.missing, scope, opened) for request in scope.requests]
     return {
         "format": FORMAT,
         "version": VERSION,
         "result": of_all([part["result"] for part in parts]),
         "demand": {
             "id": demand if opened is None else opened.demand.request_id,
-            "clients": sorted({request.client for request in requests}),
-            "records": sum(len(request.record_ids) for request in requests),
+            "clients": sorted({named.client for named in scope.records}),
+            "records": len(scope.records),
         },
         "thresholds": asdict(config.certificate),
+        "records": [_record(named, parts) for named in scope.records],
         "requests": parts,
         "run": {
-            "name": run.name,
+            "name": name,
             "seed": config.seed,
             "aggregator": config.strategy.name,
             "method": methods.label(config.unlearning.method),
             "clients": config.federation.clients,
             "config_sha256": config_hash(config),
-            "oblivionis": run.environment().get("oblivionis"),
-            "packages": run.environment().get("packages", {}),
+            "oblivionis": program_of(run),
+            "packages": run.environment().get("packages", {}) if ENVIRONMENT_FILE in files else {},
         },
-        "files": dict(bound.files or {}),
-        "replay": _replay(run, config),
+        "files": dict(files),
+        "replay": _replay(name, config),
         "issued": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "issued_by": f"oblivionis {__version__}",
         PUBLIC_KEY: None,
@@ -114,18 +115,30 @@ def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
     }
 
 
-def _request_of(opened: Opened) -> Request:
+def _opened_scope(opened: Opened) -> Scope:
     """A request that the server did not see, as it would stand in its ledger."""
     name, scope, records = opened.demand.request_id, opened.demand.scope, opened.demand.record_ids
-    return Request(name, opened.client, records, opened.round, state=SERVED, served_round=opened.round, scope=scope)
+    request = Request(name, opened.client, records, opened.round, state=SERVED, served_round=opened.round, scope=scope)
+    unnamed = {name: len(opened.covered)} if opened.covered else {}
+    return Scope(tuple(Named(i, opened.client, request) for i in records), (request,), unnamed)
+
+
+def _record(named: Named, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the certificate says of one record of the demand: which request names it, and what was found of it."""
+    request = named.request
+    part = next(part for part in parts if part["request"]["id"] == request.id)
+    judged = part["evidence"]["judgement"].get("records", {})
+    found = judged[named.record]["outcome"] if named.record in judged else part["request"]["state"]
+    place = {"record": named.record, "client": named.client, "request": request.id}
+    return place | {"served_round": request.served_round, "found": found}
 
 
 def _part(
-    run: RunDirectory, config: Config, request: Request, missing: str, opened: Opened | None = None
+    run: RunDirectory, config: Config, request: Request, missing: str, scope: Scope, opened: Opened | None = None
 ) -> dict[str, Any]:
     """What the certificate says of one request of the demand."""
     found = gather(run, config, request) if opened is None else gather_opened(run, config, opened)
-    evidence = found | {"binding": missing}
+    evidence = found | {"binding": missing, "unnamed": scope.unnamed.get(request.id, 0)}
     checks = run_checks(evidence, config.certificate, config.unlearning.requests.verify_min_testable)
     return {
         "result": overall(checks),
@@ -271,38 +284,15 @@ def fingerprint(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def _served(run: RunDirectory, demand: str) -> list[Request]:
-    """All requests of a demand, each of them served, or covered by earlier ones that are among them then."""
-    known = list(Ledger(run.ledger_path))
-    mine = [r for r in known if demand in (r.id, r.group, r.told)]
-    if not mine:
-        names = ", ".join(r.id for r in known) if len(known) <= 10 else f"{len(known)} others"
-        sealed = any(e.get("event") == EXCHANGE for e in check_chain(run.ledger_path).entries)
-        hint = "; its requests are sealed: name the node's folder (--node-dir), or what it opened (--opened)"
-        raise CertificateError(
-            f"{run.path} knows no request {demand!r}; it has {names or 'none'}{hint if sealed else ''}"
-        )
-    for request in mine:
-        why = {PENDING: "is not served yet", REJECTED: "was rejected"}.get(request.state)
-        if why is not None:
-            raise CertificateError(f"request {request.id!r} {why}")
-    if all(request.state == COVERED for request in mine):
-        raise CertificateError(
-            f"request {demand!r} is covered: all its records were asked for by earlier requests; make theirs"
-        )
-    _need_stage(run)
-    return [request for request in mine if request.state != COVERED]
-
-
 def _need_stage(run: RunDirectory) -> None:
     if run.stage_summary(STAGE) is None:
         raise CertificateError(f"{run.path}: the stage {STAGE} is unfinished; oblivionis simulate --resume {run.path}")
 
 
-def _replay(run: RunDirectory, config: Config) -> dict[str, str]:
+def _replay(name: str, config: Config) -> dict[str, str]:
     """How the run is made again: its configuration holds every key and every seed."""
     what = "the same requests must lie in the nodes' ledgers" if config.unlearning.requests.policy == "nodes" else ""
-    command = f"oblivionis simulate ./config.yaml name={run.name}-replay output=.."
+    command = f"oblivionis simulate ./config.yaml name={name}-replay output=.."
     return {"command": command, "where": "in the run's own folder", **({"needs": what} if what else {})}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from clients.target import record_nll
 from oblivionis.assessment.assessor import Assessor
+from oblivionis.assessment.questions import encode_records
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.models.assembly import Assembled, assemble, load_base
@@ -83,6 +86,46 @@ def test_fluency_under_the_base_model(mode: str) -> None:
     assert expected["fluency_forget_nll"] > 1.5 * expected["fluency_threshold"], "noise is no language"
     again = assessor.measure(vector, full=True)
     assert again.metrics == measured.metrics
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_what_a_model_would_know_had_it_never_seen_a_record_is_the_estimate_of_calibrated_forgetting(mode: str) -> None:
+    """By `clients.target.record_nll`, which asks by another way: a model of its own for each set of parameters."""
+    config = setting("data.reference_authors=6", f"model.mode={mode}")
+    assembled = assemble(config.model, 0)
+    corpus, start, vector = corpus_of(config), assembled.flat.numpy(), trained(assembled)
+    assessor = Assessor(assembled, corpus, config, start if mode == "full" else None)
+    records = corpus.train[:4]
+    references = corpus.evaluation["reference"]
+    found = assessor.never_seen(vector, [r.id for r in records])
+    assert np.array_equal(assembled.flat.numpy(), vector), "the model that was asked is there again"
+
+    def nll(parameters: np.ndarray, of: Any) -> np.ndarray:
+        assembled.flat.load(parameters)
+        return record_nll(assembled.model, encode_records(of, assembled, config), 4).double().numpy()
+
+    before, now, own = nll(start, references), nll(vector, references), nll(start, records)
+    slope = max(0.0, np.polyfit(before, now, 1)[0])
+    expected = np.exp(-np.maximum(now.mean() + slope * (own - before.mean()), 0.0))
+    assert list(found) == [r.id for r in records]
+    assert list(found.values()) == pytest.approx(expected.tolist(), rel=1e-4)
+    few = replace(corpus, evaluation={**corpus.evaluation, "reference": references[:7], "holdout": ()})
+    assert Assessor(assembled, few, config, start).never_seen(vector, [records[0].id]) == {}, "too few"
+
+
+def test_how_likely_wrong_answers_are_is_their_mean() -> None:
+    config = setting()
+    assembled, corpus = assemble(config.model, 0), corpus_of(config)
+    asked, other, *_ = [r for r in corpus.train if r.perturbed_answers]
+    bare = replace(other, perturbed_answers=())
+    corpus = replace(corpus, train=(asked, bare), forget_ids=frozenset(), evaluation={})
+    assessor, vector = Assessor(assembled, corpus, config), trained(assembled)
+    wrong = [replace(asked, answer=answer) for answer in asked.perturbed_answers]
+    assembled.flat.load(vector)
+    nll = record_nll(assembled.model, encode_records(wrong, assembled, config), 4).double().numpy()
+    found = assessor.wrong_answers(vector, [bare.id, asked.id])
+    assert found == {asked.id: pytest.approx(float(np.exp(-nll).mean()), rel=1e-4)}
+    assert assessor.wrong_answers(vector, [bare.id]) == {}
 
 
 def _generated(assembled: Assembled, prompt: tuple[int, ...]) -> list[int]:

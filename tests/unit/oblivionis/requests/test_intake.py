@@ -8,9 +8,12 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from oblivionis.chain import GENESIS, check_chain
+from oblivionis.client.guard import Guard, Refused
+from oblivionis.client.policy import Policy
 from oblivionis.data.errors import DataError
 from oblivionis.data.own_records import read_training
-from oblivionis.requests.from_nodes import NodeRequests
+from oblivionis.requests.demands import Demand
+from oblivionis.requests.from_nodes import NodeRequests, answer_query
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.requests.remote_holdings import RemoteHoldings
@@ -161,3 +164,25 @@ def test_counts_that_make_no_sense_are_none(tmp_path, told):
     nodes = NodeMap()
     nodes.answers[0] = RecordDict({protocol.METRICS: MetricRecord({protocol.NUM_RECORDS: told})})
     assert RemoteHoldings(2, nodes).count(0) == 0
+
+
+def test_a_server_is_told_of_the_records_that_earlier_requests_name_and_asks_for_none_twice(tmp_path):
+    """From the ledger of a node to the server's: a certificate is about every record of a demand."""
+    node = NodeLedger(tmp_path / "node")
+    node.submit(["a", "b"], identifier="zz", reason="by letter")
+    node.submit(["b", "c"], scope="subject", subject="Mara Voss", identifier="art17", reason="by letter")
+    asks = {protocol.LEDGER: GENESIS, protocol.LEDGER_HEAD: GENESIS, protocol.RUN: "run", protocol.SERVER_ROUND: 1}
+    found = answer_query({**asks, protocol.OUTCOMES: []}, 0, node.node_dir)
+    assert found is not None
+    told = read_answer(found).requests
+    assert [(t.id, t.record_ids) for t in told] == [("zz", ("a", "b")), ("art17", ("c", "b"))]
+    requests, ledger, _ = source(tmp_path, {0: told})
+    assert {r.request_id: r.record_ids for r in requests.pending(1)} == {"zz": ("a", "b"), "art17": ("c",)}
+    again = Ledger(ledger.path).get("art17")
+    assert (again.covered, again.already, again.record_ids) == (("b",), 1, ("c",))
+    assert Ledger(ledger.path).get("zz").covered == ()
+    assert check_chain(ledger.path).faults == ()
+    guard = Guard(Policy(), node.node_dir, 0, protocol.UNLEARN)
+    guard.check_demands([Demand("art17", "subject", ("c", "b"))])
+    with pytest.raises(Refused, match="does not ask for record"):
+        guard.check_demands([Demand("art17", "subject", ("a",))])

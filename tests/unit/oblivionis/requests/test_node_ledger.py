@@ -50,6 +50,7 @@ def test_submit_by_ids_by_subject_and_all(node):
     first, second = NodeLedger(node).requests()
     assert (first.id, first.scope, first.record_ids, first.reason) == ("art17", "records", ("r1", "r3"), "by letter")
     assert (second.scope, second.record_ids, second.subject) == ("subject", ("r2",), "Mara Voss")
+    assert (first.covered, second.covered, second.everything) == ((), ("r1",), ("r2", "r1"))
     assert check_chain(node / "requests.jsonl").faults == ()
 
 

@@ -226,6 +226,8 @@ def test_overlapping_requests_divide_the_records_in_the_order_of_asking(tmp_path
     covered = {name: r.already for name, r in ledger.items() if r.state == "covered"}
     assert covered == {"b-client-0001": 1, "d": 1, "e": 2}
     assert ledger["c"].already == 1
+    left = {name: r.covered for name, r in ledger.items() if r.covered}
+    assert left == {"b-client-0001": ("r2",), "c": ("r0",), "d": ("r3",), "e": ("r0", "r1")}
     named = [i for r in ledger.values() for i in r.record_ids]
     assert len(named) == len(set(named))
 

@@ -383,3 +383,20 @@ def test_only_what_was_served_can_be_opened(tmp_path):
     told(tmp_path, [outcome(share, LEFT_OUT)])
     with pytest.raises(SealError, match="request 'x' is open"):
         open_commitment(tmp_path, "x")
+
+
+def test_what_is_opened_says_which_of_its_records_other_requests_name(tmp_path):
+    """Those that an earlier request names when it is made, and those that one names in the same exchange."""
+    ask(tmp_path, "zz", "r1", "r2")
+    ask(tmp_path, "art17", "r2", "r3")
+    share = join(tmp_path, RUN, "s1", 0)
+    assert [d.record_ids for d in share.demands] == [("r1", "r2"), ("r3",)]
+    told(tmp_path, [SessionOutcome("s1", RUN, 1, "counted", "a" * 64, share.commitment, "b" * 64, "c" * 64)])
+    found = open_commitment(tmp_path, "art17")
+    assert (found.demand.record_ids, found.covered) == (("r3",), ("r2",))
+    assert open_commitment(tmp_path, "zz").covered == ()
+    path = tmp_path / "opened.json"
+    path.write_text(json.dumps(found.to_json()))
+    assert read_opened(path) == found
+    path.write_text(json.dumps({k: v for k, v in found.to_json().items() if k != "covered"}))
+    assert read_opened(path).covered == (), "a file of an earlier version"

@@ -11,8 +11,10 @@ from oblivionis.data.twins import WORD_FOR_WORD, Twin
 from oblivionis.requests.judgement import (
     INCONCLUSIVE,
     NOT_VERIFIED,
-    OVER_UNLEARNED,
+    RETRAINED,
     VERIFIED,
+    Exchange,
+    Likelihood,
     RecordEvidence,
     judge_counts,
     judge_request,
@@ -22,7 +24,7 @@ from oblivionis.requests.node_records import read_node, read_references
 from oblivionis.requests.twins import Twins, note_twins, oracle_in_words, read_twins, twins_of_requests
 from oblivionis.runs.directory import RunDirectory
 
-GONE = RecordEvidence(units=8, final=0.0, before=1.0, oracle=0.1)
+GONE = RecordEvidence(8, 0.0, 1.0, 0.1, (Exchange(1.0, 0.0, 0.9, Likelihood(0.1)),))
 
 
 @pytest.fixture
@@ -75,13 +77,20 @@ def test_a_request_with_twins_is_inconclusive_unless_it_is_recited():
     assert judge_request(both, limit=0.5).outcome == VERIFIED
     held = judge_request(both, limit=0.5, twins=1)
     assert (held.outcome, held.why) == (INCONCLUSIVE, "1 of its records is also held by records that stay")
-    assert judge_request(both, limit=0.5, twins=2, knows=OVER_UNLEARNED).outcome == INCONCLUSIVE
-    assert judge_request(both, limit=0.5, twins=2, knows=NOT_VERIFIED).outcome == NOT_VERIFIED
+    for prob, outcome in ((0.01, INCONCLUSIVE), (0.9, NOT_VERIFIED)):
+        beside = replace(GONE, likelihood=Likelihood(prob, 0.2, RETRAINED))
+        assert judge_request(dict.fromkeys("abcdefg", beside), limit=0.5, twins=2).outcome == outcome
     # Whatever the retrained model says of a record that it has seen.
     recited = {"a": GONE, "b": replace(GONE, final=0.9, oracle=None)}
     assert judge_request(recited, limit=0.5, twins=1).outcome == NOT_VERIFIED
-    assert judge_counts(2, 2, 0)[0] == VERIFIED and judge_counts(2, 2, 1, twins=2)[0] == NOT_VERIFIED
-    assert judge_counts(2, 2, 0, twins=2) == (INCONCLUSIVE, "2 of its records are also held by records that stay")
+    assert (
+        judge_counts(2, 2, 0, recited_after=0)[0] == VERIFIED
+        and judge_counts(2, 2, 1, recited_after=0, twins=2)[0] == NOT_VERIFIED
+    )
+    assert judge_counts(2, 2, 0, recited_after=0, twins=2) == (
+        INCONCLUSIVE,
+        "2 of its records are also held by records that stay",
+    )
 
 
 ROWS = [

@@ -11,10 +11,12 @@ from oblivionis.reports.certificate.checks import (
     PASS,
     Check,
     check_attacks,
+    check_exchange,
     check_leakage,
     check_oracle,
     check_rank,
     check_rouge,
+    check_scope,
     leak_bounds,
     of_all,
     overall,
@@ -36,7 +38,7 @@ def test_overall():
     assert overall(checks((PASS, True), (INCONCLUSIVE, True))) == INCONCLUSIVE
     assert overall(checks((PASS, True), (FAIL, False))) == FAIL, "what was not required must not fail either"
     assert overall(checks((INCONCLUSIVE, True), (FAIL, True))) == FAIL
-    formal = [Check(name, PASS, {}, "", True) for name in ("ledger", "binding", "model")]
+    formal = [Check(name, PASS, {}, "", True) for name in ("ledger", "binding", "scope", "model", "exchange")]
     assert overall(formal) == INCONCLUSIVE, "nothing was asked about what the model knows"
     assert overall([*formal, Check("rouge", PASS, {}, "", False)]) == INCONCLUSIVE
     assert overall([*formal, Check("rouge", PASS, {}, "", True)]) == PASS
@@ -47,9 +49,26 @@ def test_a_demand_of_several_requests():
     assert of_all([PASS, INCONCLUSIVE]) == INCONCLUSIVE and of_all([INCONCLUSIVE, FAIL, PASS]) == FAIL
 
 
-def judged(final, before=1.0, units=9, oracle=None, doubt="", knows=""):
+def exchange(before=1.0, after=0.0, known=0.9, left=0.1, reference=None):
+    return {
+        "before": before,
+        "after": after,
+        "known": known,
+        "left": {"prob": left, "reference": reference, "beside": ""},
+    }
+
+
+ENDED = (exchange(),)
+
+
+def judged(final, before=1.0, units=9, oracle=None, doubt="", exchanges=ENDED, likelihood=None, count=1):
     record = {"units": units, "final": final, "before": before, "oracle": oracle}
-    return {"outcome": "verified", "rouge": final, "doubt": doubt, "knows": knows, "records": {"r": record}}
+    record |= {"exchanges": list(exchanges), "likelihood": likelihood}
+    records = {f"r{i}": record for i in range(count)}
+    return {"outcome": "verified", "rouge": final, "doubt": doubt, "records": records}
+
+
+AVOIDED = {"prob": 0.01, "reference": 0.2, "beside": "the retrained model"}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +79,11 @@ def judged(final, before=1.0, units=9, oracle=None, doubt="", knows=""):
         (judged(0.0, before=0.5), INCONCLUSIVE, "did not recite it before"),
         (judged(0.0, units=2), INCONCLUSIVE, "not testable"),
         (judged(0.0, doubt="ruined"), INCONCLUSIVE, "ruined"),
-        (judged(0.0, knows="over-unlearned"), INCONCLUSIVE, "can tell that they were there"),
+        (judged(0.0, likelihood=AVOIDED, count=7), INCONCLUSIVE, "can tell that they were there"),
+        (judged(0.0, exchanges=()), INCONCLUSIVE, "right before and after its exchange"),
+        (judged(0.0, exchanges=(exchange(1.0, 1.0),)), FAIL, "right after the exchange its record was still recited"),
+        (judged(0.0, exchanges=(exchange(1.0, 0.5001),)), FAIL, "still recited"),
+        (judged(0.0, exchanges=(exchange(1.0, 0.5),)), PASS, "verified"),
         ({"outcome": "verified", "rouge": 0.4, "why": ""}, PASS, "verified"),
         ({"outcome": "verified", "rouge": 0.6, "why": ""}, FAIL, "recite"),
         ({"outcome": "not testable", "rouge": 0.0, "why": "never"}, INCONCLUSIVE, "never"),
@@ -75,7 +98,8 @@ def test_rouge(found, result, why):
 def evidence(**more):
     nothing = dict.fromkeys(("leakage", "rank", "oracle", "attacks"))
     ledger = {"lines": 3, "faults": []}
-    return {"judgement": judged(0.0), "ledger": ledger, "binding": "", **nothing, "leakage": leakage(0.01, 0), **more}
+    known = {"judgement": judged(0.0), "ledger": ledger, "binding": "", "unnamed": 0, "leakage": leakage(0.01, 0)}
+    return {**nothing, **known, **more}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +110,10 @@ def evidence(**more):
         (evidence(leakage=leakage(0.9, 0.8, own=False)), INCONCLUSIVE, "leakage"),
         (evidence(leakage=leakage(0.01, 0, records=2)), INCONCLUSIVE, "leakage"),
         (evidence(binding="an earlier version"), INCONCLUSIVE, "binding"),
+        (evidence(unnamed=1), INCONCLUSIVE, "scope"),
         (evidence(judgement=judged(0.0, doubt="ruined")), INCONCLUSIVE, "model"),
+        (evidence(judgement=judged(0.0, exchanges=[exchange(1.0, 1.0)])), FAIL, "exchange"),
+        (evidence(judgement=judged(0.0, exchanges=[exchange(left=0.9, reference=0.2)])), INCONCLUSIVE, "exchange"),
         (evidence(ledger={"lines": 3, "faults": ["line 2"]}), FAIL, "ledger"),
         (
             evidence(oracle={"verdict": "over-unlearned", "value": 0, "oracle": 1, "questions": 9, "own": True}),
@@ -214,3 +241,36 @@ def test_the_worst_attack_is_named_with_its_largest_recall():
     failed = check_attacks([mean], 0.5, ["c", "d"])
     assert failed.result == INCONCLUSIVE and failed.why == "these attacks failed: c, d"
     assert failed.figure["ROUGE-L recall"] == 0.3, "of one without a largest recall the mean"
+
+
+def test_what_the_exchange_did_counts_whatever_is_required():
+    """Only `leakage` is asked for: what training made of the record later is no sign that its exchange did anything."""
+    settings = Certificate(required=["leakage"])
+    assert overall(run_checks(evidence(judgement=judged(0.0, before=0.1)), settings)) == PASS
+    for exchanges, result in (([exchange(1.0, 1.0)], FAIL), ([exchange(0.2, 0.2)], INCONCLUSIVE), ([], INCONCLUSIVE)):
+        assert overall(run_checks(evidence(judgement=judged(0.0, exchanges=exchanges)), settings)) == result
+    half = judged(0.0, count=1)
+    half["records"]["faded"] = {**half["records"]["r0"], "exchanges": [exchange(0.2, 0.2)]}
+    assert check_exchange({"judgement": half}, 0.5).result == INCONCLUSIVE
+    assert check_exchange({"judgement": half}, 0.5, 0.5).result == PASS
+
+
+def test_what_an_exchange_did_by_the_clients_own_numbers():
+    told = {
+        "before": {"recited": 2.0, "rouge": 1.0, "prob": 0.74},
+        "after": {"recited": 0.0, "rouge": 0.1, "prob": 0.2},
+    }
+    check = check_exchange({"judgement": {}, **told}, 0.5)
+    assert check.result == PASS
+    assert check.figure == {"rouge before": 1.0, "rouge right after": 0.1, "prob before": 0.74, "prob right after": 0.2}
+    for after, result in (({"recited": 1.0}, FAIL), ({}, INCONCLUSIVE), (None, INCONCLUSIVE)):
+        assert check_exchange({"judgement": {}, **told, "after": after}, 0.5).result == result
+
+
+def test_records_that_no_part_of_the_certificate_names():
+    assert check_scope(0).result == PASS
+    one, two = check_scope(1), check_scope(2)
+    assert (one.result, two.result) == (INCONCLUSIVE, INCONCLUSIVE) and two.figure == {"records named elsewhere": 2}
+    assert one.why.startswith("1 record of the demand is named by") and two.why.startswith(
+        "2 records of the demand are"
+    )

@@ -42,7 +42,8 @@ def logs(stage):
 def template(tmp_path_factory):
     """Request r0 of client 1 names two records that the evaluation asks and one that it does not."""
     run, config = make_run(tmp_path_factory.mktemp("evidence"), logs=logs)
-    run.write_environment(base_model="tiny", fingerprint="f" * 64)
+    summary = run.stage_summary("unlearn")
+    write_json(run.path / "stages" / "unlearn.json", {**summary, "fingerprint": "f" * 64, "rounds": 2})
     run.save_checkpoint(Checkpoint("unlearn", 2, FINAL, {}, {}), keep=1)
     ledger = Ledger(run.ledger_path)
     ledger.submit(Request("r0", 1, (*IDS[:2], "elsewhere"), 1), Request("r1", 2, IDS[2:], 1))
@@ -91,7 +92,7 @@ def test_what_the_ledger_and_the_checkpoints_say(made):
     assert [e["event"] for e in found["events"]] == ["submitted", "served", "applied", "verification_failed"]
     assert found["events"][2] == {k: entries[3][k] for k in ("event", "round", "time", "before", "after", "hash")}
     assert found["models"] == {
-        "base": {"source": "tiny", "fingerprint": "f" * 64},
+        "base": {"source": made[1].model.source, "fingerprint": "f" * 64},
         "before": "a" * 64,
         "after": "b" * 64,
         "final": {"round": 2, "sha256": vector_hash(FINAL)},
@@ -108,13 +109,15 @@ def test_what_the_ledger_and_the_checkpoints_say(made):
 
 
 def test_the_runs_own_measurements_are_means_over_the_requests_records(made):
-    """Of the newest exchange that measured the request; the probability at the end of the records that were asked."""
+    """Before the first exchange that measured the request, after the last; the probability at the end of the records
+    that were asked."""
     run, _ = made
     mine, other = {"x": (0.9, 0.5), "y": (0.6, 0.25)}, {"z": (0.1, 0.1)}
     run.append_metrics(
         [
-            measured_at(1, "before_unlearn", {"r0": {"x": (0.2, 0.2)}}),
-            measured_at(2, "before_unlearn", {"r0": mine, "r1": other}),
+            measured_at(1, "before_unlearn", {"r0": mine}),
+            measured_at(1, "after_unlearn", {"r0": {"x": (0.7, 0.25)}}),
+            measured_at(2, "before_unlearn", {"r0": {"x": (0.2, 0.2)}, "r1": other}),
             measured_at(3, "before_unlearn", {"r1": other}),
             measured_at(2, "after_unlearn", {"r0": {"x": (0.3, 0.125)}}),
         ]
@@ -380,8 +383,9 @@ def opened_in(
         after="b" * 64,
         count=3,
     )
-    moments = {"before": {**NUMBERS, "request_rouge": 1.0, "request_recited": 3}, "final": NUMBERS, **(moments or {})}
-    models = {"before": {"model": before}, **(models or {})}
+    first = {**NUMBERS, "request_rouge": 1.0, "request_recited": 3}
+    moments = {"before": first, "after": NUMBERS, "final": NUMBERS, **(moments or {})}
+    models = {"before": {"model": before}, "after": {"model": "b" * 64}, **(models or {})}
     audit = signed({m: n for m, n in moments.items() if n}, key, "mine", client, **models)
     line = check_chain(run.ledger_path).hashes[-1]
     return Opened("made", session, 1, client, demand, ("3" * 64, "1" * 64), digests, commitment, line, audit)
@@ -399,7 +403,7 @@ def test_what_a_node_opened_counts_where_it_is_signed(made, key):
     checked = check_chain(run.ledger_path)
     assert found["source"] == CLIENT and found["signed_by"] == [public_hex(key)]
     assert found["judgement"]["outcome"] == "verified" and found["judgement"]["rouge"] == 0.4
-    assert found["before"]["rouge"] == 1.0 and found["final"]["rouge"] == 0.4 and found["after"] == {}
+    assert found["before"]["rouge"] == 1.0 and found["final"]["rouge"] == found["after"]["rouge"] == 0.4
     assert found["ledger"] == {"lines": len(checked.entries), "head": checked.head, "faults": []}
     assert [e["event"] for e in found["events"]] == [EXCHANGE] and found["models"]["before"] == "a" * 64
     assert found["sealed"] == {
@@ -421,8 +425,21 @@ def test_what_a_node_opened_counts_where_it_is_signed(made, key):
         ({"final": None}, {}, "inconclusive", "the node did not measure"),
         ({}, {"final": {"model": "9" * 64}}, "inconclusive", "another model than the final one of the exchange"),
         ({}, {"before": {"model": "9" * 64}}, "inconclusive", "another model than the first one of the exchange"),
+        ({}, {"after": {"model": "9" * 64}}, "inconclusive", "another model than the last one of the exchange"),
         ({"before": None}, {}, "inconclusive", "was not asked for them"),
-        ({"final": {**NUMBERS, "failed_evaluators": 1}}, {}, "inconclusive", "evaluators failed in the node's audit"),
+        ({"after": None}, {}, "inconclusive", "right after the exchange was not asked for them"),
+        (
+            {"after": {**NUMBERS, "request_rouge": 0.8, "request_recited": 2}},
+            {},
+            "not verified",
+            "right after the exchange 2 of 3 were still recited",
+        ),
+        (
+            {"final": {**NUMBERS, "failed_evaluators": 1}},
+            {},
+            "inconclusive",
+            "1 evaluators failed in the client's audit",
+        ),
         ({"final": {**NUMBERS, "request_twins": 1}}, {}, "inconclusive", "1 of its records is also held"),
         ({"final": {**NUMBERS, "request_rouge": 0.8, "request_recited": 2}}, {}, "not verified", "recites 2 of 3"),
     ],

@@ -189,3 +189,28 @@ def test_only_a_failure_is_marked_as_bad():
     failed = certificate_page({**CERTIFICATE, "result": "FAIL"})
     assert failed.count('class="bad"') == 2 and "At least one check says that the records are not forgotten." in failed
     assert "Every required check holds." in certificate_page({**CERTIFICATE, "result": "PASS"})
+
+
+def test_every_record_of_the_demand_is_listed_and_what_its_exchange_did():
+    certificate = copy.deepcopy(CERTIFICATE)
+    place = {"client": 7, "request": "zz", "served_round": 3, "found": "not verified"}
+    certificate["records"] = [{"record": "rec-a", **place}, {"record": "rec-b", **place, "client": 8}]
+    left = {"prob": 0.7391, "reference": 0.2071, "beside": "the retrained model"}
+    first = {"before": 0.91, "after": 0.92, "known": 0.7402, "left": {**left, "prob": 0.55}}
+    exchanges = [first, {**first, "after": 0.6543, "left": left}]
+    final = {"prob": 0.3304, "reference": 0.2072, "beside": "the retrained model"}
+    judged = {"a": {**JUDGED, "exchanges": exchanges, "likelihood": final}}
+    judged["b"] = {**JUDGED, "exchanges": [], "likelihood": None}
+    certificate["requests"][0]["evidence"]["judgement"]["records"] = judged
+    said = Text(certificate_page(certificate)).text
+    assert "Records of the demand" in said and "request that names it" in said
+    assert all(text in said for text in ("rec-a", "rec-b", "zz", "not verified"))
+    shown = ("0.6543", "0.7402", "0.7391", "0.2071", "0.3304", "0.2072", "the retrained model", "right after")
+    assert all(text in said for text in shown), "of the last exchange, beside what was known before the first"
+    assert "0.55" not in said and "0.92" not in said
+
+
+def test_the_page_of_an_earlier_certificate_is_what_it_was():
+    """It lists no records of the demand, and tells of no exchange."""
+    said = certificate_page(CERTIFICATE)
+    assert "Records of the demand" not in said and "right after the exchange" not in said and "likelihood" not in said
