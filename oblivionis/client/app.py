@@ -136,7 +136,8 @@ def query(message: Message, context: Context) -> Message:
         told = sealed_counts(node) if sealed else counts(node)
         answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = told
     content = RecordDict({protocol.METRICS: answer})
-    if (requests := answer_query(config, client, node.path, sealed=sealed)) is not None:
+    audits = guard is None or guard.audits
+    if (requests := answer_query(config, client, node.path, sealed=sealed, audits=audits)) is not None:
         content[protocol.REQUESTS] = requests
     return Message(content, reply_to=message)
 
@@ -245,7 +246,6 @@ def unlearn(message: Message, context: Context) -> Message:
     record_ids = task.bury()
     vector, report = task.forget(record_ids)
     vector = task.compressed(vector)
-    task.note(vector, requests=task.requests())
     told = {
         "unlearn-loss": report.last_loss,
         "forget-nll-before": report.first_forget_nll,
@@ -255,15 +255,10 @@ def unlearn(message: Message, context: Context) -> Message:
         "forget-gap-before": report.first_gap,
         "forget-gap-after": report.last_gap,
     }
-    return task.reply(
-        vector,
-        {
-            protocol.NUM_EXAMPLES: report.num_examples,
-            "unlearn-seconds": report.seconds,
-            "unlearn-steps": report.steps,
-            **{name: value for name, value in told.items() if math.isfinite(value)},
-        },
-    )
+    told = {name: value for name, value in told.items() if math.isfinite(value)}
+    task.note(vector, requests=task.requests(), numbers=told)
+    about = {protocol.NUM_EXAMPLES: report.num_examples, "unlearn-seconds": report.seconds}
+    return task.reply(vector, {**about, "unlearn-steps": report.steps, **told})
 
 
 def _unlearn_covered(task: _Task) -> Message:
@@ -321,7 +316,7 @@ def audit(message: Message, context: Context) -> Message:
     held = [record.id for record in task.worker.holding(task.client).records]
     forget = forget_set(demands, held, task.node.buried())
     numbers = node_audit.audit(task.worker, task.client, task.vector, forget, task.withheld(), folder=task.node.path)
-    task.note(None, requests=task.requests(), moment=task.text(MOMENT))
+    task.note(None, requests=task.requests(), moment=task.text(MOMENT), numbers=numbers)
     reply = task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
     reply.content[SIGNATURE] = task.signed(demands[0].request_id, numbers)
     return reply
@@ -561,11 +556,17 @@ class _Task:
         """Ids of the requests that the message is about."""
         return [demand.request_id for demand in read_demands(self.message_config)]
 
-    def note(self, vector: np.ndarray | None, requests: Sequence[str] = (), moment: str = "") -> None:
+    def note(
+        self,
+        vector: np.ndarray | None,
+        requests: Sequence[str] = (),
+        moment: str = "",
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         """Enter into the node's own ledger what is sent: by it, and a copy of the folder, anybody can do it again.
 
         `before`, `after`: SHA-256 of the model received, and of the one sent back; `tombstones`: how many lines of them
-        there were; `records`: SHA-256 of what the client holds.
+        there were; `records`: SHA-256 of what the client holds; `numbers`: what it tells of the model.
         """
         from oblivionis.runs.directory import vector_hash
 
@@ -584,6 +585,7 @@ class _Task:
             records=records_hash(self.worker.holding(self.client).identified()),
             **({"requests": list(requests)} if requests else {}),
             **({"moment": moment} if moment else {}),
+            **({} if numbers is None else {"numbers": {k: v for k, v in numbers.items() if math.isfinite(v)}}),
         )
 
     def signed(self, request: str, numbers: Mapping[str, float]) -> ConfigRecord:
