@@ -25,6 +25,7 @@ from oblivionis import seeds
 from oblivionis.client.guard import Guard, Refused, note_refusal
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
+from oblivionis.config.own_code import permit_code
 from oblivionis.config.schema import Config
 from oblivionis.data.errors import DataError
 from oblivionis.errors import ClientError, OblivionisError
@@ -240,25 +241,17 @@ def unlearn(message: Message, context: Context) -> Message:
     They are buried first: whatever happens next, no exchange trains on them. A client that only covers those that ask
     does the same work on records that it keeps, and sends a zero.
     """
+    from oblivionis.client.worker import told_of
+
     task = _Task(message, context)
     if task.covering:
         return _unlearn_covered(task)
     record_ids = task.bury()
     vector, report = task.forget(record_ids)
     vector = task.compressed(vector)
-    told = {
-        "unlearn-loss": report.last_loss,
-        "forget-nll-before": report.first_forget_nll,
-        "forget-nll-after": report.last_forget_nll,
-        "forget-entropy-before": report.first_forget_entropy,
-        "forget-entropy-after": report.last_forget_entropy,
-        "forget-gap-before": report.first_gap,
-        "forget-gap-after": report.last_gap,
-    }
-    told = {name: value for name, value in told.items() if math.isfinite(value)}
+    told = told_of(report)
     task.note(vector, requests=task.requests(), numbers=told)
-    about = {protocol.NUM_EXAMPLES: report.num_examples, "unlearn-seconds": report.seconds}
-    return task.reply(vector, {**about, "unlearn-steps": report.steps, **told})
+    return task.reply(vector, {**told, "unlearn-seconds": report.seconds})
 
 
 def _unlearn_covered(task: _Task) -> Message:
@@ -347,6 +340,8 @@ class _Task:
         self.config, digest = _parse(self.text("settings"))
         if self._guard is not None:
             self.config = self._guard.permitted(self.config, self.message_config)
+        else:
+            permit_code(self.config)
         self._check_secure(kind)
         if kind != protocol.TRAIN:
             self.demands()
@@ -572,8 +567,10 @@ class _Task:
 
         if not self._rooted:
             return
+        told = {name: value for name, value in (numbers or {}).items() if math.isfinite(value)}
         NodeLedger(self.node.path).note(
             EXCHANGED,
+            None,
             kind=self._message.metadata.message_type,
             run=self.text(protocol.RUN),
             client=self.client,
@@ -585,7 +582,7 @@ class _Task:
             records=records_hash(self.worker.holding(self.client).identified()),
             **({"requests": list(requests)} if requests else {}),
             **({"moment": moment} if moment else {}),
-            **({} if numbers is None else {"numbers": {k: v for k, v in numbers.items() if math.isfinite(v)}}),
+            **({} if numbers is None else {"numbers": told}),
         )
 
     def signed(self, request: str, numbers: Mapping[str, float]) -> ConfigRecord:

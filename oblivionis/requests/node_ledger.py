@@ -291,13 +291,15 @@ class NodeLedger:
 
     def exchanges(self) -> list[Mapping[str, Any]]:
         """What this node sent to servers, in order: the lines `exchanged`, each with `asked`, the ids of the records
-        that requests named before it."""
-        found, asked = [], set[str]()
+        that requests named before it, and `config`, the hash of the run's configuration as the node knew it then."""
+        found, asked, configs = [], set[str](), dict[str, str]()
         for entry in self._entries():
             if entry["event"] == "submitted":
                 asked.update(entry["record_ids"])
+            elif entry["event"] == RUN_LEARNED:
+                configs[entry["run"]] = entry["config"]
             elif entry["event"] == EXCHANGED:
-                found.append({**entry, "asked": frozenset(asked)})
+                found.append({**entry, "asked": frozenset(asked), "config": configs.get(entry["run"])})
         return found
 
     def verify(self) -> Checked:
