@@ -23,6 +23,7 @@ from flwr.clientapp import ClientApp
 
 from oblivionis import seeds
 from oblivionis.client.guard import Guard, Refused, note_refusal
+from oblivionis.client.rounds import Turn, take_part
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.own_code import permit_code
@@ -208,6 +209,7 @@ def train(message: Message, context: Context) -> Message:
     if task.text("exclude") == "forget-split":
         excluded |= task.worker.holding(task.client).marked
     task.keep_model()
+    excluded = task.rested(excluded, least=0 if task.masks else 1)
     if task.masks and (request is not None or not task.worker.holding(task.client).select(excluded)):
         return task.reply(task.vector, {protocol.NUM_EXAMPLES: task.counted(0)})
     vector, report = task.worker.finetune(
@@ -359,9 +361,31 @@ class _Task:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
         if self.config.data.name == "node":
             self.worker.hold(self.client, read_node(self.node.path))
-        self.seed = seeds.derive(
+        self._seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
+        self._turn = self._take_part(kind)
+        self.seed = self._turn.seed
+
+    def _take_part(self, kind: str) -> Turn:
+        """How this client does the work of the message; the same work once only, where its folder is its own."""
+        if self._guard is None or kind not in (protocol.TRAIN, protocol.UNLEARN):
+            return Turn(self._seed)
+        place = self.number(protocol.SERVER_ROUND, 0)
+        about = {"run": self.text(protocol.RUN), "stage": self.text(protocol.STAGE), "round": place}
+        turn = take_part(self.node.path, self._seed, {"kind": kind, **about}, masked=self._secure)
+        if turn.again:
+            text = "client %d did the work of round %d before: now by another seed and on half of its records"
+            log.warning(text, self.client, place)
+        return turn
+
+    def rested(self, excluded: Collection[str], least: int) -> set[str]:
+        """`excluded`, and what the client goes without where it does the same work again; `least`: so many records
+        stay. With noise on what it sends that is nothing: the noise is another one."""
+        if self.config.privacy.level != "none":
+            return set(excluded)
+        live = [r.id for r in self.worker.holding(self.client).records if r.id not in excluded]
+        return {*excluded, *self._turn.left_out(live, least)}
 
     def _rank(self) -> int:
         """The rank of the LoRA factors in the message. ClientError for one that the run cannot have."""
@@ -433,7 +457,7 @@ class _Task:
             self.client,
             self.vector,
             record_ids=record_ids,
-            tombstones=self.withheld(),
+            tombstones=self.rested({*self.withheld(), *record_ids}, least=1),
             proximal_mu=0.0,
             seed=self.seed,
             reference=self.read(protocol.REFERENCE) if protocol.REFERENCE in arrays else None,
@@ -582,6 +606,8 @@ class _Task:
             records=records_hash(self.worker.holding(self.client).identified()),
             **({"requests": list(requests)} if requests else {}),
             **({"moment": moment} if moment else {}),
+            **({} if self._secure or vector is None else {"seed": self._seed}),
+            **({"again": True} if self._turn.again else {}),
             **({} if numbers is None else {"numbers": told}),
         )
 

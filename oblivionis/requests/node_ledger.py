@@ -43,6 +43,8 @@ _WAITING = "in a cover exchange; the server has not said yet whether it counts"
 REFUSED, EXCHANGED, RUN_LEARNED, KEY_MADE = "refused", "exchanged", "run", "key"
 """Events about no request: what was refused to a server, what was sent to one, the configuration of a run when the node
 first learned of it, and the public key of the node's audits."""
+TOOK_PART = "took_part"
+"""An event about no request: the node trains for a sum under masks (`oblivionis.client.rounds`)."""
 COMMITTED, REJOINED = "committed", "rejoined"
 """Events of a cover exchange: what the node adds to its sum, sealed (`oblivionis.requests.sealed`); the same once more.
 """
