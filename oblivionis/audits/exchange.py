@@ -306,7 +306,7 @@ def _sealed(run: RunDirectory) -> Generator[Finding, None, bool]:
     what = "configuration, by the run's ledger"
     if not stages:
         yield Finding(what, NOT_TESTABLE, "not sealed: no line of the ledger names it")
-    for told in {str(entry["config"]) for entry in stages}:
+    for told in {str(entry.get("config")) for entry in stages}:
         yield _compared(what, _text_hash(run), told)
     return True
 
@@ -539,8 +539,7 @@ def _numbers(
         lines = [e for e in NodeLedger(folder).exchanges() if e.get("kind") == protocol.AUDIT]
         lines = [e for e in lines if e.get("moment") == moment and e.get("requests") == [request.id]]
         entered = [e for e in lines if e.get("before") == model]
-        named = (told.get("signatures", {}).get(moment) or {}).get("model")
-        if vector is None or named != model:
+        if vector is None or not (entered or _signed_model(told, moment) == model):
             untold = "" if lines else ", and its ledger has no line about them"
             yield Finding(what, NOT_TESTABLE, f"the model that it measured is not at hand{untold}")
             continue
@@ -556,6 +555,14 @@ def _numbers(
         found = _agreed(what, here, numbers)
         alone = found.outcome == EQUAL and not entered
         yield Finding(what, EQUAL, "computed here; its own ledger has no line about them") if alone else found
+
+
+def _signed_model(audit: Mapping[str, Any], moment: str) -> str | None:
+    """The model that the signature of an audit's numbers names, whoever signed."""
+    try:
+        return audit["signatures"][moment]["model"]
+    except (KeyError, TypeError):
+        return None
 
 
 def _agreed(what: str, here: Mapping[str, float], told: Mapping[str, Any]) -> Finding:

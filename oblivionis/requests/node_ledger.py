@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from oblivionis.chain import HASH, Checked, append_all, append_linked, check_chain, head_of
 from oblivionis.errors import FileError
 from oblivionis.files import read_lines
-from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED
+from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, judge_counts
 from oblivionis.requests.judgement import OUTCOMES as JUDGED
 from oblivionis.requests.ledger import OUTCOMES, RequestError
 from oblivionis.requests.wire import valid_id
@@ -367,7 +367,7 @@ class _Standing:
     | a server says | believed where this node's own lines say that |
     | --- | --- |
     | `served` | it did the exchange of that run and round for the request; one that is undone is done again |
-    | `verified` | the request is served by that run, and it measured the final model and found nothing recited |
+    | `verified` | the request is served by that run, and what it measured before and of the final model says so, too |
     | `covered` | all its records are named by requests made here before, none of them rejected |
     | `verification_failed` | the request is served by that run |
     | `failed`, `rejected`, `rolled_back` | always: none of them ends the demand |
@@ -379,7 +379,7 @@ class _Standing:
         self.requests: dict[str, NodeRequest] = {}
         self._path = path
         self._worked = Counter[tuple[str, int, str]]()
-        self._measured: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._measured: dict[tuple[str, str], dict[str, Mapping[str, float] | None]] = {}
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Take up the next line. KeyError, TypeError and ValueError for one that makes no sense."""
@@ -409,13 +409,15 @@ class _Standing:
                 self._worked[entry["run"], entry["round"], request.id] -= 1
 
     def _exchanged(self, entry: Mapping[str, Any]) -> None:
-        """Keep what the node did for requests, and what it measured of them last."""
-        for request_id in (own_id(name, entry["client"]) for name in entry.get("requests", ())):
+        """Keep what the node did for requests, and what it measured of them last, by moment."""
+        for name in entry.get("requests", ()):
+            request_id = name if name in self.requests else own_id(name, entry["client"])
+            measured = self._measured.setdefault((entry["run"], request_id), {})
             if entry["kind"] in (UNLEARN, BURY):
                 self._worked[entry["run"], entry["round"], request_id] += 1
-                self._measured.pop((entry["run"], request_id), None)
-            elif entry["kind"] == AUDIT and entry.get("moment") == "final":
-                self._measured[entry["run"], request_id] = entry
+                measured.pop("final", None)
+            elif entry["kind"] == AUDIT:
+                measured[entry["moment"]] = entry.get("numbers")
 
     def _doubt(self, request: NodeRequest, entry: Mapping[str, Any]) -> str:
         """Why this node does not believe what a server says of a request; empty where it does."""
@@ -436,11 +438,21 @@ class _Standing:
         return ""
 
     def _unverified(self, request: NodeRequest, entry: Mapping[str, Any], said: str) -> str:
-        measured = self._measured.get((entry["run"], request.id))
-        if measured is None:
+        measured = self._measured.get((entry["run"], request.id), {})
+        if "final" not in measured:
             return f"{said}; this node has not measured it" if entry.get("audits", True) else ""
-        recited = measured.get("numbers", {}).get("request_recited", 0.0)
-        return f"{said}; this node found {recited:g} of its records recited" if recited else ""
+        before, final = measured.get("before"), measured["final"]
+        if final is None:  # an earlier version entered that it measured, and not what
+            return ""
+        found, why = judge_counts(
+            len(request.record_ids),
+            None if before is None else before["request_recited"],
+            final["request_recited"],
+            untestable=final.get("request_short", 0.0),
+            twins=int(final.get("request_twins", 0)),
+            least_testable=0.0,  # which share of them must be is the server's to say
+        )
+        return "" if found == VERIFIED else f"{said}; by this node's own audit it is {found}: {why}"
 
     def _changed(self, request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
         event, run = entry["event"], entry.get("run", "")
@@ -458,7 +470,7 @@ class _Standing:
             count = request.exchanges - entry.get("own", False)
             return replace(changed, served_round=None, rouge=None, exchanges=count)
         if event in ("verified", "verification_failed"):
-            own = self._measured.get((run, request.id), {}).get("numbers", {})
+            own = self._measured.get((run, request.id), {}).get("final") or {}
             return replace(changed, rouge=own.get("request_rouge", entry.get("rouge")))
         return changed
 

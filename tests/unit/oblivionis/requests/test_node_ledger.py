@@ -102,9 +102,11 @@ def did(ledger, name, round=1, run="run", kind="train.unlearn", **more):
     ledger.note("exchanged", kind=kind, run=run, client=0, round=round, requests=[name], **more)
 
 
-def measured(ledger, name, recited=0.0, **more):
-    numbers = {"request_recited": recited, "request_rouge": 0.125}
-    did(ledger, name, kind="evaluate.audit", **{"moment": "final", "numbers": numbers, **more})
+def measured(ledger, name, recited=0.0, before=1.0, moment="final", **more):
+    """Two audits of the node's own: of the model before the exchange, and of one `moment` more."""
+    for of, count in (("before", before), (moment, recited)):
+        numbers = {"request_recited": count, "request_rouge": 0.125}
+        did(ledger, name, kind="evaluate.audit", **{"moment": of, "numbers": numbers, **more})
 
 
 def told(ledger, *outcomes, run="run", **more):
@@ -128,7 +130,16 @@ def test_outcomes_make_the_states_and_are_entered_once(node):
     (request,) = ledger.requests()
     assert (request.state, request.rouge, ledger.unsettled()) == ("verified", 0.125, []), "its own number"
     events = [json.loads(line)["event"] for line in ledger.path.read_text().splitlines()]
-    assert events == ["submitted", "exchanged", "served", "applied", "queried", "exchanged", "verified", "queried"]
+    assert events == [
+        "submitted",
+        "exchanged",
+        "served",
+        "applied",
+        "queried",
+        *["exchanged"] * 2,
+        "verified",
+        "queried",
+    ]
     assert check_chain(ledger.path).faults == ()
 
 
@@ -217,7 +228,30 @@ def test_what_the_node_found_recited_is_not_verified(asked):
     did(asked, "x")
     measured(asked, "x", recited=1.0)
     state = told(asked, outcome("served", "a"), outcome("verified", "b"))
-    assert state == ("served", 1, "run run says that it is verified; this node found 1 of its records recited")
+    said = "by this node's own audit it is not verified: the final model recites its record"
+    assert state == ("served", 1, f"run run says that it is verified; {said}")
+
+
+def test_what_nobody_recited_before_was_not_verified(asked):
+    did(asked, "x")
+    measured(asked, "x", before=0.0)
+    state = told(asked, outcome("served", "a"), outcome("verified", "b"))
+    assert state[0] == "served" and "by this node's own audit it is not testable" in state[2]
+
+
+def test_an_audit_that_an_earlier_version_entered_without_numbers_counts(asked):
+    did(asked, "x")
+    did(asked, "x", kind="evaluate.audit", moment="final")
+    assert told(asked, outcome("served", "a"), outcome("verified", "b", rouge=0.5))[0] == "verified"
+    assert asked.requests()[0].rouge == 0.5
+
+
+def test_a_request_may_have_the_name_that_a_server_gives_to_another(asked):
+    asked.submit(["r2"], identifier="x-client-0000")
+    did(asked, "x-client-0000")
+    assert told(asked, outcome("served", "a"))[0] == "open", "the exchange was for the other"
+    asked.heard("run", "f" * 64, [outcome("served", "b", "x-client-0000")], round=1)
+    assert [r.state for r in asked.requests()] == ["open", "served"]
 
 
 def test_an_exchange_done_anew_is_measured_anew(asked):
