@@ -239,6 +239,14 @@ def test_what_nobody_recited_before_was_not_verified(asked):
     assert state[0] == "served" and "by this node's own audit it is not testable" in state[2]
 
 
+def test_which_share_of_the_records_must_be_verified_is_the_servers_to_say(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1", "r2"], identifier="x")
+    did(ledger, "x")
+    measured(ledger, "x", before=1.0)
+    assert told(ledger, outcome("served", "a"), outcome("verified", "b"))[0] == "verified"
+
+
 def test_an_audit_that_an_earlier_version_entered_without_numbers_counts(asked):
     did(asked, "x")
     did(asked, "x", kind="evaluate.audit", moment="final")
