@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 
 from oblivionis import seeds
 from oblivionis.client.guard import Guard, Refused, note_refusal
-from oblivionis.client.rounds import Turn, take_part
+from oblivionis.client.rounds import Turn, hidden, take_part
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
 from oblivionis.config.own_code import permit_code
@@ -381,8 +381,8 @@ class _Task:
 
     def rested(self, excluded: Collection[str], least: int) -> set[str]:
         """`excluded`, and what the client goes without where it does the same work again; `least`: so many records
-        stay. With noise on what it sends that is nothing: the noise is another one."""
-        if self.config.privacy.level != "none":
+        stay. With noise on all that it learned that is nothing: the noise is another one."""
+        if hidden(self.config.privacy.level, self.real(protocol.NOISE_MULTIPLIER, 0.0)):
             return set(excluded)
         live = [r.id for r in self.worker.holding(self.client).records if r.id not in excluded]
         return {*excluded, *self._turn.left_out(live, least)}

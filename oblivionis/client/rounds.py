@@ -24,6 +24,15 @@ from oblivionis.requests.node_ledger import EXCHANGED, TOOK_PART, NodeLedger
 MOST_TIMES = 3
 """So often a client does the same work for sums: more of them, each with other halves, would average to the update."""
 
+LEAST_NOISE = 0.5
+"""Noise multiplier of a client's own (DP-SGD) from which on noise takes the place of the half: whoever asks for less
+asks for none."""
+
+
+def hidden(level: str, multiplier: float) -> bool:
+    """Whether noise that is drawn anew each time hides every record, so that a half would only spoil its account."""
+    return level == "record" and multiplier >= LEAST_NOISE
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oblivionis.client.rounds import MOST_TIMES, Turn, take_part
+from oblivionis.client.rounds import MOST_TIMES, Turn, hidden, take_part
 from oblivionis.errors import ClientError
 from oblivionis.requests.node_ledger import NodeLedger
 
@@ -82,6 +82,12 @@ def test_a_half_of_the_records_stays_and_a_coin_decides_of_the_odd_one(count):
     outs = [turn.left_out(RECORDS[:count]) for _ in range(200)]
     assert {len(out) for out in outs} == {count // 2, -(-count // 2)}
     assert set().union(*outs) == set(RECORDS[:count]), "each of them"
+
+
+def test_noise_takes_the_place_of_the_half_only_where_it_is_noise():
+    """A server names the level and the multiplier: by a tiny one it would have the same update again."""
+    assert hidden("record", 0.5) and hidden("record", 3.0)
+    assert not any((hidden("record", 0.49), hidden("record", 0.0), hidden("client", 9.0), hidden("none", 9.0)))
 
 
 def test_where_a_record_must_stay_one_does():
