@@ -40,7 +40,7 @@ def do(settings: Settings, key: str, store: Path, console: Console) -> None:
         raise RunFailed(f"{node.label}: it begins with {' and '.join(missing)}, which is not done")
     run = prepare(node, store)
     console.print(f"{node.label}: {run.path}", markup=False, highlight=False, soft_wrap=True)
-    job = processes.start(run.path, Slot(()))
+    job = processes.start(run.path, Slot(()), node.config.unlearning.method)
     try:
         with processes.ended_with_us(job):
             _wait(lambda: job.process.poll() is not None)

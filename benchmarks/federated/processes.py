@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from oblivionis.config.declared import own_loss
+
 LOG = "suite.log"
 _GRACE_S = 5.0
 
@@ -83,15 +85,25 @@ def _gpus() -> list[str]:
     return [str(n) for n in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
 
-def start(run: Path, slot: Slot, *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Job:
+def start(
+    run: Path,
+    slot: Slot,
+    method: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Job:
     """Continue the run directory `run` as `oblivionis simulate --resume` does; what it prints goes to its suite.log.
 
-    environment: the process's variables, None: those of this one; folder: its working directory, None: likewise.
+    method: that of the suite's own configuration: where it is the file of a loss, the run may execute it. environment:
+    the process's variables, None: those of this one; folder: its working directory, None: likewise.
     """
     variables = dict(os.environ if environment is None else environment)
     if slot.gpus is not None:
         variables["CUDA_VISIBLE_DEVICES"] = slot.gpus
     command = [sys.executable, "-m", "oblivionis.cli.main", "simulate", "--resume", str(run)]
+    if (file := own_loss(method)) is not None:
+        command += ["--allow-code", str(file)]
     before = os.sched_getaffinity(0) if slot.cpus else set()
     log = run / LOG
     try:

@@ -163,10 +163,10 @@ class Workers:
         """Whether another run may begin."""
         return bool(self._free)
 
-    def start(self, label: str, run: RunDirectory) -> None:
-        """Begin or continue a run."""
+    def start(self, label: str, run: RunDirectory, config: Config) -> None:
+        """Begin or continue a run with that configuration."""
         slot = self._free.pop(0)
-        self.jobs[label] = (slot, processes.start(run.path, slot))
+        self.jobs[label] = (slot, processes.start(run.path, slot, config.unlearning.method))
 
     def ended(self) -> dict[str, Job]:
         """Take the runs whose processes have ended."""
@@ -224,7 +224,7 @@ def complete(workers: Workers, wanted: Mapping[str, tuple[RunDirectory, Config]]
             if workers.room and waiting[label].held_by() is None:
                 run = waiting.pop(label)
                 if not finished(run, wanted[label][1]):
-                    workers.start(label, run)
+                    workers.start(label, run, wanted[label][1])
         return total - len(waiting) - len(workers.jobs) if waiting or workers.jobs else None
 
     if waiting:
@@ -301,7 +301,7 @@ class Trials:
             self._judge(number, label, run, config)
             return
         self._runs[label] = (number, run, config)
-        self._workers.start(label, run)
+        self._workers.start(label, run, config)
 
     def _follow(self, label: str) -> None:
         """Report the rounds that are complete; end the trial where it is not worth its time."""

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import itertools
 import math
@@ -52,6 +51,8 @@ from types import ModuleType
 from typing import Any
 
 from torch import Tensor
+
+from clients.own_code import run_code
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ def names() -> list[str]:
 def get(name: str) -> Method:
     """The method of that name, or of the Python file whose path it is, which is run.
 
-    Raises ValueError naming the nearest ones if there is none, and for a file that is no method.
+    Raises ValueError naming the nearest ones if there is none, and for a file that is no method; NotPermitted, which is
+    one, for a file that nobody permitted in this process (`clients.own_code`).
     """
     if name.endswith(".py"):
         return _method(Path(name).stem, _module_of(Path(name)))
@@ -129,13 +131,7 @@ def get(name: str) -> Method:
 
 
 def _module_of(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"the loss {file} cannot be imported: {type(error).__name__}: {error}") from error
+    module = run_code(file)
     if not callable(getattr(module, file.stem, None)):
         raise ValueError(f"{file} has no function {file.stem!r}, which would be the loss")
     return module

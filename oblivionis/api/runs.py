@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from oblivionis.config import compose as configuration
+from oblivionis.config.own_code import permit_named
 from oblivionis.reports import summary
 from oblivionis.reports.html import run_page
 from oblivionis.requests.schedule import check_requests
@@ -60,6 +61,7 @@ def simulate(experiment: str | Path = "default", overrides: Sequence[str] = (), 
     `oblivionis simulate --resume`.
     """
     config = configuration.compose(experiment, overrides)
+    permit_named(config, overrides)
     check_output(Path(config.output), config.name)
     check_requests(config)
     console = Console(stderr=True, quiet=not progress)

@@ -2,12 +2,14 @@
 
 Everything is seeded, so that the same work gives the same bits. What must be at hand: the checkpoint before the
 exchange, the folder (or a copy) of each client that was served in it, and the same program on hardware that computes
-alike. What a client says of itself decides nothing: which records it had to withhold the run's ledger says, too.
+alike. What a client says of itself decides nothing: which records it had to withhold the run's ledger says, too. What
+the run's folder says decides nothing either: it must be as the run's ledger sealed it, and its configuration the one
+whose hash the run's and the clients' ledgers have. No code of the run is executed but what the auditor allows by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,18 +24,22 @@ from oblivionis.chain import check_chain
 from oblivionis.client.audit import audit
 from oblivionis.client.packing import packed
 from oblivionis.client.policy import read_policy
-from oblivionis.client.worker import Worker
+from oblivionis.client.worker import Worker, told_of
 from oblivionis.config import compose as configuration
 from oblivionis.config import methods
+from oblivionis.config.identity import text_hash
+from oblivionis.config.own_code import CodeError, allow_code
 from oblivionis.config.schema import Config
 from oblivionis.data.records import Record
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import averaging
 from oblivionis.models.ranks import fitting
 from oblivionis.naming import simulated_folder
+from oblivionis.requests import seal
 from oblivionis.requests.demands import Demand, forget_set
 from oblivionis.requests.judgement import NOT_TESTABLE
 from oblivionis.requests.ledger import Ledger, Request
+from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import EXCHANGED, RUN_LEARNED, NodeLedger
 from oblivionis.requests.node_records import read_node, read_references, records_hash
@@ -42,6 +48,7 @@ from oblivionis.runs.updates import open_updates
 from strategies import protocol
 from strategies.fitting import Fitted
 from strategies.serving import Answer, ByUnlearning
+from strategies.told import UNLEARN
 
 EQUAL, DIFFERS = "equal", "differs"
 STAGE = "unlearn"
@@ -51,6 +58,23 @@ TOLERANCE = 1e-6
 """Largest difference of a number of an audit that is the same: decimal text and back."""
 
 Outcome = Literal["equal", "differs", "not testable"]
+
+PLACES = (
+    *("model.device", "model.source", "model.revision", "model.adapter", "federation.client_threads"),
+    *("data.path", "data.nodes", "data.forget_file", "data.holdout_file", "data.reference_file"),
+    *("unlearning.alternatives.idk", "evaluation.wikimem.embedder"),
+)
+"""Keys that a replay may set: where things lie on this machine. Any other one would be another configuration's work."""
+ANSWERED = UNLEARN.keys() - {protocol.LIVE_RECORDS, "unlearn-seconds"}
+"""What a client tells of its own unlearning that anybody can compute again."""
+
+
+class NotTestable(AuditError):
+    """Something that cannot be replayed. `what`: which comparison is missing."""
+
+    def __init__(self, why: str, what: str = "exchange") -> None:
+        super().__init__(why)
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,53 +108,77 @@ def replay_exchange(
     overrides: Sequence[str] = (),
     *,
     looked_at: int | None = None,
+    code: Path | None = None,
 ) -> list[Finding]:
     """Serve a request again, and measure again what its client told of it; what came out equal and what did not.
 
     node_dirs: folders (or copies) of the clients that the round of the request served; those of a simulated run are
     found by themselves. looked_at: a later round, in which its client looked at it again; then it is that exchange, and
-    there are no numbers. Raises AuditError, saying what is missing, where the exchange cannot be replayed.
+    there are no numbers. code: the file of a loss of the run's own, which is executed then. What cannot be replayed is
+    among the findings, with the reason. Raises AuditError for a mistake of who asks.
     """
+    return _collected(_exchange_again(path, request_id, node_dirs, overrides, looked_at, code))
+
+
+def _exchange_again(
+    path: Path,
+    request_id: str,
+    node_dirs: Sequence[Path],
+    overrides: Sequence[str],
+    looked_at: int | None,
+    code: Path | None,
+) -> Iterator[Finding]:
     run, config = _opened(path, overrides)
+    if not (yield from _sealed(run)):
+        return
     served_round, before_hash, after_hash = _applied(run, request_id, looked_at)
     group = Ledger(run.ledger_path).served_in(served_round)
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
     may_be_idle = config.unlearning.target is not None or config.unlearning.forget_nll_limit is not None
     if before_hash == after_hash and not may_be_idle:
-        return [Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")]
+        yield Finding("exchange", DIFFERS, f"round {served_round} left the model as it was: nothing was unlearned")
+        return
+    _check_open(config)
     if config.unlearning.method in ("federaser", "pga") or methods.asks_others(config.unlearning.method):
-        raise AuditError(
+        raise NotTestable(
             f"unlearning.method {config.unlearning.method} serves requests from the other clients' updates: one "
             "exchange cannot be replayed by itself; run the whole configuration again"
         )
     if not methods.is_loss(config.unlearning.method):
-        raise AuditError(
+        raise NotTestable(
             f"unlearning.method {config.unlearning.method} changes the model on the server: no client computes an "
             "exchange that could be replayed"
         )
     before = _model_before(run, config, served_round)
     if vector_hash(before) != before_hash:
-        return [Finding("model before", DIFFERS, "the stored model is not the one that the ledger names")]
-    worker, findings, answers = Worker(config), list[Finding](), list[Answer]()
+        yield Finding("model before", DIFFERS, "the stored model is not the one that the ledger names")
+        return
+    bound = config.unlearning.code is not None
+    try:
+        config = allow_code(config, code)
+    except CodeError as error:
+        if code is not None:
+            raise
+        raise NotTestable(str(error)) from None
+    if code is not None and not bound:
+        yield Finding("code of the loss", NOT_TESTABLE, "the run does not name its hash: an earlier version made it")
+    worker, answers = Worker(config), list[Answer]()
     everybody = [*group, *_looked_again(run, served_round)]
     folders = _folders(run, config, node_dirs, {r.client for r in everybody})
     for client in sorted(folders):
         asked = [r for r in everybody if r.client == client]
         served = _served_before(run, client, served_round)
-        vector, more = _answered(worker, client, folders[client], asked, served_round, before, served)
-        findings += more
+        vector = yield from _answered(run, worker, client, folders[client], asked, served_round, before, served)
         answers.append(Answer(client, _record(vector), sum(len(r.record_ids) for r in asked), {}))
     worker.fit(config.model.lora.rank)
     mean, summed = averaging(config.model, worker.flat.manifest), config.unlearning.merge == "sum"
     serving = ByUnlearning(mean, summed=summed)
     after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
-    findings.append(_compared("model after the exchange", vector_hash(after), after_hash))
+    yield _compared("model after the exchange", vector_hash(after), after_hash)
     request = next((r for r in group if r.id == request_id), None)
-    if request is None:
-        return findings
-    models = {"before": before, "after": after, "final": _final(run)}
-    findings += _numbers(worker, run, request, folders[request.client], models)
-    return findings
+    if request is not None:
+        models = {"before": before, "after": after, "final": _final(run)}
+        yield from _numbers(worker, run, request, folders[request.client], models)
 
 
 def replay_training(
@@ -143,21 +191,35 @@ def replay_training(
 ) -> list[Finding]:
     """Train a client again as in a round of FedFT, without the records that it must withhold, and compare the models.
 
-    The run must keep the clients' updates of that round (`unlearning.updates.keep`). Raises AuditError otherwise.
+    The run must keep the clients' updates of that round (`unlearning.updates.keep`). What cannot be replayed is among
+    the findings, with the reason. Raises AuditError for a mistake of who asks.
     """
+    return _collected(_training_again(path, client, server_round, node_dir, stage, overrides))
+
+
+def _training_again(
+    path: Path, client: int, server_round: int, node_dir: Path | None, stage: str, overrides: Sequence[str]
+) -> Iterator[Finding]:
     run, config = _opened(path, overrides)
+    if not (yield from _sealed(run)):
+        return
+    _check_open(config)
+    if source := (run.stage_summary(stage) or {}).get("reused_from"):
+        raise NotTestable(f"the stage {stage} is that of the run {source}: audit it there", "training")
     compression = config.federation.compression
     if compression.method != "none" and compression.error_feedback:
-        raise AuditError(
+        raise NotTestable(
             "federation.compression.error_feedback: what a client sent depends on what it had kept back until then, "
-            "which is gone; only a run without it can be replayed"
+            "which is gone; only a run without it can be replayed",
+            "training",
         )
     store = open_updates(config, run.path, stage) if stage in LABELS else None
     past = [p for p in store.rounds() if (p.stage, p.round) == (stage, server_round)] if store is not None else []
     if store is None or not past or not past[0].stored:
-        raise AuditError(
+        raise NotTestable(
             f"{run.path} holds no clients' updates of round {server_round} of {stage}; a run keeps those of the newest "
-            "N rounds with unlearning.updates.keep=N"
+            "N rounds with unlearning.updates.keep=N",
+            "training",
         )
     updates = store.read(past[0])
     told = next((u for u in updates.clients if u.partition == client), None)
@@ -171,7 +233,7 @@ def replay_training(
     lines = _lines(folder, protocol.TRAIN, server_round, vector_hash(received))
     served = _served_before(run, client, server_round + 1) if stage == STAGE else frozenset()
     state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
-    findings = _held(worker, client, folder, state)
+    yield from _held(run, worker, client, folder, state)
     vector, _ = worker.finetune(
         client,
         received,
@@ -188,7 +250,7 @@ def replay_training(
     if found.outcome == DIFFERS:
         far = float(np.linalg.norm(vector - theirs)) / max(float(np.linalg.norm(theirs - sent)), 1e-30)
         found = Finding(found.what, DIFFERS, f"{found.why}; apart by {far:.2g} of the update's length")
-    return [*findings, found]
+    yield found
 
 
 def machine_remarks(path: Path) -> list[str]:
@@ -203,11 +265,65 @@ def machine_remarks(path: Path) -> list[str]:
     return other
 
 
+def _collected(findings: Iterator[Finding]) -> list[Finding]:
+    """All findings, up to what cannot be replayed, and that as one."""
+    found = list[Finding]()
+    try:
+        for finding in findings:
+            found.append(finding)
+    except NotTestable as error:
+        found.append(Finding(error.what, NOT_TESTABLE, str(error)))
+    return found
+
+
 def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]:
     run = RunDirectory.open(path)
+    if wrong := next((o for o in overrides if o.partition("=")[0].strip() not in PLACES), None):
+        raise AuditError(
+            f"--set {wrong}: a replay goes by the run's own configuration; what may be set is where things lie on this "
+            f"machine: {', '.join(PLACES)}"
+        )
     if overrides:
         return run, configuration.compose(run.path / "config.yaml", list(overrides))
     return run, configuration.from_yaml(run.read_config())
+
+
+def _sealed(run: RunDirectory) -> Generator[Finding, None, bool]:
+    """Whether the run's folder, its configuration first, is as the run's ledger sealed it; False where there is nothing
+    to go by."""
+    if not run.ledger_path.is_file():
+        yield Finding("the run's seal", NOT_TESTABLE, "not sealed: the run has no ledger")
+        return True
+    if faults := check_chain(run.ledger_path).faults:
+        yield Finding("the run's ledger", DIFFERS, f"it was altered ({faults[0]}): there is nothing to compare with")
+        return False
+    bound, stages = seal.check(run, with_models=False), Ledger(run.ledger_path).notes(seal.STAGE)
+    if bound.faults:
+        first, *others = bound.faults
+        yield Finding("the run's seal", DIFFERS, f"{first}{f' (and {len(others)} more)' if others else ''}")
+    else:
+        yield Finding("the run's seal", NOT_TESTABLE if bound.missing else EQUAL, bound.missing)
+    what = "configuration, by the run's ledger"
+    if not stages:
+        yield Finding(what, NOT_TESTABLE, "not sealed: no line of the ledger names it")
+    for told in {str(entry.get("config")) for entry in stages}:
+        yield _compared(what, _text_hash(run), told)
+    return True
+
+
+def _text_hash(run: RunDirectory) -> str:
+    try:
+        return text_hash(run.read_config())
+    except ValueError as error:
+        raise AuditError(f"{run.config_place}: {error}") from None
+
+
+def _check_open(config: Config) -> None:
+    """NotTestable where clients hid what they sent from everybody who was not there."""
+    if config.federation.secure_aggregation.enabled:
+        raise NotTestable("federation.secure_aggregation: clients sent their updates under masks, in one sum")
+    if config.privacy.level != "none":
+        raise NotTestable(f"privacy.level={config.privacy.level}: the noise in what clients sent is known to nobody")
 
 
 def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple[int, str, str]:
@@ -216,8 +332,6 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
     if not run.ledger_path.is_file():
         raise AuditError(f"{run.path} has no ledger of requests")
     checked = check_chain(run.ledger_path)
-    if checked.faults:
-        raise AuditError(f"{run.ledger_path} was altered ({checked.faults[0]}): there is nothing to compare with")
     known = {r.id: r for r in Ledger(run.ledger_path)}
     if request_id not in known:
         raise AuditError(f"{run.path} knows no request {request_id!r}; it has {', '.join(known) or 'none'}")
@@ -234,7 +348,7 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
     lines = [e for e in checked.entries if e.get("event") == "applied" and e.get("id") == request_id]
     lines = [e for e in lines if e.get("round") == served_round]
     if served_round is None or not lines:
-        raise AuditError(f"request {request_id!r} was not served, or by a version that kept no hashes of its models")
+        raise NotTestable(f"request {request_id!r} was not served, or by a version that kept no hashes of its models")
     return served_round, str(lines[-1]["before"]), str(lines[-1]["after"])
 
 
@@ -262,7 +376,7 @@ def _model_before(run: RunDirectory, config: Config, served_round: int) -> np.nd
     if not kept or (wanted is not None and wanted not in kept):
         can = [str(r + 1) for r in run.checkpoint_rounds(STAGE)]
         can = ["1", *can] if run.checkpoint_rounds("finetune") else can
-        raise AuditError(
+        raise NotTestable(
             f"the model before the exchange of round {served_round} is gone: a run keeps the newest "
             f"federation.keep_checkpoints={config.federation.keep_checkpoints} of a stage; exchanges of these rounds "
             f"can be replayed here: {', '.join(can) or 'none'}"
@@ -310,25 +424,37 @@ def _lines(folder: Path, kind: str, server_round: int, before: str) -> list[Mapp
 
 def _newest(lines: Sequence[Mapping[str, Any]], client: int, what: str) -> Mapping[str, Any]:
     if not lines:
-        raise AuditError(
+        raise NotTestable(
             f"the ledger of client {client} has no line about {what}: it is of a program that writes none, or the "
-            "client did not do the work"
+            "client did not do the work",
+            what,
         )
+    if lines[-1].get("again"):
+        raise NotTestable(f"client {client} did this work before, for a sum under masks: now by a secret seed", what)
     return lines[-1]
 
 
-def _held(worker: Worker, client: int, folder: Path, state: _State) -> list[Finding]:
-    """Let `worker` hold the client's records, and compare them with those of the exchange."""
+def _held(run: RunDirectory, worker: Worker, client: int, folder: Path, state: _State) -> Iterator[Finding]:
+    """Compare the run's configuration and the client's records, which `worker` holds then, with those of its ledger."""
+    if faults := NodeLedger(folder).verify().faults:
+        yield Finding(f"ledger of client {client}", DIFFERS, f"it was altered: {faults[0]}")
+    told, what = state.line.get("config"), f"configuration, by the ledger of client {client}"
+    if told is None:
+        yield Finding(what, NOT_TESTABLE, "the ledger does not say by which configuration the run went")
+    else:
+        yield _compared(what, _text_hash(run), str(told))
     if worker.config.data.name == "node":
         worker.hold(client, read_node(folder))
     here = records_hash(worker.holding(client).identified())
     what = f"records of client {client}"
     if here == state.line.get("records"):
-        return [Finding(what, EQUAL)]
-    return [Finding(what, DIFFERS, "the folder's records are not those that the client worked with")]
+        yield Finding(what, EQUAL)
+    else:
+        yield Finding(what, DIFFERS, "the folder's records are not those that the client worked with")
 
 
 def _answered(
+    run: RunDirectory,
     worker: Worker,
     client: int,
     folder: Path,
@@ -336,16 +462,16 @@ def _answered(
     served_round: int,
     before: np.ndarray,
     served: Collection[str],
-) -> tuple[np.ndarray, list[Finding]]:
+) -> Generator[Finding, None, np.ndarray]:
     """The model with which a client answers the requests `asked`, and how it compares with what its ledger says."""
     own = _fitted("unlearn", worker, client, folder, before)
     received = before if own is None else _vector(own.sent)
     lines = _lines(folder, protocol.UNLEARN, served_round, vector_hash(received))
     lines = [e for e in lines if set(e.get("requests", ())) == {r.id for r in asked}]
     state = _State.at(folder, _newest(lines, client, f"the exchange of round {served_round}"), served)
-    findings = _held(worker, client, folder, state)
+    yield from _held(run, worker, client, folder, state)
     seed = seeds.derive(worker.config.seed, LABELS[STAGE], client, served_round)
-    vector, _ = worker.forget(
+    vector, report = worker.forget(
         client,
         received,
         record_ids=_forget_ids(worker, client, asked, state),
@@ -358,8 +484,20 @@ def _answered(
     if compression.method != "none" and compression.unlearning:
         _, vector = packed(compression, received, vector, seeds.derive(seed, protocol.UNLEARN))
     said = str(state.line.get("after"))
-    findings.append(_compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said))
-    return vector if own is None else _vector(own.joined(_record(vector))), findings
+    yield _compared(f"answer of client {client}, by its own ledger", vector_hash(vector), said)
+    if (told := _told_of(run, client, served_round)) is not None:
+        here = {name: number for name, number in told_of(report).items() if name in told}
+        yield _agreed(f"numbers that client {client} told with its answer", here, told)
+    return vector if own is None else _vector(own.joined(_record(vector)))
+
+
+def _told_of(run: RunDirectory, client: int, served_round: int) -> Mapping[str, float] | None:
+    """The numbers of its own work that a client told with the answer that served its requests in a round; None where
+    none is known."""
+    lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served"]
+    lines = [e for e in lines if (e.get("client"), e.get("round")) == (client, served_round)]
+    found = {name: n for name, n in told_numbers(lines[-1]).items() if name in ANSWERED} if lines else {}
+    return found or None
 
 
 def _references(worker: Worker, client: int, folder: Path) -> Sequence[Record] | None:
@@ -388,7 +526,10 @@ def _forget_ids(worker: Worker, client: int, asked: Sequence[Request], state: _S
 def _numbers(
     worker: Worker, run: RunDirectory, request: Request, folder: Path, models: Mapping[str, np.ndarray | None]
 ) -> Iterator[Finding]:
-    """The numbers that the client told of `request`, beside those that its records give."""
+    """The numbers that the client told of `request`, beside those that its records give, and those of its own ledger.
+
+    Without the model that it measured there is no more than what it says, so that nothing was tested.
+    """
     told = read_audit(run.path, request.id) or {}
     for moment in MOMENTS:
         numbers, vector, what = told.get(moment), models[moment], f"numbers of the client's audit, {moment}"
@@ -396,21 +537,43 @@ def _numbers(
             continue
         model = vector_hash(vector) if vector is not None else ""
         lines = [e for e in NodeLedger(folder).exchanges() if e.get("kind") == protocol.AUDIT]
-        lines = [e for e in lines if (e.get("moment"), e.get("before")) == (moment, model)]
-        lines = [e for e in lines if e.get("requests") == [request.id]]
-        if vector is None or not lines:
-            yield Finding(what, NOT_TESTABLE, "the model that it measured is not at hand")
+        lines = [e for e in lines if e.get("moment") == moment and e.get("requests") == [request.id]]
+        entered = [e for e in lines if e.get("before") == model]
+        if vector is None or not (entered or _signed_model(told, moment) == model):
+            untold = "" if lines else ", and its ledger has no line about them"
+            yield Finding(what, NOT_TESTABLE, f"the model that it measured is not at hand{untold}")
             continue
-        state = _State.at(folder, lines[-1])
+        if entered and "numbers" in entered[-1] and entered[-1]["numbers"] != dict(numbers):
+            yield Finding(what, DIFFERS, "its own ledger has other numbers")
+            continue
+        served = _newest(
+            [e for e in NodeLedger(folder).exchanges() if request.id in e.get("requests", ())], request.client, what
+        )
+        state = _State.at(folder, entered[-1] if entered else served)
         forget = _forget_ids(worker, request.client, [request], state)
         here = audit(worker, request.client, vector, forget, state.withheld, folder)
-        wrong = [n for n in sorted({*here, *numbers}) if not _same(here.get(n), numbers.get(n))]
-        shown = ", ".join(f"{n}: told {numbers.get(n)}, found {here.get(n)}" for n in wrong[:3])
-        yield Finding(what, DIFFERS if wrong else EQUAL, f"{len(wrong)} of {len(here)} ({shown})" if wrong else "")
+        found = _agreed(what, here, numbers)
+        alone = found.outcome == EQUAL and not entered
+        yield Finding(what, EQUAL, "computed here; its own ledger has no line about them") if alone else found
+
+
+def _signed_model(audit: Mapping[str, Any], moment: str) -> str | None:
+    """The model that the signature of an audit's numbers names, whoever signed."""
+    try:
+        return audit["signatures"][moment]["model"]
+    except (KeyError, TypeError):
+        return None
+
+
+def _agreed(what: str, here: Mapping[str, float], told: Mapping[str, Any]) -> Finding:
+    """Whether numbers that a client told are those computed here, each by its name."""
+    wrong = [n for n in sorted({*here, *told}) if not _same(here.get(n), told.get(n))]
+    shown = ", ".join(f"{n}: told {told.get(n)}, found {here.get(n)}" for n in wrong[:3])
+    return Finding(what, DIFFERS if wrong else EQUAL, f"{len(wrong)} of {len(here)} ({shown})" if wrong else "")
 
 
 def _same(here: float | None, told: object) -> bool:
-    return here is not None and isinstance(told, int | float) and abs(here - told) <= TOLERANCE
+    return here is not None and isinstance(told, int | float) and abs(here - told) <= TOLERANCE * max(1.0, abs(here))
 
 
 def _compared(what: str, here: str, told: str) -> Finding:

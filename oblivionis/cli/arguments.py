@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +14,15 @@ Arguments = Annotated[
         help="A name in `conf/` or a YAML file (default: `default`), then any option, e.g. `strategy=fedadam` "
         "`unlearning=simnpo` `federation.rounds.unlearn=5`. See `oblivionis config list`.",
         show_default=False,
+    ),
+]
+
+AllowCode = Annotated[
+    Path | None,
+    typer.Option(
+        "--allow-code",
+        metavar="FILE",
+        help="Execute this loss, which a configuration names that you did not write, if it is the one (SHA-256).",
     ),
 ]
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from oblivionis.cli import audit_codes
+from oblivionis.cli.arguments import AllowCode
 from oblivionis.cli.as_json import Answer, AsJson, answering
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a copy.")]
@@ -32,17 +34,21 @@ def audit_exchange(
         typer.Option("--round", min=1, help="A later round in which its client looked at it again: that exchange."),
     ] = None,
     node_dir: NodeDirs = None,
+    allow_code: AllowCode = None,
     set_: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the exchange that served a request again, and compare with the ledgers. Exit code 1 if anything differs.
+    """Compute the exchange that served a request again, and compare with the ledgers.
 
-    The model must come out equal to the last bit, and so must what the client told of its audits.
+    The model must come out equal to the last bit, and so must what the client told of it; the run must be as its
+    ledger sealed it, and its configuration the one that both ledgers name. No code of the run is executed without
+    --allow-code. Exit code 0 only where all of that was tested and is equal, 1 if anything differs, 3 if something
+    could not be tested.
     """
     from oblivionis.audits.exchange import replay_exchange
 
     with answering(as_json) as answer:
-        found = replay_exchange(run, request, node_dir or (), set_ or (), looked_at=round_)
+        found = replay_exchange(run, request, node_dir or (), set_ or (), looked_at=round_, code=allow_code)
         _tell(run, found, answer if as_json else None)
 
 
@@ -57,9 +63,9 @@ def audit_training(
     set_: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a client again as in a round, without what it must withhold, and compare. Exit code 1 if it differs.
+    """Train a client again as in a round, without what it must withhold, and compare.
 
-    The run must keep the clients' updates of the round: unlearning.updates.keep.
+    The run must keep the clients' updates of the round: unlearning.updates.keep. Exit codes as of `audit exchange`.
     """
     from oblivionis.audits.exchange import replay_training
 
@@ -68,16 +74,16 @@ def audit_training(
 
 
 def _tell(run: Path, findings: list, answer: Answer | None) -> None:
-    from oblivionis.audits.exchange import DIFFERS, machine_remarks
+    from oblivionis.audits.exchange import DIFFERS, EQUAL, machine_remarks
 
     differs = any(f.outcome == DIFFERS for f in findings)
+    untested = any(f.outcome not in (DIFFERS, EQUAL) for f in findings)
     remarks = machine_remarks(run) if differs else []
     if answer is not None:
-        answer({"findings": findings, "differs": differs, "machine": remarks})
+        answer({"findings": findings, "differs": differs, "untested": untested, "machine": remarks})
     else:
         lines = [f"{f.what}: {f.outcome}{f' ({f.why})' if f.why else ''}" for f in findings]
         if remarks:
             lines.append(f"this machine may compute other last bits than the run's: {'; '.join(remarks)}")
         Console().print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-    if differs:
-        raise typer.Exit(1)
+    audit_codes.end(differs=differs, untested=untested)

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from oblivionis.cli.arguments import Arguments, split_arguments
+from oblivionis.cli.arguments import AllowCode, Arguments, split_arguments
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.cli.attack import attack
 from oblivionis.cli.certificate import certificate_cli
@@ -30,6 +30,7 @@ from oblivionis.cli.stopping import leave, signals, stopping
 from oblivionis.cli.view import view
 from oblivionis.cli.wikimem import wikimem_cli
 from oblivionis.config import compose as configuration
+from oblivionis.config.own_code import allow_code, permit_named, resuming
 from oblivionis.errors import OblivionisError, RunFailed, RunInterrupted, to_mend
 from oblivionis.version import __version__
 
@@ -179,6 +180,7 @@ def simulate(
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Continue this run from its last complete round.")
     ] = None,
+    allow_code_: AllowCode = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of warnings alone while it goes on.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="A line for every event.")] = False,
     full: Annotated[bool, typer.Option("--full", help="At the end, all measures instead of the chief ones.")] = False,
@@ -192,7 +194,7 @@ def simulate(
         raise OblivionisError("--quiet and --verbose exclude each other")
     told = "quiet" if quiet else "verbose" if verbose else "normal"
     with answering(as_json) as answer:
-        run, config = _simulated(arguments, resume, told)
+        run, config = _simulated(arguments, resume, told, allow_code_)
         from oblivionis.reports import document
         from oblivionis.reports import summary as report
         from oblivionis.runs.failures import check_measured
@@ -204,8 +206,10 @@ def simulate(
         check_measured(run)
 
 
-def _simulated(arguments: list[str] | None, resume: Path | None, told: str) -> tuple[RunDirectory, Config]:
-    """Begin a run or go on with one, to its end."""
+def _simulated(
+    arguments: list[str] | None, resume: Path | None, told: str, code: Path | None
+) -> tuple[RunDirectory, Config]:
+    """Begin a run or go on with one, to its end; `code`: what of its own may be executed then."""
     from oblivionis.runs.directory import RunDirectory, check_output
 
     console = Console()
@@ -214,9 +218,11 @@ def _simulated(arguments: list[str] | None, resume: Path | None, told: str) -> t
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
         run = RunDirectory.open(resume)
         config = configuration.from_yaml(run.read_config(), run.config_place)
+        allow_code(config, code)
     else:
         experiment, overrides = split_arguments(arguments)
         config = configuration.compose(experiment, overrides)
+        permit_named(config, overrides, code)
         check_output(Path(config.output), config.name)
         run = None
     with _forks(config) as forks:
@@ -241,7 +247,7 @@ def _forks(config: Config) -> AbstractContextManager[str | None]:
 def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None, *, new: bool) -> None:
     """Simulate, and say how to go on where it breaks off."""
     with run.lock():
-        hint = stopping.hint = f"continue with: oblivionis simulate --resume {run.path}"
+        hint = stopping.hint = f"continue with: {resuming(run.path, config)}"
         try:
             _simulate(config, run, console, told, forks)
         except (RunInterrupted, KeyboardInterrupt):

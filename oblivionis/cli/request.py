@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from oblivionis.cli import audit_codes
 from oblivionis.cli.as_json import AsJson, answering
 
 if TYPE_CHECKING:
@@ -106,11 +107,12 @@ def audit(
 ) -> None:
     """Measure, on the client's own machine, whether the records of a sealed request are forgotten.
 
-    Nothing is sent. The verdict is entered into the node's ledger; the signed numbers are kept for `request open`.
+    Nothing is sent. The verdict is entered into the node's ledger; the signed numbers are kept for `request open`. Exit
+    code 0 where they are (verified), 1 where they are not, 3 where what was measured cannot tell.
     """
     from oblivionis.client.self_audit import audit_request
+    from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, VERIFIED
     from oblivionis.requests.submitting import need_folder
-    from oblivionis.runs.failures import not_measured
 
     need_folder(node_dir)
     with answering(as_json) as answer:
@@ -121,7 +123,10 @@ def audit(
             said = f"request {request}: {found.outcome}, {found.why} (ROUGE-L {found.recall:.3f})"
             Console().print(said, markup=False, highlight=False, soft_wrap=True)
     if failed:
-        raise not_measured(failed, "the lines above say why")
+        said = f"not measured: {'; '.join(failed)}; the lines above say why"
+        Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+    cannot_tell = bool(failed) or found.outcome in (NOT_TESTABLE, INCONCLUSIVE)
+    audit_codes.end(differs=not cannot_tell and found.outcome != VERIFIED, untested=cannot_tell)
 
 
 @request_cli.command("verify")
@@ -135,30 +140,31 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Was a line of a ledger removed, altered or moved? Exit code 1 if so.
+    """Was a line of a ledger removed, altered or moved? Exit code 1 if so, 3 if ledgers cannot be compared.
 
     Lines cut off at the end show in the other side's ledger: name the run and, with --node-dir, its nodes. The
     audits of a run folder must then also be signed with the keys that the nodes' ledgers know.
     """
-    from oblivionis.requests.verify import check_ledgers
+    from oblivionis.requests.verify import check_ledgers, strangers
 
     findings = check_ledgers(places, node_dir or [])
+    untested = {node.path: strangers(findings[0][0], node) for node, _ in findings[1:]} if node_dir else {}
     if node_dir and places[0].is_dir():
-        from oblivionis.audits.signatures import foreign_signatures
+        from oblivionis.audits.signatures import foreign_signatures, unknown_signer
 
-        for (_, faults), node in zip(findings[1:], node_dir, strict=True):
+        for (checked, faults), node in zip(findings[1:], node_dir, strict=True):
             faults += foreign_signatures(places[0], node)
+            untested[checked.path] = untested[checked.path] or unknown_signer(places[0], node)
     if as_json:
         with answering(as_json) as answer:
-            answer([_ledger(checked, faults) for checked, faults in findings])
+            answer([_ledger(checked, faults, untested.get(checked.path, "")) for checked, faults in findings])
     for checked, faults in [] if as_json else findings:
         lines = f"{len(checked.entries)} line{'s' * (len(checked.entries) != 1)}"
         verdict = f"broken ({len(faults)} fault{'s' * (len(faults) != 1)})" if faults else "unbroken"
         said = [f"{checked.path}: {lines}, {verdict}, ends with {checked.head[:12]}…"]
-        said += [f"  {text}" for text in (*faults, *checked.remarks)]
+        said += [f"  {text}" for text in (*faults, *filter(None, [untested.get(checked.path)]), *checked.remarks)]
         Console().print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
-    if any(faults for _, faults in findings):
-        raise typer.Exit(1)
+    audit_codes.end(differs=any(faults for _, faults in findings), untested=any(untested.values()))
 
 
 @request_cli.command("repair")
@@ -185,9 +191,9 @@ def repair(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run fold
     console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
 
 
-def _ledger(checked: Checked, faults: list[str]) -> dict[str, Any]:
+def _ledger(checked: Checked, faults: list[str], untested: str) -> dict[str, Any]:
     lines = {"path": checked.path, "lines": len(checked.entries), "head": checked.head}
-    return {**lines, "faults": faults, "remarks": checked.remarks}
+    return {**lines, "faults": faults, "untested": untested, "remarks": checked.remarks}
 
 
 def _row(request: NodeRequest) -> list[str]:

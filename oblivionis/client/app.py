@@ -23,8 +23,10 @@ from flwr.clientapp import ClientApp
 
 from oblivionis import seeds
 from oblivionis.client.guard import Guard, Refused, note_refusal
+from oblivionis.client.rounds import Turn, hidden, take_part
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
+from oblivionis.config.own_code import permit_code
 from oblivionis.config.schema import Config
 from oblivionis.data.errors import DataError
 from oblivionis.errors import ClientError, OblivionisError
@@ -136,7 +138,8 @@ def query(message: Message, context: Context) -> Message:
         told = sealed_counts(node) if sealed else counts(node)
         answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = told
     content = RecordDict({protocol.METRICS: answer})
-    if (requests := answer_query(config, client, node.path, sealed=sealed)) is not None:
+    audits = guard is None or guard.audits
+    if (requests := answer_query(config, client, node.path, sealed=sealed, audits=audits)) is not None:
         content[protocol.REQUESTS] = requests
     return Message(content, reply_to=message)
 
@@ -206,6 +209,7 @@ def train(message: Message, context: Context) -> Message:
     if task.text("exclude") == "forget-split":
         excluded |= task.worker.holding(task.client).marked
     task.keep_model()
+    excluded = task.rested(excluded, least=0 if task.masks else 1)
     if task.masks and (request is not None or not task.worker.holding(task.client).select(excluded)):
         return task.reply(task.vector, {protocol.NUM_EXAMPLES: task.counted(0)})
     vector, report = task.worker.finetune(
@@ -239,31 +243,17 @@ def unlearn(message: Message, context: Context) -> Message:
     They are buried first: whatever happens next, no exchange trains on them. A client that only covers those that ask
     does the same work on records that it keeps, and sends a zero.
     """
+    from oblivionis.client.worker import told_of
+
     task = _Task(message, context)
     if task.covering:
         return _unlearn_covered(task)
     record_ids = task.bury()
     vector, report = task.forget(record_ids)
     vector = task.compressed(vector)
-    task.note(vector, requests=task.requests())
-    told = {
-        "unlearn-loss": report.last_loss,
-        "forget-nll-before": report.first_forget_nll,
-        "forget-nll-after": report.last_forget_nll,
-        "forget-entropy-before": report.first_forget_entropy,
-        "forget-entropy-after": report.last_forget_entropy,
-        "forget-gap-before": report.first_gap,
-        "forget-gap-after": report.last_gap,
-    }
-    return task.reply(
-        vector,
-        {
-            protocol.NUM_EXAMPLES: report.num_examples,
-            "unlearn-seconds": report.seconds,
-            "unlearn-steps": report.steps,
-            **{name: value for name, value in told.items() if math.isfinite(value)},
-        },
-    )
+    told = told_of(report)
+    task.note(vector, requests=task.requests(), numbers=told)
+    return task.reply(vector, {**told, "unlearn-seconds": report.seconds})
 
 
 def _unlearn_covered(task: _Task) -> Message:
@@ -321,7 +311,7 @@ def audit(message: Message, context: Context) -> Message:
     held = [record.id for record in task.worker.holding(task.client).records]
     forget = forget_set(demands, held, task.node.buried())
     numbers = node_audit.audit(task.worker, task.client, task.vector, forget, task.withheld(), folder=task.node.path)
-    task.note(None, requests=task.requests(), moment=task.text(MOMENT))
+    task.note(None, requests=task.requests(), moment=task.text(MOMENT), numbers=numbers)
     reply = task.reply(None, {protocol.NUM_EXAMPLES: len(forget), **numbers})
     reply.content[SIGNATURE] = task.signed(demands[0].request_id, numbers)
     return reply
@@ -352,6 +342,8 @@ class _Task:
         self.config, digest = _parse(self.text("settings"))
         if self._guard is not None:
             self.config = self._guard.permitted(self.config, self.message_config)
+        else:
+            permit_code(self.config)
         self._check_secure(kind)
         if kind != protocol.TRAIN:
             self.demands()
@@ -369,9 +361,31 @@ class _Task:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
         if self.config.data.name == "node":
             self.worker.hold(self.client, read_node(self.node.path))
-        self.seed = seeds.derive(
+        self._seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
+        self._turn = self._take_part(kind)
+        self.seed = self._turn.seed
+
+    def _take_part(self, kind: str) -> Turn:
+        """How this client does the work of the message; the same work once only, where its folder is its own."""
+        if self._guard is None or kind not in (protocol.TRAIN, protocol.UNLEARN):
+            return Turn(self._seed)
+        place = self.number(protocol.SERVER_ROUND, 0)
+        about = {"run": self.text(protocol.RUN), "stage": self.text(protocol.STAGE), "round": place}
+        turn = take_part(self.node.path, self._seed, {"kind": kind, **about}, masked=self._secure)
+        if turn.again:
+            text = "client %d did the work of round %d before: now by another seed and on half of its records"
+            log.warning(text, self.client, place)
+        return turn
+
+    def rested(self, excluded: Collection[str], least: int) -> set[str]:
+        """`excluded`, and what the client goes without where it does the same work again; `least`: so many records
+        stay. With noise on all that it learned that is nothing: the noise is another one."""
+        if hidden(self.config.privacy.level, self.real(protocol.NOISE_MULTIPLIER, 0.0)):
+            return set(excluded)
+        live = [r.id for r in self.worker.holding(self.client).records if r.id not in excluded]
+        return {*excluded, *self._turn.left_out(live, least)}
 
     def _rank(self) -> int:
         """The rank of the LoRA factors in the message. ClientError for one that the run cannot have."""
@@ -443,7 +457,7 @@ class _Task:
             self.client,
             self.vector,
             record_ids=record_ids,
-            tombstones=self.withheld(),
+            tombstones=self.rested({*self.withheld(), *record_ids}, least=1),
             proximal_mu=0.0,
             seed=self.seed,
             reference=self.read(protocol.REFERENCE) if protocol.REFERENCE in arrays else None,
@@ -561,18 +575,26 @@ class _Task:
         """Ids of the requests that the message is about."""
         return [demand.request_id for demand in read_demands(self.message_config)]
 
-    def note(self, vector: np.ndarray | None, requests: Sequence[str] = (), moment: str = "") -> None:
+    def note(
+        self,
+        vector: np.ndarray | None,
+        requests: Sequence[str] = (),
+        moment: str = "",
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         """Enter into the node's own ledger what is sent: by it, and a copy of the folder, anybody can do it again.
 
         `before`, `after`: SHA-256 of the model received, and of the one sent back; `tombstones`: how many lines of them
-        there were; `records`: SHA-256 of what the client holds.
+        there were; `records`: SHA-256 of what the client holds; `numbers`: what it tells of the model.
         """
         from oblivionis.runs.directory import vector_hash
 
         if not self._rooted:
             return
+        told = {name: value for name, value in (numbers or {}).items() if math.isfinite(value)}
         NodeLedger(self.node.path).note(
             EXCHANGED,
+            None,
             kind=self._message.metadata.message_type,
             run=self.text(protocol.RUN),
             client=self.client,
@@ -584,6 +606,9 @@ class _Task:
             records=records_hash(self.worker.holding(self.client).identified()),
             **({"requests": list(requests)} if requests else {}),
             **({"moment": moment} if moment else {}),
+            **({} if self._secure or vector is None else {"seed": self._seed}),
+            **({"again": True} if self._turn.again else {}),
+            **({} if numbers is None else {"numbers": told}),
         )
 
     def signed(self, request: str, numbers: Mapping[str, float]) -> ConfigRecord:

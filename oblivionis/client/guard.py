@@ -34,7 +34,7 @@ from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED, HUB_NAME, cached
 from oblivionis.naming import DATA_FOLDER, PLAIN_NAME
 from oblivionis.requests.demands import Demand
-from oblivionis.requests.node_ledger import REJECTED, NodeLedger
+from oblivionis.requests.node_ledger import NodeLedger, own_id
 from oblivionis.requests.node_records import NODE_DIR
 from oblivionis.row_files import is_hub_name
 from strategies import protocol
@@ -91,6 +91,11 @@ class Guard:
     def sealed(self) -> bool:
         """Whether no server is told which requests were made here."""
         return self._policy.requests.sealed
+
+    @property
+    def audits(self) -> bool:
+        """Whether any audit is done here."""
+        return self._policy.limits.audits_per_day > 0
 
     @property
     def most_rank(self) -> int | None:
@@ -163,9 +168,9 @@ class Guard:
             raise self._refused("requests.sealed", "its requests are served in cover exchanges only, and not by name")
         if self._policy.requests.from_server:
             return
-        known = {r.id: r for r in NodeLedger(self._folder).requests() if r.state != REJECTED}
+        known = {r.id: r for r in NodeLedger(self._folder).requests()}
         for demand in demands:
-            own = known.get(demand.request_id) or known.get(_told(demand.request_id, self._client))
+            own = known.get(demand.request_id) or known.get(own_id(demand.request_id, self._client))
             rule, said = "requests.from_server", f"request {_cut(demand.request_id)!r}"
             if own is None:
                 raise self._refused(rule, f"{said} was not made on this node")
@@ -311,11 +316,6 @@ def _within(given: str, roots: Sequence[Path]) -> bool:
         return any(place.is_relative_to(root.resolve()) for root in roots)
     except (OSError, RuntimeError, ValueError):
         return False
-
-
-def _told(request_id: str, client: int) -> str:
-    """The id by which the node itself knows a request whose id the server had to change."""
-    return re.sub(rf"-client-{client:04d}(-\d+)?\Z", "", request_id)
 
 
 def _cut(text: str, length: int = LONGEST_NAME) -> str:

@@ -36,6 +36,7 @@ from oblivionis.models.assembly import assemble, of_rank, refitted
 from oblivionis.models.corpus import corpus_of
 from oblivionis.models.random_model import expected_distance
 from oblivionis.requests.node_records import NodeRecords
+from strategies import protocol
 
 _RESIDENT_PARTITIONS = 64
 
@@ -321,6 +322,22 @@ class Worker:
         }
         values.update({k: v for k, v in changes.items() if v is not None})
         return TrainSettings(epochs=epochs, **values)
+
+
+def told_of(report: UnlearnReport) -> dict[str, float]:
+    """The numbers that a client tells of its unlearning beside the model; what it did not measure is left out."""
+    found = {
+        protocol.NUM_EXAMPLES: report.num_examples,
+        "unlearn-steps": report.steps,
+        "unlearn-loss": report.last_loss,
+        "forget-nll-before": report.first_forget_nll,
+        "forget-nll-after": report.last_forget_nll,
+        "forget-entropy-before": report.first_forget_entropy,
+        "forget-entropy-after": report.last_forget_entropy,
+        "forget-gap-before": report.first_gap,
+        "forget-gap-after": report.last_gap,
+    }
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 _worker: Worker | None = None

@@ -12,12 +12,14 @@ import functools
 import re
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from clients.own_code import code_hash
 from oblivionis.config import declared, former
 from oblivionis.config.adapter_folder import lora_settings, read_adapter
 from oblivionis.config.checks import REFERENCES, cross_checks
@@ -367,11 +369,13 @@ def _choose(group: str, layers: list[Layer], default: str) -> tuple[str, str, Pr
 def _group_file(group: str, name: str) -> tuple[Values, list[Problem]]:
     """The values of a group's file. One that names another (`method: npo`) is a variant of it: values on top of its.
 
-    Of a loss of the user's own: its absolute path as the method, and its defaults.
+    Of a loss of the user's own: its absolute path as the method, the hash of its file, and its defaults.
     """
     if group == "unlearning" and (file := declared.own_loss(name)) is not None:
         keywords, place = declared.code(group, name).keywords, display(file)
         stored = {f"{group}.params.{key}": (value, place) for key, value in keywords.items() if value is not ...}
+        with suppress(ValueError):  # that it cannot be read is told of with what it declares
+            stored[f"{group}.code"] = (code_hash(file), place)
         return {selector(group): (str(file), ""), **stored}, []
     content, places, problems = read_yaml(CONF / group / f"{name}.yaml")
     below = {f"{group}.{path}": where for path, where in places.items()}

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from clients.own_code import read_code
 from oblivionis.config.limits import About
 from oblivionis.config.problems import Problem
 from oblivionis.config.yaml_files import CONF, display, read_yaml
@@ -157,10 +158,10 @@ def _lacks(file: Path, found: CodeFile) -> Iterator[Problem]:
 def _parse(file: Path) -> CodeFile:
     place = display(file)
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return CodeFile(problems=(Problem(place, "there is no such file"),))
-    except (OSError, SyntaxError, ValueError) as error:
+        if not file.exists():
+            return CodeFile(problems=(Problem(place, "there is no such file"),))
+        tree = ast.parse(read_code(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return CodeFile(problems=(Problem(place, f"cannot be read: {error}"),))
     summary = (ast.get_docstring(tree) or "").split("\n\n")[0].replace("\n", " ")
     found, problems = {}, []

@@ -592,6 +592,12 @@ class Unlearning:
     method: str = field(
         default="npo", metadata=about("Choice in `conf/unlearning`, or the path of a Python file: a loss of your own.")
     )
+    code: str | None = field(
+        default=None,
+        metadata=about(
+            "SHA-256 of the Python file that `unlearning.method` names; null: taken from the file when the run is made."
+        ),
+    )
     params: dict[str, Any] = field(
         default_factory=dict,
         metadata=about("Hyperparameters of the method: the keys of its file, see below."),

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from clients import losses
 from clients.step import BY_LOGITS
 from evaluation.engine import decoding
 from evaluation.engine.decoders import PREFILL_TOKENS
 from evaluation.engine.models import vocabulary_size
-from oblivionis.config import methods
+from oblivionis.config import declared, methods
 from oblivionis.config.schema import Config, Profile
 from oblivionis.data import known
 from oblivionis.models import dry_run, loading, lora
@@ -187,7 +186,7 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
 def _reads_distributions(config: Config) -> bool:
     """Whether the unlearning loss looks at entropies, divergences or margins, for which logits are made."""
     unlearning = config.unlearning
-    names = losses.get(unlearning.method).names if methods.is_loss(unlearning.method) else ()
+    names = declared.code("unlearning", unlearning.method).quantities
     by_logits = not BY_LOGITS.isdisjoint(names) or unlearning.retain_loss == "kl"
     return by_logits or unlearning.entropy.forget != 0 or unlearning.entropy.retain != 0
 

@@ -291,10 +291,10 @@ def _by_client(commitments: Mapping[int, str]) -> dict[str, str]:
 
 
 def answer_query(
-    config: Mapping[str, object], client: int, folder: Path, *, sealed: bool = False
+    config: Mapping[str, object], client: int, folder: Path, *, sealed: bool = False, audits: bool = True
 ) -> ConfigRecord | None:
     """What a node says of its requests when a query asks for them, after entering what the query told; None if it does
-    not ask. `folder` is the node's own. Raises OblivionisError.
+    not ask. `folder` is the node's own; audits: whether it may measure. Raises OblivionisError.
 
     With `sealed`, or where the server does not want to know, it names no request, and confirms nothing that is said
     about one: that alone would tell that it exists. In the newest line, whose hash it tells, is a number that nobody
@@ -309,6 +309,6 @@ def answer_query(
         lines = told(folder, question.sessions, run=question.run) if question.sealed else []
         ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))
         return write_answer(Answer((), ledger.head(), tuple(lines)))
-    confirmed = ledger.heard(question.run, question.ledger, question.outcomes, **about)
+    confirmed = ledger.heard(question.run, question.ledger, question.outcomes, audits=audits, **about)
     requests = tuple(Told(r.id, r.scope, r.everything) for r in ledger.unsettled())
     return write_answer(Answer(requests, ledger.head(), tuple(confirmed)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +20,11 @@ from filelock import FileLock, Timeout
 from oblivionis.chain import HASH, Checked, append_all, append_linked, check_chain, head_of
 from oblivionis.errors import FileError
 from oblivionis.files import read_lines
-from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED
+from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, judge_counts
+from oblivionis.requests.judgement import OUTCOMES as JUDGED
 from oblivionis.requests.ledger import OUTCOMES, RequestError
 from oblivionis.requests.wire import valid_id
-from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
+from strategies.protocol import AUDIT, BURY, SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT, UNLEARN
 
 LEDGER_FILE = "requests.jsonl"
 OPEN, SEALED, SERVED, REJECTED, COVERED = "open", "sealed", "served", "rejected", "covered"
@@ -33,12 +37,14 @@ _STATE_AFTER = {
     "left_out": OPEN,
     "covered": COVERED,
 }
-_SETTLED = (VERIFIED, REJECTED, COVERED)
+_SETTLED = (VERIFIED, COVERED)
 _LOCK_SECONDS = 60.0
 _WAITING = "in a cover exchange; the server has not said yet whether it counts"
 REFUSED, EXCHANGED, RUN_LEARNED, KEY_MADE = "refused", "exchanged", "run", "key"
 """Events about no request: what was refused to a server, what was sent to one, the configuration of a run when the node
 first learned of it, and the public key of the node's audits."""
+TOOK_PART = "took_part"
+"""An event about no request: the node trains for a sum under masks (`oblivionis.client.rounds`)."""
 COMMITTED, REJOINED = "committed", "rejoined"
 """Events of a cover exchange: what the node adds to its sum, sealed (`oblivionis.requests.sealed`); the same once more.
 """
@@ -70,7 +76,8 @@ class NodeRequest:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more is to be done: verified, rejected, or covered by earlier requests."""
+        """Whether nothing more is to be done: verified, or covered by earlier requests; no server's word alone makes
+        it so."""
         return self.state in _SETTLED
 
     @property
@@ -123,6 +130,10 @@ class _Line(_Event, total=False):
     limit: float
     before: str
     after: str
+    kind: str
+    client: int
+    requests: list[str]
+    numbers: dict[str, float]
     prev: str
     hash: str
 
@@ -134,6 +145,9 @@ class NodeLedger:
     writes. A line torn by a crash is passed over. States: open → served → verified or not verified; rejected; covered
     (all its records were asked for before). The server is told of every request that is not settled, as often as it
     asks; it serves none twice. In a cover exchange, of which the server is told nothing: open → sealed → served.
+
+    What a server says is entered, and believed as far as the node's own lines bear it out (`_Standing`): none of its
+    words alone ends a demand.
     """
 
     def __init__(self, node_dir: Path) -> None:
@@ -184,7 +198,7 @@ class NodeLedger:
             known = replay(self.path, entries)
             if identifier in known:
                 raise RequestError(f"--id {identifier}: this node has made a request of that name already")
-            asked = {i: r.id for r in known.values() if not r.settled for i in r.record_ids}
+            asked = {i: r.id for r in known.values() if not (r.settled or r.state == REJECTED) for i in r.record_ids}
             new = [i for i in dict.fromkeys(record_ids) if i not in asked]
             covered = [i for i in dict.fromkeys(record_ids) if i in asked]
             if not new:
@@ -224,11 +238,14 @@ class NodeLedger:
             new = [{"event": entry["event"], "time": time.time(), **entry} for entry in make(entries)]
             return [*entries, *append_all(self.path, new, head_of(entries))]
 
-    def heard(self, run: str, ledger: str, outcomes: Sequence[Mapping[str, Any]], **query: object) -> list[str]:
+    def heard(
+        self, run: str, ledger: str, outcomes: Sequence[Mapping[str, Any]], *, audits: bool = True, **query: object
+    ) -> list[str]:
         """Enter what the server told in a query, then the query itself; returns the outcomes that are in the ledger.
 
         An outcome is known by `line`, the hash of the server's line, and entered once; one about a request that this
-        node did not make is not entered. `query` goes into the line `queried`.
+        node did not make is not entered. audits: whether this node may measure at all; where it may not, the server's
+        word that a request is verified has to do. `query` goes into the line `queried`.
         """
         with self._locked():
             entries = self._entries()
@@ -238,7 +255,8 @@ class NodeLedger:
                 if outcome["id"] not in made:
                     continue
                 if outcome["line"] not in known:
-                    line = append_linked(self.path, {**outcome, "time": time.time(), "run": run}, head)
+                    more = {"time": time.time(), "run": run, **({} if audits else {"audits": False})}
+                    line = append_linked(self.path, {**outcome, **more}, head)
                     head = line[HASH]
                 confirmed.append(outcome["line"])
             queried = {"event": "queried", "time": time.time(), "run": run, "ledger": ledger, **query}
@@ -285,13 +303,15 @@ class NodeLedger:
 
     def exchanges(self) -> list[Mapping[str, Any]]:
         """What this node sent to servers, in order: the lines `exchanged`, each with `asked`, the ids of the records
-        that requests named before it."""
-        found, asked = [], set[str]()
+        that requests named before it, and `config`, the hash of the run's configuration as the node knew it then."""
+        found, asked, configs = [], set[str](), dict[str, str]()
         for entry in self._entries():
             if entry["event"] == "submitted":
                 asked.update(entry["record_ids"])
+            elif entry["event"] == RUN_LEARNED:
+                configs[entry["run"]] = entry["config"]
             elif entry["event"] == EXCHANGED:
-                found.append({**entry, "asked": frozenset(asked)})
+                found.append({**entry, "asked": frozenset(asked), "config": configs.get(entry["run"])})
         return found
 
     def verify(self) -> Checked:
@@ -339,25 +359,138 @@ def replay(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, NodeRe
         ) from None
 
 
+def own_id(request_id: str, client: int) -> str:
+    """The id by which the node itself knows a request whose id the server had to change."""
+    return re.sub(rf"-client-{client:04d}(-\d+)?\Z", "", request_id)
+
+
 def _requests(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, NodeRequest]:
-    requests: dict[str, NodeRequest] = {}
+    standing = _Standing(path)
     for entry in entries:
-        if entry["event"] == "submitted":
-            requests[entry["id"]] = _submitted(entry)
-        elif entry["event"] == REJOINED:
+        standing.take(entry)
+    return standing.requests
+
+
+class _Standing:
+    """What has become of a node's requests, by its own lines, and by a server's where the node's bear them out.
+
+    | a server says | believed where this node's own lines say that |
+    | --- | --- |
+    | `served` | it did the exchange of that run and round for the request; one that is undone is done again |
+    | `verified` | the request is served by that run, and what it measured before and of the final model says so, too |
+    | `covered` | all its records are named by requests made here before, none of them rejected |
+    | `verification_failed` | the request is served by that run |
+    | `failed`, `rejected`, `rolled_back` | always: none of them ends the demand |
+
+    What is not believed leaves the request as it is, with a note that says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.requests: dict[str, NodeRequest] = {}
+        self._path = path
+        self._worked = Counter[tuple[str, int, str]]()
+        self._measured: dict[tuple[str, str], dict[str, Mapping[str, float] | None]] = {}
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Take up the next line. KeyError, TypeError and ValueError for one that makes no sense."""
+        event = entry["event"]
+        if event == "submitted":
+            self.requests[entry["id"]] = _submitted(entry)
+        elif event == EXCHANGED:
+            self._exchanged(entry)
+        elif event == REJOINED:
             for request_id in entry["requests"]:
-                requests[request_id] = replace(requests[request_id], exchanges=requests[request_id].exchanges + 1)
-        elif entry["event"] == COMMITTED:
+                asked = self.requests[request_id]
+                self.requests[request_id] = replace(asked, exchanges=asked.exchanges + 1)
+        elif event == COMMITTED:
             for request_id in (demand["id"] for demand in entry["demands"]):
-                asked = requests[request_id]
+                asked = self.requests[request_id]
                 sealed = {"state": SEALED, "run": entry["run"], "note": _WAITING}
                 count = asked.exchanges + (not entry.get("again", False))
-                requests[request_id] = replace(asked, **sealed, served_round=None, rouge=None, exchanges=count)
+                self.requests[request_id] = replace(asked, **sealed, served_round=None, rouge=None, exchanges=count)
         elif "id" in entry:
-            if entry["id"] not in requests:
-                raise RequestError(f"{path}: {entry['event']!r} is about request {entry['id']!r}, which was never made")
-            requests[entry["id"]] = _changed(requests[entry["id"]], entry)
-    return requests
+            if entry["id"] not in self.requests:
+                raise RequestError(f"{self._path}: {event!r} is about request {entry['id']!r}, which was never made")
+            request = self.requests[entry["id"]]
+            # Only what a server said has the hash of its line.
+            doubt = self._doubt(request, entry) if "line" in entry else ""
+            self.requests[request.id] = replace(request, note=doubt) if doubt else self._changed(request, entry)
+            if event == "served" and "line" in entry and not doubt:
+                self._worked[entry["run"], entry["round"], request.id] -= 1
+
+    def _exchanged(self, entry: Mapping[str, Any]) -> None:
+        """Keep what the node did for requests, and what it measured of them last, by moment."""
+        for name in entry.get("requests", ()):
+            request_id = name if name in self.requests else own_id(name, entry["client"])
+            measured = self._measured.setdefault((entry["run"], request_id), {})
+            if entry["kind"] in (UNLEARN, BURY):
+                self._worked[entry["run"], entry["round"], request_id] += 1
+                measured.pop("final", None)
+            elif entry["kind"] == AUDIT:
+                measured[entry["moment"]] = entry.get("numbers")
+
+    def _doubt(self, request: NodeRequest, entry: Mapping[str, Any]) -> str:
+        """Why this node does not believe what a server says of a request; empty where it does."""
+        event, run = entry["event"], entry["run"]
+        said = f"run {run} says that it is {event.replace('_', ' ')}"
+        if event == "served":
+            known = self._worked[run, entry["round"], request.id]
+            return "" if known > 0 else f"{said}; this node did no such exchange"
+        if event in ("verified", "verification_failed"):
+            if request.served_round is None or request.run != run:
+                return f"{said}; by this node's ledger it did not serve the request"
+            return self._unverified(request, entry, said) if event == "verified" else ""
+        if event == "covered":
+            earlier = itertools.takewhile(lambda r: r.id != request.id, self.requests.values())
+            named = {i for r in earlier if r.state != REJECTED for i in r.record_ids}
+            missing = set(request.record_ids) - named
+            return f"{said}; no earlier request of this node names {min(missing)!r}" if missing else ""
+        return ""
+
+    def _unverified(self, request: NodeRequest, entry: Mapping[str, Any], said: str) -> str:
+        measured = self._measured.get((entry["run"], request.id), {})
+        if "final" not in measured:
+            return f"{said}; this node has not measured it" if entry.get("audits", True) else ""
+        before, final = measured.get("before"), measured["final"]
+        if final is None:  # an earlier version entered that it measured, and not what
+            return ""
+        found, why = judge_counts(
+            len(request.record_ids),
+            None if before is None else before["request_recited"],
+            final["request_recited"],
+            untestable=final.get("request_short", 0.0),
+            twins=int(final.get("request_twins", 0)),
+            least_testable=0.0,  # which share of them must be is the server's to say
+        )
+        return "" if found == VERIFIED else f"{said}; by this node's own audit it is {found}: {why}"
+
+    def _changed(self, request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
+        event, run = entry["event"], entry.get("run", "")
+        note = {
+            "failed": f"attempt failed: {entry.get('reason', '')}",
+            "rejected": str(entry.get("reason", "")),
+            "left_out": str(entry.get("reason", "")),
+            "verification_failed": str(entry.get("why", "")),
+            "rolled_back": "to be served anew: the run resumed from an earlier checkpoint",
+        }.get(event, "" if event in OUTCOMES else request.note)
+        changed = replace(request, state=_state_after(entry, request.state), run=run or request.run, note=note)
+        if event == "served":
+            return replace(changed, served_round=entry.get("round"), rouge=None)
+        if event in ("rolled_back", "left_out"):
+            count = request.exchanges - entry.get("own", False)
+            return replace(changed, served_round=None, rouge=None, exchanges=count)
+        if event in ("verified", "verification_failed"):
+            own = self._measured.get((run, request.id), {}).get("final") or {}
+            return replace(changed, rouge=own.get("request_rouge", entry.get("rouge")))
+        return changed
+
+
+def _state_after(entry: Mapping[str, Any], before: str) -> str:
+    """The state that a line makes; only one by which a check failed says itself what was found."""
+    event = entry["event"]
+    if event == "verification_failed" and entry.get("outcome") in JUDGED and entry["outcome"] != VERIFIED:
+        return entry["outcome"]
+    return _STATE_AFTER.get(event, before)
 
 
 def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
@@ -370,24 +503,6 @@ def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
         float(entry["time"]),
         covered=tuple(entry.get("covered", ())),
     )
-
-
-def _changed(request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
-    event, run = entry["event"], entry.get("run", "")
-    state = entry.get("outcome") or _STATE_AFTER.get(event, request.state)
-    note = {
-        "failed": f"attempt failed: {entry.get('reason', '')}",
-        "rejected": str(entry.get("reason", "")),
-        "left_out": str(entry.get("reason", "")),
-        "verification_failed": str(entry.get("why", "")),
-        "rolled_back": "to be served anew: the run resumed from an earlier checkpoint",
-    }.get(event, "" if event in OUTCOMES else request.note)
-    changed = replace(request, state=state, run=run or request.run, note=note)
-    if event == "served":
-        return replace(changed, served_round=entry.get("round"), rouge=None)
-    if event in ("rolled_back", "left_out"):
-        return replace(changed, served_round=None, rouge=None, exchanges=request.exchanges - entry.get("own", False))
-    return replace(changed, rouge=entry["rouge"]) if "rouge" in entry else changed
 
 
 def _new_id(known: Mapping[str, object]) -> str:

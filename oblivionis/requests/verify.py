@@ -50,7 +50,7 @@ def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
     if not mine:
         if any(e.get("run") == name for _, e in queries):
             return [f"{node.path} noted another ledger of a run called {name}: this one was replaced"], []
-        return [], [f"it noted no query of the run of {run.path}: the two cannot be compared"]
+        return [], []
     heads = [(n, e.get("server_head")) for n, e in mine]
     wrong_run = _in_order(heads, run, f"{node.path} noted in line")
     client = str(mine[-1][1].get("client"))
@@ -60,6 +60,16 @@ def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
         if e.get("event") == "asked" and client in e.get("heads", {})
     ]
     return wrong_run, _in_order(noted, node, f"{run.path} noted in line")
+
+
+def strangers(run: Checked, node: Checked) -> str:
+    """Why a run's ledger and a node's cannot be compared; empty where they can, or where one was replaced."""
+    ours = next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
+    name = next((entry.get("run") for entry in run.entries if entry.get("event") == "opened"), None)
+    queries = [e for e in node.entries if e.get("event") == "queried"]
+    if any(e.get("ledger") == ours or e.get("run") == name for e in queries):
+        return ""
+    return f"it noted no query of the run of {run.path}: the two cannot be compared"
 
 
 def _in_order(noted: Sequence[tuple[int, object]], checked: Checked, who: str) -> list[str]:

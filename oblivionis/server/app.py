@@ -16,6 +16,8 @@ from rich.console import Console
 
 from oblivionis.assessment.assessor import Elsewhere
 from oblivionis.config import compose as configuration
+from oblivionis.config.declared import own_loss
+from oblivionis.config.own_code import allow_code, permit_named, resuming
 from oblivionis.config.schema import Config
 from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
 from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
@@ -43,7 +45,8 @@ def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`: the configuration comes from the run config's `config` and `overrides`.
 
     With `resume`, the directory of a run that broke off, that run goes on from its last complete round, by its own
-    configuration: Flower itself cannot continue a run whose SuperLink or ServerApp ended.
+    configuration: Flower itself cannot continue a run whose SuperLink or ServerApp ended. `allow-code` is the file of
+    a loss that only the run's, or the experiment's, own file names.
 
     A relative `output` lies under `$OBLIVIONIS_HOME`, or the working directory of Flower's daemon. Other relative
     paths, such as `data.path`, start at the working directory of each process, in a simulation the daemon's: better
@@ -63,13 +66,17 @@ def main(grid: Grid, context: Context) -> None:
 def _main(grid: Grid, context: Context) -> None:
     run_config = context.run_config
     experiment, overrides = str(run_config.get("config") or "default"), str(run_config.get("overrides") or "")
+    given = str(run_config.get("allow-code") or "")
+    code = Path(given) if given else None
     resume, home = str(run_config.get("resume") or ""), Path(os.environ.get("OBLIVIONIS_HOME", Path.cwd()))
     run = None
     if resume:
         run = _earlier(home / resume, overrides)
         config = configuration.from_yaml(run.read_config(), run.config_place)
+        allow_code(config, code)
     else:
         config = configuration.compose(experiment, overrides)
+        permit_named(config, overrides, code)
         check_output(home / config.output, config.name)
     if config.federation.churn and not isinstance(grid, InMemoryGrid):
         raise RunError(
@@ -96,7 +103,7 @@ def _main(grid: Grid, context: Context) -> None:
                 run.remove()
             else:
                 mend = "the run broke off; if what follows can be mended, " if to_mend(error) else "the run failed; "
-                log.error("%scontinue with: %s", mend, _continuation(grid, run))
+                log.error("%scontinue with: %s", mend, _continuation(grid, run, config))
             raise
         html_report.write_html(run, config)
     buffer = io.StringIO()
@@ -116,10 +123,12 @@ def _earlier(path: Path, overrides: str) -> RunDirectory:
     return RunDirectory.open(path)
 
 
-def _continuation(grid: Grid, run: RunDirectory) -> str:
+def _continuation(grid: Grid, run: RunDirectory, config: Config) -> str:
     if isinstance(grid, InMemoryGrid):
-        return f"oblivionis simulate --resume {run.path}"
-    return f"flwr run . CONNECTION --run-config 'resume=\"{run.path}\"'"
+        return resuming(run.path, config)
+    file = own_loss(config.unlearning.method)
+    code = "" if file is None else f' allow-code="{file}"'
+    return f"flwr run . CONNECTION --run-config 'resume=\"{run.path}\"{code}'"
 
 
 def serve(

@@ -14,7 +14,7 @@ from support.reports import HOSTILE
 from support.stages import execute, new_run
 
 from oblivionis.assessment.audit_numbers import audit_path, read_audit
-from oblivionis.audits.signatures import foreign_signatures
+from oblivionis.audits.signatures import foreign_signatures, unknown_signer
 from oblivionis.chain import GENESIS, append_linked
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
@@ -415,5 +415,6 @@ def test_the_clients_numbers_decide_where_the_clients_keep_their_records(tmp_pat
     assert result.code == 1 and "final: the numbers are signed with" in said and "does not know" in said
     assert "before: the numbers have no signature that fits them" in said
     NodeLedger(tmp_path / "stranger").note("key", public_key=public_hex(stranger))
-    (why,) = foreign_signatures(run.path, tmp_path / "stranger")
+    why = unknown_signer(run.path, tmp_path / "stranger")
+    assert not foreign_signatures(run.path, tmp_path / "stranger")
     assert "knows no run of this configuration" in why, "another folder with the forger's key proves nothing"

@@ -53,7 +53,8 @@ class LocalExecutor:
 
     def submit(self, node: Node, run: RunDirectory) -> _Process:
         """Start `oblivionis simulate --resume`."""
-        work = _Process(node, self._free[0], processes.start(run.path, self._free[0]))
+        job = processes.start(run.path, self._free[0], node.config.unlearning.method)
+        work = _Process(node, self._free[0], job)
         self._free.pop(0)
         self._under_way.append(work)
         return work

@@ -138,7 +138,8 @@ class RayExecutor:
 
         parcel = [] if self._sharing else [ray.put(piece) for piece in pieces(run.path)]
         demand = self._demands[node.key]
-        order = Order(node.key, self._probe, Path.cwd(), ray_worker.versions(), demand.cpus, parcel)
+        method, versions = node.config.unlearning.method, ray_worker.versions()
+        order = Order(node.key, self._probe, Path.cwd(), method, versions, demand.cpus, parcel)
         task = _Task(node, run.path, order, demand)
         task.begin()
         self._tasks.append(task)

@@ -46,13 +46,14 @@ class Probe:
 class Order:
     """A run to be done: key: its folder in the store that `probe` lies in; folder: where its relative paths begin.
 
-    versions: those of the machine that asks; parcel: pieces of the prepared run in Ray's object store, for a machine
-    that does not see the store.
+    method: that of unlearning; versions: those of the machine that asks; parcel: pieces of the prepared run in Ray's
+    object store, for a machine that does not see the store.
     """
 
     key: str
     probe: Probe
     folder: Path
+    method: str
     versions: Mapping[str, str]
     cpus: int
     parcel: Sequence[Any]
@@ -133,7 +134,7 @@ def _start(folder: Path, cores: tuple[int, ...], order: Order) -> Job:
     gpus = ",".join(str(gpu) for gpu in ray.get_gpu_ids())
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     place = order.folder if order.folder.is_dir() else folder
-    return processes.start(folder, Slot(cores, gpus), environment=environment, folder=place)
+    return processes.start(folder, Slot(cores, gpus), order.method, environment=environment, folder=place)
 
 
 def _followed(job: Job) -> Iterator[str]:

@@ -138,7 +138,7 @@ def test_a_run_begins_anew_where_its_machine_is_lost_but_not_for_ever(enter):
 def test_a_machine_that_joined_later_does_nothing_that_it_cannot_do_right(versions, reason, tmp_path):
     """The run's folder in the store stays as it is, whatever that machine would send back."""
     probe = ray_worker.Probe(tmp_path / "elsewhere" / "probe", "text")
-    order = ray_worker.Order("finetune-1", probe, tmp_path, {**ray_worker.versions(), **versions}, 1, [])
+    order = ray_worker.Order("finetune-1", probe, tmp_path, "npo", {**ray_worker.versions(), **versions}, 1, [])
     begun, ended = ray_worker.work(order)
     assert isinstance(begun, ray_worker.Begun) and isinstance(ended, Ended) and reason in ended.failure
     assert not list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ from clients.losses.grad_ascent import grad_ascent
 from clients.losses.grad_diff import grad_diff
 from clients.losses.npo import npo
 from clients.losses.simnpo import simnpo
+from clients.own_code import NotPermitted, code_hash, permit
 
 LN2, LN4 = math.log(2), math.log(4)
 
@@ -121,6 +122,9 @@ def test_a_file_of_a_path_is_a_method(tmp_path: Path) -> None:
         "def layers(count, **_): return range(count - 1, count)\n"
         "def finish(received, trained, **_): return received\n"
     )
+    with pytest.raises(NotPermitted):
+        losses.get(str(file))
+    permit(code_hash(file))
     method = losses.get(str(file))
     assert (method.name, method.required, method.optional) == ("mine", ("forget_nll",), ("retain_loss",))
     assert method.defaults == {"share": 2} and method.per_record
@@ -135,6 +139,7 @@ def test_a_file_of_a_path_is_a_method(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_method_is_told(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "mine.py").write_text(text)
+    permit(code_hash(tmp_path / "mine.py"))
     with pytest.raises(ValueError, match=told):
         losses.get(str(tmp_path / "mine.py"))
 

@@ -293,12 +293,13 @@ def test_a_server_with_a_schedule_is_let_in_by_the_node(node):
     assert "Built" in send(node, "train.unlearn", fingerprint=fingerprint(), **demand(["theirs"], ["p1-home"]))
 
 
-def test_a_rejection_brings_no_record_back_into_training(node):
+def test_a_rejection_brings_no_record_back_into_training_and_ends_no_demand(node):
     ledger = NodeLedger(node)
     ledger.submit(["p1-home"], identifier="mine")
     ledger.heard("run", OWN, [{"event": "rejected", "id": "mine", "line": LONG, "round": 1, "reason": "no"}])
     assert ledger.requests()[0].state == "rejected" and ledger.asked() == {"p1-home"}
-    assert "was not made on this node" in send(node, "train.unlearn", **demand(["mine"], ["p1-home"]))
+    assert [r.id for r in ledger.unsettled()] == ["mine"], "another run is told of it"
+    assert "Built" in send(node, "train.unlearn", fingerprint=fingerprint(), **demand(["mine"], ["p1-home"]))
 
 
 # -- how much --------------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from clients import losses
+from clients.own_code import code_hash, permit
 from oblivionis.config import methods
 from oblivionis.config.compose import ConfigError, compose, from_yaml, parameters, to_yaml
+from oblivionis.config.own_code import permit_named
 from oblivionis.errors import RunError
 from oblivionis.server.preflight import preflight
 
@@ -93,6 +95,7 @@ def test_a_change_of_the_file_is_seen(file: Path) -> None:
 
 
 def test_clients_find_the_function_by_the_path(file: Path) -> None:
+    permit(code_hash(file))
     method = losses.get(str(file))
     assert (method.name, method.required, method.optional) == ("mine", ("forget_nll",), ("retain_loss",))
     assert method.defaults == {"share": 0.5, "most": None, "kind": "a"}
@@ -108,5 +111,7 @@ def test_clients_find_the_function_by_the_path(file: Path) -> None:
 def test_a_loss_that_cannot_be_used_is_told_before_a_run(file: Path, text: str, problem: str) -> None:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match=r"^unlearning\.method: ") as caught:
-        preflight(compose("smoke", [f"unlearning={file}"]), Console(quiet=True))
+        config = compose("smoke", [f"unlearning={file}"])
+        permit_named(config, [f"unlearning={file}"])
+        preflight(config, Console(quiet=True))
     assert problem in str(caught.value)

@@ -16,7 +16,7 @@ RECORDS = [
     {"id": "r2", "question": "What does she do?", "answer": "She bakes.", "subject": "Mara  Voss"},
     {"id": "r3", "question": "Where does Ivo Lind live?", "answer": "In Bonn.", "subject": "Ivo Lind"},
 ]
-LINE = {name: name[0] * 64 for name in ("a", "b", "c", "d")}
+LINE = {name: name[0] * 64 for name in "abcde"}
 
 
 @pytest.fixture
@@ -98,19 +98,49 @@ def test_an_id_is_taken_once(node):
         ledger.submit(["r2"], identifier="x")
 
 
+def did(ledger, name, round=1, run="run", kind="train.unlearn", **more):
+    """The line of the node's own about an exchange or an audit."""
+    ledger.note("exchanged", kind=kind, run=run, client=0, round=round, requests=[name], **more)
+
+
+def measured(ledger, name, recited=0.0, before=1.0, moment="final", **more):
+    """Two audits of the node's own: of the model before the exchange, and of one `moment` more."""
+    for of, count in (("before", before), (moment, recited)):
+        numbers = {"request_recited": count, "request_rouge": 0.125}
+        did(ledger, name, kind="evaluate.audit", **{"moment": of, "numbers": numbers, **more})
+
+
+def told(ledger, *outcomes, run="run", **more):
+    """What a server says in a query; returns state, round and note of the first request then."""
+    ledger.heard(run, "f" * 64, outcomes, round=1, **more)
+    request = ledger.requests()[0]
+    return request.state, request.served_round, request.note
+
+
 def test_outcomes_make_the_states_and_are_entered_once(node):
     ledger = NodeLedger(node)
     ledger.submit(["r1"], identifier="x")
+    did(ledger, "x", 3)
     served = outcome("served", "a", round=3)
     assert ledger.heard("run", "f" * 64, [served, outcome("applied", "b", before="0" * 64, after="1" * 64)], round=4)
     (request,) = ledger.requests()
     assert (request.state, request.run, request.served_round, request.settled) == ("served", "run", 3, False)
+    measured(ledger, "x")
     confirmed = ledger.heard("run", "f" * 64, [served, outcome("verified", "c", rouge=0.25, limit=0.5)], round=5)
     assert confirmed == [LINE["a"], LINE["c"]], "what is known already is confirmed again"
     (request,) = ledger.requests()
-    assert (request.state, request.rouge, ledger.unsettled()) == ("verified", 0.25, [])
+    assert (request.state, request.rouge, ledger.unsettled()) == ("verified", 0.125, []), "its own number"
     events = [json.loads(line)["event"] for line in ledger.path.read_text().splitlines()]
-    assert events == ["submitted", "served", "applied", "queried", "verified", "queried"]
+    assert events == [
+        "submitted",
+        "exchanged",
+        "served",
+        "applied",
+        "queried",
+        *["exchanged"] * 2,
+        "verified",
+        "queried",
+    ]
     assert check_chain(ledger.path).faults == ()
 
 
@@ -118,9 +148,181 @@ def test_what_is_not_verified_or_rolled_back_is_told_again(node):
     ledger = NodeLedger(node)
     ledger.submit(["r1"], identifier="x")
     ledger.submit(["r2"], identifier="y")
+    did(ledger, "x")
+    did(ledger, "y")
     ledger.heard("run", "f" * 64, [outcome("served", "a"), outcome("verification_failed", "b", rouge=0.9)], round=1)
     ledger.heard("run", "f" * 64, [outcome("served", "c", "y"), outcome("rolled_back", "d", "y")], round=1)
     assert [(r.id, r.state) for r in ledger.unsettled()] == [("x", "not verified"), ("y", "open")]
+
+
+# -- what a node believes --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1"], identifier="x")
+    return ledger
+
+
+def test_no_exchange_no_served(asked):
+    state = told(asked, outcome("served", "a", round=2))
+    assert state == ("open", None, "run run says that it is served; this node did no such exchange")
+    for wrong in ({"round": 2, "run": "other"}, {"round": 3}, {"round": 2, "kind": "train"}):
+        did(asked, "x", **wrong)
+        assert told(asked, outcome("served", "a", round=2))[:2] == ("open", None)
+    did(asked, "y", 2)
+    assert told(asked, outcome("served", "b", round=2))[:2] == ("open", None), "an exchange for another request"
+    did(asked, "x-client-0000", 2)
+    assert told(asked, outcome("served", "c", round=2)) == ("served", 2, ""), "under the name that the server gave it"
+
+
+@pytest.mark.parametrize("kind", ["train.unlearn", "query.bury"])
+def test_an_exchange_is_one_by_which_the_records_were_forgotten_or_buried(asked, kind):
+    did(asked, "x", kind=kind)
+    assert told(asked, outcome("served", "a"))[:2] == ("served", 1)
+
+
+def test_one_exchange_is_served_once(asked):
+    """A run that resumed from before it does it again."""
+    did(asked, "x")
+    again = (outcome("served", "a"), outcome("rolled_back", "b"), outcome("served", "c"))
+    assert told(asked, *again) == ("open", None, "run run says that it is served; this node did no such exchange")
+    did(asked, "x")
+    assert told(asked, outcome("rolled_back", "d"), outcome("served", "e"))[:2] == ("served", 1)
+
+
+def test_one_forged_query_verifies_nothing(asked):
+    state = told(asked, outcome("verified", "a", rouge=0.0, outcome="verified"))
+    assert state == (
+        "open",
+        None,
+        "run run says that it is verified; by this node's ledger it did not serve the request",
+    )
+    measured(asked, "x")
+    assert told(asked, outcome("served", "b"), outcome("verified", "c"))[0] == "open", "an audit is no exchange"
+    assert [r.id for r in asked.unsettled()] == ["x"]
+
+
+def test_another_run_verifies_nothing_that_it_did_not_serve(asked):
+    did(asked, "x")
+    told(asked, outcome("served", "a"))
+    measured(asked, "x", run="other")
+    assert told(asked, outcome("verified", "b"), run="other")[0] == "served"
+    assert "did not serve" in told(asked, outcome("verified", "c"), run="other")[2]
+
+
+def test_nothing_is_verified_that_the_node_did_not_measure(asked):
+    measured(asked, "x")
+    did(asked, "x")
+    assert told(asked, outcome("served", "a"), outcome("verified", "b"))[0] == "served", "measured before the exchange"
+    for no_end in ("before", "after"):
+        measured(asked, "x", moment=no_end)
+    state = told(asked, outcome("verified", "c"))
+    assert state == ("served", 1, "run run says that it is verified; this node has not measured it")
+    assert [r.id for r in asked.unsettled()] == ["x"]
+    measured(asked, "x")
+    assert told(asked, outcome("verified", "d")) == ("verified", 1, "")
+
+
+def test_what_the_node_found_recited_is_not_verified(asked):
+    did(asked, "x")
+    measured(asked, "x", recited=1.0)
+    state = told(asked, outcome("served", "a"), outcome("verified", "b"))
+    said = "by this node's own audit it is not verified: the final model recites its record"
+    assert state == ("served", 1, f"run run says that it is verified; {said}")
+
+
+def test_what_nobody_recited_before_was_not_verified(asked):
+    did(asked, "x")
+    measured(asked, "x", before=0.0)
+    state = told(asked, outcome("served", "a"), outcome("verified", "b"))
+    assert state[0] == "served" and "by this node's own audit it is not testable" in state[2]
+
+
+def test_which_share_of_the_records_must_be_verified_is_the_servers_to_say(node):
+    ledger = NodeLedger(node)
+    ledger.submit(["r1", "r2"], identifier="x")
+    did(ledger, "x")
+    measured(ledger, "x", before=1.0)
+    assert told(ledger, outcome("served", "a"), outcome("verified", "b"))[0] == "verified"
+
+
+def test_an_audit_that_an_earlier_version_entered_without_numbers_counts(asked):
+    did(asked, "x")
+    did(asked, "x", kind="evaluate.audit", moment="final")
+    assert told(asked, outcome("served", "a"), outcome("verified", "b", rouge=0.5))[0] == "verified"
+    assert asked.requests()[0].rouge == 0.5
+
+
+def test_a_request_may_have_the_name_that_a_server_gives_to_another(asked):
+    asked.submit(["r2"], identifier="x-client-0000")
+    did(asked, "x-client-0000")
+    assert told(asked, outcome("served", "a"))[0] == "open", "the exchange was for the other"
+    asked.heard("run", "f" * 64, [outcome("served", "b", "x-client-0000")], round=1)
+    assert [r.state for r in asked.requests()] == ["open", "served"]
+
+
+def test_an_exchange_done_anew_is_measured_anew(asked):
+    did(asked, "x")
+    measured(asked, "x")
+    did(asked, "x", 2)
+    assert told(asked, outcome("served", "a", round=2), outcome("verified", "b"))[0] == "served"
+
+
+def test_a_node_that_measures_nothing_at_all_has_the_servers_word_only(asked):
+    did(asked, "x")
+    state = told(asked, outcome("served", "a"), outcome("verified", "b", rouge=0.25), audits=False)
+    assert state == ("verified", 1, "") and asked.requests()[0].rouge == 0.25
+
+
+@pytest.mark.parametrize("event", ["failed", "applied", "rejected", "rolled_back", "served", "verification_failed"])
+def test_no_other_word_smuggles_in_that_it_is_verified(asked, event):
+    did(asked, "x")
+    measured(asked, "x")
+    told(asked, outcome("served", "a"), outcome(event, "b", outcome="verified", reason="no"))
+    assert asked.requests()[0].state not in ("verified", "covered") and len(asked.unsettled()) == 1
+
+
+def test_what_failed_was_rejected_or_was_undone_is_demanded_on(asked):
+    assert told(asked, outcome("failed", "a", reason="late")) == ("open", None, "attempt failed: late")
+    assert told(asked, outcome("rolled_back", "b"))[0] == "open"
+    assert told(asked, outcome("rejected", "c", reason="no")) == ("rejected", None, "no")
+    assert [r.id for r in asked.unsettled()] == ["x"], "another run is told of it"
+    assert asked.submit(["r1"], identifier="again").id == "again", "and it may be asked for anew"
+
+
+def test_a_check_that_failed_is_of_what_was_served(asked):
+    assert told(asked, outcome("verification_failed", "a", outcome="inconclusive", why="?"))[0] == "open"
+    did(asked, "x")
+    told(asked, outcome("served", "b"))
+    assert told(asked, outcome("verification_failed", "c", outcome="inconclusive", why="?")) == ("inconclusive", 1, "?")
+    assert told(asked, outcome("verification_failed", "d", outcome="covered"))[0] == "not verified"
+
+
+def test_covered_is_what_earlier_requests_of_this_node_name(asked):
+    asked.submit(["r1", "r2"], identifier="y", scope="client")
+    assert [r.record_ids for r in asked.requests()] == [("r1",), ("r2",)]
+    asked.heard("run", "f" * 64, [outcome("covered", "a", "x"), outcome("covered", "b", "y")], round=1)
+    first, second = asked.requests()
+    assert (first.state, second.state) == ("open", "open") and len(asked.unsettled()) == 2
+    assert second.note == "run run says that it is covered; no earlier request of this node names 'r2'"
+
+
+def test_a_request_that_a_rejected_one_covers_is_not_covered(asked):
+    told(asked, outcome("rejected", "a", reason="no"))
+    asked.submit(["r1"], identifier="y")
+    asked.heard("run", "f" * 64, [outcome("covered", "b", "x"), outcome("covered", "c", "y")], round=1)
+    assert [r.state for r in asked.requests()] == ["rejected", "open"]
+
+
+def test_a_repeated_demand_is_covered_by_the_first(asked):
+    did(asked, "x")
+    measured(asked, "x")
+    told(asked, outcome("served", "a"), outcome("verified", "b"))
+    asked.submit(["r1"], identifier="y")
+    asked.heard("run", "f" * 64, [outcome("covered", "c", "y")], round=1)
+    assert [r.state for r in asked.requests()] == ["verified", "covered"]
 
 
 def test_an_outcome_of_a_request_that_was_not_made_here_is_not_entered(node):

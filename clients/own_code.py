@@ -1,0 +1,67 @@
+"""Code of the user's own that a configuration names by the path of its file: the one door through which it is run.
+
+A file is run only in a process in which somebody permitted exactly its contents, by their SHA-256: whoever makes a run
+with it, or names the file by hand. What a run or a message says of itself permits nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import ModuleType
+
+LARGEST = 1 << 20
+"""Bytes of a file of code."""
+
+
+class NotPermitted(ValueError):
+    """Code that nobody permitted in this process."""
+
+
+_permitted: set[str] = set()
+
+
+def read_code(file: Path) -> bytes:
+    """The contents of a file of code. Raises ValueError for what is no regular file, or a larger one than `LARGEST`."""
+    try:
+        if not file.is_file():
+            raise ValueError(f"{file}: there is no such file")
+        with file.open("rb") as handle:
+            found = handle.read(LARGEST + 1)
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    if len(found) > LARGEST:
+        raise ValueError(f"{file} has more than {LARGEST} bytes")
+    return found
+
+
+def code_hash(file: Path) -> str:
+    """SHA-256 of a file of code, in hexadecimal digits. Raises ValueError as `read_code`."""
+    return hashlib.sha256(read_code(file)).hexdigest()
+
+
+def permit(sha256: str) -> None:
+    """Let this process run code with this SHA-256."""
+    _permitted.add(sha256)
+
+
+def run_code(file: Path) -> ModuleType:
+    """Run a file of code, and give what it defines; the bytes that are run are those that were compared.
+
+    Raises NotPermitted, before anything is run, for code that nobody permitted in this process; ValueError as
+    `read_code`, and for code that fails.
+    """
+    source = read_code(file)
+    found = hashlib.sha256(source).hexdigest()
+    if found not in _permitted:
+        raise NotPermitted(
+            f"{file} (SHA-256 {found[:12]}…) is code that nobody permitted here: look at it, and name it with "
+            f"--allow-code {file}"
+        )
+    module = ModuleType(file.stem)
+    module.__file__ = str(file)
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)
+    except Exception as error:
+        raise ValueError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
