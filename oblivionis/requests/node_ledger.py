@@ -42,6 +42,11 @@ first learned of it, and the public key of the node's audits."""
 COMMITTED, REJOINED = "committed", "rejoined"
 """Events of a cover exchange: what the node adds to its sum, sealed (`oblivionis.requests.sealed`); the same once more.
 """
+DECIDED, HELD_BACK, WITHDRAWN, NEAR_COPIES = "decided", "held_back", "withdrawn", "near_copies"
+"""Events of demands about a person: records named alike that are not about them; records that turned up later and are
+held back; the demand does not stand any more. And about no request: records that say nearly what one that is not to be
+trained on says."""
+_OF_PERSONS = (DECIDED, HELD_BACK, WITHDRAWN)
 REFUSALS_PER_DAY = 100
 """Lines about refusals that a day (UTC) may have: no server fills the disk."""
 
@@ -50,7 +55,9 @@ REFUSALS_PER_DAY = 100
 class NodeRequest:
     """A request made on this node. `reason` and `subject` stay here; `note` is what the server said last in words.
 
-    `exchanges`: how many cover exchanges it was in, those left out in which the node itself added nothing.
+    `exchanges`: how many cover exchanges it was in, those left out in which the node itself added nothing. Of one about
+    a person: `included`, `excluded`: records that are named alike, and were said to be about the person, or not;
+    `held_back`: those that turned up later and are not trained on, since the demand stands; `withdrawn`: it does not.
     """
 
     id: str
@@ -65,6 +72,15 @@ class NodeRequest:
     rouge: float | None = None
     note: str = ""
     exchanges: int = 0
+    included: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    held_back: tuple[str, ...] = ()
+    withdrawn: bool = False
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is about a person whose later records are held back, too."""
+        return self.scope == SCOPE_SUBJECT and bool(self.subject) and not self.withdrawn
 
     @property
     def settled(self) -> bool:
@@ -88,6 +104,8 @@ class NodeRequest:
             "" if self.rouge is None else f"ROUGE-L {self.rouge:.3f}",
             self.note,
             f"was in {self.exchanges} exchange{'s' * (self.exchanges > 1)}" if self.exchanges else "",
+            f"{len(self.held_back)} later record{'s' * (len(self.held_back) > 1)} held back" if self.held_back else "",
+            "withdrawn: does not stand for later records" if self.withdrawn else "",
         ]
         return ", ".join(filter(None, parts))
 
@@ -103,6 +121,9 @@ class _Line(_Event, total=False):
     time: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     round: int
     record_ids: list[str]
+    included: list[str]
+    excluded: list[str]
+    contents: dict[str, str]
     count: int
     already: int
     reason: str
@@ -142,11 +163,17 @@ class NodeLedger:
         return [r for r in self.requests() if not r.settled]
 
     def asked(self) -> frozenset[str]:
-        """Ids of the records that requests name, from the moment on at which they were made.
+        """Ids of the records that requests name, from the moment on at which they were made, and of those held back.
 
         Also of those that a server says it rejected: its word alone brings no record back into training.
         """
-        return frozenset(i for r in self.requests() for i in r.record_ids)
+        return frozenset(i for r in self.requests() for i in (*r.record_ids, *r.held_back))
+
+    def contents(self) -> dict[str, tuple[str, str]]:
+        """By what it says (`oblivionis.data.twins.content_key`) the id of each record that a request names or excludes,
+        and the id of that request."""
+        lines = [e for e in self._entries() if "contents" in e]
+        return {content: (i, e["id"]) for e in lines for i, content in e["contents"].items()}
 
     def head(self) -> str:
         """The hash of the newest line."""
@@ -160,9 +187,13 @@ class NodeLedger:
         subject: str = "",
         reason: str = "",
         identifier: str | None = None,
+        included: Sequence[str] = (),
+        excluded: Sequence[str] = (),
+        contents: Mapping[str, str] | None = None,
     ) -> NodeRequest:
         """Enter a request, durably. Records that an unsettled request names are left out.
 
+        contents: by id what the records say (`oblivionis.data.twins.content_key`); the rest as in `NodeRequest`.
         Raises RequestError for a taken or unfit id, no records, or when unsettled requests name all records.
         """
         if identifier is not None and not valid_id(identifier):
@@ -191,6 +222,9 @@ class NodeLedger:
                 "already": len(set(record_ids)) - len(new),
                 "reason": reason,
                 **({"subject": subject} if scope == SCOPE_SUBJECT else {}),
+                **({"included": list(included)} if included else {}),
+                **({"excluded": list(excluded)} if excluded else {}),
+                **({"contents": dict(contents)} if contents else {}),
             }
             append_linked(self.path, entry, head_of(entries))
         return _submitted(entry)
@@ -275,13 +309,17 @@ class NodeLedger:
 
     def exchanges(self) -> list[Mapping[str, Any]]:
         """What this node sent to servers, in order: the lines `exchanged`, each with `asked`, the ids of the records
-        that requests named before it."""
-        found, asked = [], set[str]()
-        for entry in self._entries():
-            if entry["event"] == "submitted":
-                asked.update(entry["record_ids"])
-            elif entry["event"] == EXCHANGED:
-                found.append({**entry, "asked": frozenset(asked)})
+        that requests named before it or that were held back then."""
+        entries = self._entries()
+        found, known = [], dict[str, NodeRequest]()
+        for entry in entries:
+            if entry["event"] == EXCHANGED:
+                asked = frozenset(i for r in known.values() for i in (*r.record_ids, *r.held_back))
+                found.append({**entry, "asked": asked})
+            elif entry["event"] == "submitted":
+                known[entry["id"]] = _submitted(entry)
+            elif entry["event"] in _OF_PERSONS and entry.get("id") in known:
+                known[entry["id"]] = _changed(known[entry["id"]], entry)
         return found
 
     def verify(self) -> Checked:
@@ -358,6 +396,8 @@ def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
         entry.get("reason", ""),
         entry.get("subject", ""),
         float(entry["time"]),
+        included=tuple(entry.get("included", ())),
+        excluded=tuple(entry.get("excluded", ())),
     )
 
 
@@ -372,6 +412,13 @@ def _changed(request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
         "rolled_back": "to be served anew: the run resumed from an earlier checkpoint",
     }.get(event, "" if event in OUTCOMES else request.note)
     changed = replace(request, state=state, run=run or request.run, note=note)
+    if event == DECIDED:
+        excluded = tuple(dict.fromkeys((*request.excluded, *entry["excluded"])))
+        return replace(changed, excluded=excluded, held_back=tuple(i for i in request.held_back if i not in excluded))
+    if event == HELD_BACK:
+        return replace(changed, held_back=tuple(dict.fromkeys((*request.held_back, *entry["record_ids"]))))
+    if event == WITHDRAWN:
+        return replace(changed, held_back=(), withdrawn=True)
     if event == "served":
         return replace(changed, served_round=entry.get("round"), rouge=None)
     if event in ("rolled_back", "left_out"):

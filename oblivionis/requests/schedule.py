@@ -13,7 +13,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject
-from oblivionis.errors import FileError
+from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import unfit_character
@@ -28,13 +28,15 @@ from oblivionis.requests.ledger import (
     RequestError,
     Schedule,
 )
+from oblivionis.requests.named_alike import ALL, NOTHING_ALIKE, Decision, decide, in_words
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.known_nodes import KnownNodes
 from strategies.nodes import NodeMap
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 from strategies.requests import SCOPES
 
-FIELDS = ("round", "client", "record_ids", "scope", "subject", "id", "reason")
+INCLUDE, EXCLUDE = "include", "exclude"
+FIELDS = ("round", "client", "record_ids", "scope", "subject", INCLUDE, EXCLUDE, "id", "reason")
 REMOTE_KIND = "expected client and record_ids"
 KINDS = 'expected one of: client and record_ids; client and "scope": "client"; subject'
 
@@ -80,6 +82,12 @@ def _subjects_at_round(server_round: int, names: list[str], holdings: Holdings |
     problems = [
         f"unlearning.requests.subjects: {holdings.subjects.unknown(name)}" for name, subject in found if subject is None
     ]
+    problems += [
+        f"unlearning.requests.subjects: {in_words(alike)}: a schedule says which of them are about {name!r} "
+        f"(unlearning.requests.policy=file, {INCLUDE} and {EXCLUDE})"
+        for name, subject in found
+        if subject is not None and (alike := holdings.subjects.alike(name))
+    ]
     if problems:
         raise RequestError("\n".join(problems))
     subjects = [subject for _, subject in found if subject is not None]
@@ -91,8 +99,13 @@ def _subjects_at_round(server_round: int, names: list[str], holdings: Holdings |
     return Schedule(tuple(requests))
 
 
-def about_subject(subject: Subject, server_round: int, group: str, reason: str) -> list[Request]:
-    """One request for each client that holds records about `subject`; together they are the `group`."""
+def about_subject(
+    subject: Subject, server_round: int, group: str, reason: str, decision: Decision = NOTHING_ALIKE
+) -> list[Request]:
+    """One request for each client that holds records about `subject`; together they are the `group`.
+
+    decision: what was said of the records named alike; those of `subject` have the included ones among them.
+    """
     return [
         Request(
             f"{group}-client-{client:04d}",
@@ -103,6 +116,8 @@ def about_subject(subject: Subject, server_round: int, group: str, reason: str) 
             scope=SCOPE_SUBJECT,
             subject=subject.name,
             group=group,
+            included=decision.included,
+            excluded=decision.excluded,
         )
         for client, record_ids in subject.records.items()
     ]
@@ -113,7 +128,8 @@ def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round
 
     A line has `round` (1 to `last_round`), optionally `id` and `reason`, and says one of three things: `client` and
     `record_ids`; `client` and `"scope": "client"`, by which that client leaves; or `subject`, which becomes a request
-    for each client that holds records about it. Raises RequestError with all faults of the file, each with its line.
+    for each client that holds records about it; `include` and `exclude` beside it say which records named alike are
+    about it. Raises RequestError with all faults of the file, each with its line.
     """
     problems: list[str] = []
     requests: dict[str, Request] = {}
@@ -159,22 +175,53 @@ def _read_line(
     faults += wrong
     if isinstance(holdings, RemoteHoldings) and scope not in (None, SCOPE_RECORDS):
         return [*faults, f"the records stay with the clients (data=node), and the scope is {scope}; {REMOTE_KIND}"], []
+    subject, decision = None, NOTHING_ALIKE
     if scope == SCOPE_SUBJECT:
-        subject = holdings.subjects.find(row["subject"]) if isinstance(row["subject"], str) else None
-        if subject is None:
-            faults.append(holdings.subjects.unknown(str(row["subject"])))
+        try:
+            subject, decision = _person(row, holdings)
+        except OblivionisError as error:
+            faults.append(str(error))
     elif scope is not None:
+        faults += [f"{key} goes with subject" for key in (INCLUDE, EXCLUDE) if key in row]
         faults += _client(row, holdings, scope)
     if faults:
         return faults, []
     reason = row.get("reason", "")
     if scope == SCOPE_SUBJECT:
         assert subject is not None
-        return [], about_subject(subject, row["round"], row.get("id", f"file-{number:04d}"), reason)
+        return [], about_subject(subject, row["round"], row.get("id", f"file-{number:04d}"), reason, decision)
     client = row["client"]
     ids = holdings.records[client] if scope == SCOPE_CLIENT and isinstance(holdings, Holdings) else row["record_ids"]
     identifier = row.get("id", f"file-{number:04d}-client-{client:04d}")
     return [], [Request(identifier, client, tuple(ids), row["round"], reason, scope=str(scope))]
+
+
+def _person(row: Mapping[str, Any], holdings: Holdings | RemoteHoldings) -> tuple[Subject, Decision]:
+    """The subject of a line with all records about it, and what the line says of those that are named alike.
+
+    Raises OblivionisError.
+    """
+    name, subjects = str(row["subject"]), holdings.subjects
+    alike = subjects.alike(name) if isinstance(row["subject"], str) else []
+    if (found := subjects.find(name)) is None and not alike:
+        raise OblivionisError(subjects.unknown(name))
+    decision = decide(name, alike, *(_decided(row, key) for key in (INCLUDE, EXCLUDE)), options=(INCLUDE, EXCLUDE))
+    records = {} if found is None else dict(found.records)
+    for record in alike:
+        if record.record_id in decision.included:
+            records[record.client] = (*records.get(record.client, ()), record.record_id)
+    if not records:
+        raise OblivionisError(f"no record is about {name!r}: those named alike are excluded")
+    written = " ".join(name.split()) if found is None else found.name
+    return Subject(written, dict(sorted(records.items()))), decision
+
+
+def _decided(row: Mapping[str, Any], key: str) -> list[str]:
+    given = row.get(key, [])
+    ids = [given] if given == ALL else given
+    if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
+        raise OblivionisError(f"{key}: expected a list of ids or {ALL!r}, found {json.dumps(given)}")
+    return ids
 
 
 def _names(row: Mapping[str, Any]) -> list[str]:
