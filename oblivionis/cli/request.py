@@ -84,12 +84,14 @@ def withdraw(
     """
     from oblivionis.requests.submitting import withdraw as take_back
 
-    done = take_back(node_dir, request, reason)
-    count, held = len(done.record_ids), len(done.held_back)
+    done, others = take_back(node_dir, request, reason)
+    held = len(done.held_back)
     said = [
-        f"request {done.id} stands no more: later records about {done.subject} are trained on",
-        f"{held} record{'s' * (held != 1)} held back until now; the {count} that it names stay asked for",
+        f"request {done.id} stands no more; what it names stays asked for: {done.forgets}",
+        f"{held} later record{'s' * (held != 1)} held back until now, and all that come, may be trained on",
     ]
+    if others:
+        said[1:] = [f"later records are held back all the same: {', '.join(r.id for r in others)} about them stand"]
     Console().print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
 
 

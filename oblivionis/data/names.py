@@ -68,6 +68,12 @@ def look_alike(name: str, other: str) -> bool:
     )
 
 
+def same_letters(name: str, other: str) -> bool:
+    """Whether the words of one name are those of the other, or among them, and do not only look like them."""
+    a, b = (set(words(subject_key(text))) for text in (name, other))
+    return a <= b or b <= a
+
+
 class Texts:
     """The texts of records, by their words: question and answer of each."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from oblivionis.data.names import Texts, look_alike
+from oblivionis.data.names import Texts, look_alike, same_letters
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus, Record
 from oblivionis.naming import subject_key
@@ -83,7 +83,7 @@ class Subjects:
             if record.subject != record.id and subject not in near:
                 near[subject] = look_alike(name, record.subject)
             if near.get(subject):
-                found.append(Alike(client, record.id, f"subject {' '.join(record.subject.split())!r}"))
+                found.append(Alike(client, record.id, _called(record.subject, name)))
             elif place in named:
                 found.append(Alike(client, record.id, "in its text"))
         return found
@@ -93,3 +93,9 @@ class Subjects:
         near = difflib.get_close_matches(subject_key(name), self._by_key, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(self._by_key[k].name for k in near)}?" if near else ""
         return f"no record is about {name!r}; {hint or '`oblivionis data describe --subjects` lists all names'}"
+
+
+def _called(subject: str, name: str) -> str:
+    """A subject that looks like a name, in words; other letters than the name's are spelled out."""
+    said = f"subject {' '.join(subject.split())!r}"
+    return said if same_letters(name, subject) else f"{said}, in other letters: {subject!a}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from oblivionis.chain import HASH, Checked, append_all, append_linked, check_chain, head_of
 from oblivionis.errors import FileError
 from oblivionis.files import read_lines
+from oblivionis.naming import subject_key
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED
 from oblivionis.requests.ledger import OUTCOMES, RequestError
 from oblivionis.requests.wire import valid_id
@@ -317,9 +318,9 @@ class NodeLedger:
                 asked = frozenset(i for r in known.values() for i in (*r.record_ids, *r.held_back))
                 found.append({**entry, "asked": asked})
             elif entry["event"] == "submitted":
-                known[entry["id"]] = _submitted(entry)
+                _enter(known, entry)
             elif entry["event"] in _OF_PERSONS and entry.get("id") in known:
-                known[entry["id"]] = _changed(known[entry["id"]], entry)
+                _change(known, entry)
         return found
 
     def verify(self) -> Checked:
@@ -371,7 +372,7 @@ def _requests(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Nod
     requests: dict[str, NodeRequest] = {}
     for entry in entries:
         if entry["event"] == "submitted":
-            requests[entry["id"]] = _submitted(entry)
+            _enter(requests, entry)
         elif entry["event"] == REJOINED:
             for request_id in entry["requests"]:
                 requests[request_id] = replace(requests[request_id], exchanges=requests[request_id].exchanges + 1)
@@ -384,8 +385,26 @@ def _requests(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Nod
         elif "id" in entry:
             if entry["id"] not in requests:
                 raise RequestError(f"{path}: {entry['event']!r} is about request {entry['id']!r}, which was never made")
-            requests[entry["id"]] = _changed(requests[entry["id"]], entry)
+            _change(requests, entry)
     return requests
+
+
+def _enter(requests: dict[str, NodeRequest], entry: Mapping[str, Any]) -> None:
+    requests[entry["id"]] = made = _submitted(entry)
+    _release(requests, made.subject, (*made.record_ids, *made.excluded))
+
+
+def _change(requests: dict[str, NodeRequest], entry: Mapping[str, Any]) -> None:
+    requests[entry["id"]] = changed = _changed(requests[entry["id"]], entry)
+    if entry["event"] == DECIDED:
+        _release(requests, changed.subject, entry["excluded"])
+
+
+def _release(requests: dict[str, NodeRequest], subject: str, record_ids: Collection[str]) -> None:
+    """Hold these records back no more for a person: they are asked for, or not about the person."""
+    for request in [r for r in requests.values() if r.held_back and subject_key(r.subject) == subject_key(subject)]:
+        left = tuple(i for i in request.held_back if i not in record_ids)
+        requests[request.id] = replace(request, held_back=left)
 
 
 def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
@@ -413,8 +432,7 @@ def _changed(request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
     }.get(event, "" if event in OUTCOMES else request.note)
     changed = replace(request, state=state, run=run or request.run, note=note)
     if event == DECIDED:
-        excluded = tuple(dict.fromkeys((*request.excluded, *entry["excluded"])))
-        return replace(changed, excluded=excluded, held_back=tuple(i for i in request.held_back if i not in excluded))
+        return replace(changed, excluded=tuple(dict.fromkeys((*request.excluded, *entry["excluded"]))))
     if event == HELD_BACK:
         return replace(changed, held_back=tuple(dict.fromkeys((*request.held_back, *entry["record_ids"]))))
     if event == WITHDRAWN:

@@ -57,12 +57,14 @@ def find_later(node: NodeFolder, records: Sequence[Record]) -> Later:
     copies = {r.id: named[content_key(r)] for r in free if content_key(r) in named}
     held, alike = dict[str, tuple[str, ...]](), dict[str, tuple[Alike, ...]]()
     subjects = Subjects((0, r) for r in free if r.id not in copies)
-    for request in (r for r in requests if r.stands):
-        known = subjects.find(request.subject)
-        near = tuple(a for a in subjects.alike(request.subject) if a.record_id not in request.excluded)
+    # Of several demands about one person the first that stands holds back.
+    for first in {subject_key(r.subject): r for r in reversed(requests) if r.stands}.values():
+        not_meant = {i for r in requests if subject_key(r.subject) == subject_key(first.subject) for i in r.excluded}
+        known = subjects.find(first.subject)
+        near = tuple(a for a in subjects.alike(first.subject) if a.record_id not in not_meant)
         if ids := (*(known.records[0] if known else ()), *(a.record_id for a in near)):
-            held[request.id] = ids
-            alike[request.id] = near
+            held[first.id] = ids
+            alike[first.id] = near
     back = frozenset(i for ids in held.values() for i in ids)
     kept = tuple(r for r in free if r.id not in copies and r.id not in back)
     return Later(copies, held, alike, _near(tuple(r for r in records if r.id in asked), kept))
@@ -84,14 +86,12 @@ def hold_back(node: NodeFolder, records: Sequence[Record]) -> None:
     for request, ids in later.held.items():
         if new := [i for i in ids if i not in known[request].held_back]:
             ledger.note(HELD_BACK, request, record_ids=new)
-            unsure = [a.record_id for a in later.alike[request] if a.record_id in new]
-            ask = "; `oblivionis request submit` with --include or --exclude says whether %s so" if unsure else ""
-            log.warning(
-                "%s: held back from training, request %s about this person stands%s",
-                _records(new),
-                request,
-                ask and ask % f"{_records(unsure)}, named alike, {'are' if len(unsure) > 1 else 'is'}",
-            )
+            log.warning("%s: held back from training, request %s about this person stands", _records(new), request)
+            if unsure := [a.record_id for a in later.alike[request] if a.record_id in new]:
+                log.warning(
+                    "%s: only named alike; `oblivionis request submit` with --include or --exclude says who is meant",
+                    _records(unsure),
+                )
     if later.near:
         told = {i for line in ledger.lines(NEAR_COPIES) for i in line["record_ids"]}
         if new := list(dict.fromkeys(twin.kept for twin in later.near if twin.kept not in told)):

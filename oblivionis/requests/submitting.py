@@ -125,10 +125,11 @@ def submit(
     return Submitted(made, left_out, ledger.path, len(more), len(held), decision)
 
 
-def withdraw(node_dir: Path, request_id: str, reason: str) -> NodeRequest:
+def withdraw(node_dir: Path, request_id: str, reason: str) -> tuple[NodeRequest, list[NodeRequest]]:
     """Say that a demand about a person stands no more: records about them that come later are trained on again.
 
-    What it names stays asked for. Raises OblivionisError for one that does not stand.
+    What it names stays asked for. Returns it as it was, and the others about that person, which stand. Raises
+    OblivionisError for one that does not stand.
     """
     need_folder(node_dir)
     ledger = NodeLedger(node_dir)
@@ -140,7 +141,8 @@ def withdraw(node_dir: Path, request_id: str, reason: str) -> NodeRequest:
         why = "is withdrawn already" if known[request_id].withdrawn else "is not about a person, and holds nothing back"
         raise OblivionisError(f"request {request_id!r} {why}")
     ledger.note(WITHDRAWN, request_id, reason=reason)
-    return known[request_id]
+    done = known.pop(request_id)
+    return done, [r for r in known.values() if stands_for(r, done.subject)]
 
 
 def need_folder(node_dir: Path) -> None:
