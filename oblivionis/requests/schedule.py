@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from oblivionis.requests.ledger import (
     RequestError,
     Schedule,
 )
-from oblivionis.requests.named_alike import ALL, NOTHING_ALIKE, Decision, decide, in_words
+from oblivionis.requests.named_alike import ALL, NOTHING_ALIKE, Decision, decide
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.known_nodes import KnownNodes
 from strategies.nodes import NodeMap
@@ -78,24 +78,18 @@ def holdings_of(
 
 
 def _subjects_at_round(server_round: int, names: list[str], holdings: Holdings | RemoteHoldings) -> Schedule:
-    found = [(name, holdings.subjects.find(name)) for name in names]
-    problems = [
-        f"unlearning.requests.subjects: {holdings.subjects.unknown(name)}" for name, subject in found if subject is None
-    ]
-    problems += [
-        f"unlearning.requests.subjects: {in_words(alike)}: a schedule says which of them are about {name!r} "
-        f"(unlearning.requests.policy=file, {INCLUDE} and {EXCLUDE})"
-        for name, subject in found
-        if subject is not None and (alike := holdings.subjects.alike(name))
-    ]
+    problems, requests = list[str](), list[Request]()
+    for number, name in enumerate(names):
+        try:
+            subject, decision = _person(
+                name, holdings, options=(INCLUDE, f"{EXCLUDE} of a schedule (unlearning.requests.policy=file)")
+            )
+        except OblivionisError as error:
+            problems.append(f"unlearning.requests.subjects: {error}")
+            continue
+        requests += about_subject(subject, server_round, f"round-{server_round:04d}-subject-{number:03d}", "", decision)
     if problems:
         raise RequestError("\n".join(problems))
-    subjects = [subject for _, subject in found if subject is not None]
-    requests = [
-        request
-        for number, subject in enumerate(subjects)
-        for request in about_subject(subject, server_round, f"round-{server_round:04d}-subject-{number:03d}", "")
-    ]
     return Schedule(tuple(requests))
 
 
@@ -178,7 +172,10 @@ def _read_line(
     subject, decision = None, NOTHING_ALIKE
     if scope == SCOPE_SUBJECT:
         try:
-            subject, decision = _person(row, holdings)
+            name = row["subject"]
+            if not isinstance(name, str):
+                raise OblivionisError(holdings.subjects.unknown(str(name)))
+            subject, decision = _person(name, holdings, _decided(row, INCLUDE), _decided(row, EXCLUDE))
         except OblivionisError as error:
             faults.append(str(error))
     elif scope is not None:
@@ -196,16 +193,22 @@ def _read_line(
     return [], [Request(identifier, client, tuple(ids), row["round"], reason, scope=str(scope))]
 
 
-def _person(row: Mapping[str, Any], holdings: Holdings | RemoteHoldings) -> tuple[Subject, Decision]:
-    """The subject of a line with all records about it, and what the line says of those that are named alike.
+def _person(
+    name: str,
+    holdings: Holdings | RemoteHoldings,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    options: tuple[str, str] = (INCLUDE, EXCLUDE),
+) -> tuple[Subject, Decision]:
+    """The subject of that name with all records about it, and what is said of those that are named alike.
 
-    Raises OblivionisError.
+    Arguments as of `decide`. Raises OblivionisError.
     """
-    name, subjects = str(row["subject"]), holdings.subjects
-    alike = subjects.alike(name) if isinstance(row["subject"], str) else []
-    if (found := subjects.find(name)) is None and not alike:
+    subjects = holdings.subjects
+    found, alike = subjects.find(name), subjects.alike(name)
+    if found is None and not alike:
         raise OblivionisError(subjects.unknown(name))
-    decision = decide(name, alike, *(_decided(row, key) for key in (INCLUDE, EXCLUDE)), options=(INCLUDE, EXCLUDE))
+    decision = decide(name, alike, include, exclude, options)
     records = {} if found is None else dict(found.records)
     for record in alike:
         if record.record_id in decision.included:
