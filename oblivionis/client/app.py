@@ -147,7 +147,7 @@ def query(message: Message, context: Context) -> Message:
 def _counts(node: NodeFolder) -> tuple[int, int]:
     """As `node_records.counts`, once what came later is held back."""
     found = read_node(node.path)
-    hold_back(node, found.records)
+    hold_back(node, found.records, near=False)
     return counts(node, found)
 
 

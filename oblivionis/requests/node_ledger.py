@@ -433,7 +433,7 @@ def _changed(request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
     changed = replace(request, state=state, run=run or request.run, note=note)
     if event == DECIDED:
         return replace(changed, excluded=tuple(dict.fromkeys((*request.excluded, *entry["excluded"]))))
-    if event == HELD_BACK:
+    if event == HELD_BACK and not request.withdrawn:
         return replace(changed, held_back=tuple(dict.fromkeys((*request.held_back, *entry["record_ids"]))))
     if event == WITHDRAWN:
         return replace(changed, held_back=(), withdrawn=True)

@@ -46,38 +46,46 @@ def stands_for(request: NodeRequest, name: str) -> bool:
     return request.stands and subject_key(request.subject) == subject_key(name)
 
 
-def find_later(node: NodeFolder, records: Sequence[Record]) -> Later:
-    """What of the `records` of a node's folder copies, is about, or is near what requests there name."""
+def find_later(node: NodeFolder, records: Sequence[Record], *, near: bool = True) -> Later:
+    """What of the `records` of a node's folder copies, is about, or is near what requests there name.
+
+    near: whether to look for the latter, which takes longest.
+    """
     requests, buried = NodeLedger(node.path).requests(), node.tombstones()
     asked = buried.union(*(r.record_ids for r in requests))
-    if not asked and not requests:
+    if not asked:
         return Later({}, {}, {}, ())
     free = [r for r in records if r.id not in asked]
     named = {content: request for content, (i, request) in contents(node.path).items() if i in asked}
     copies = {r.id: named[content_key(r)] for r in free if content_key(r) in named}
     held, alike = dict[str, tuple[str, ...]](), dict[str, tuple[Alike, ...]]()
-    subjects = Subjects((0, r) for r in free if r.id not in copies)
+    subjects = _subjects(tuple(r for r in free if r.id not in copies))
     # Of several demands about one person the first that stands holds back.
     for first in {subject_key(r.subject): r for r in reversed(requests) if r.stands}.values():
         not_meant = {i for r in requests if subject_key(r.subject) == subject_key(first.subject) for i in r.excluded}
         known = subjects.find(first.subject)
-        near = tuple(a for a in subjects.alike(first.subject) if a.record_id not in not_meant)
-        if ids := (*(known.records[0] if known else ()), *(a.record_id for a in near)):
+        unsure = tuple(a for a in subjects.alike(first.subject) if a.record_id not in not_meant)
+        if ids := (*(known.records[0] if known else ()), *(a.record_id for a in unsure)):
             held[first.id] = ids
-            alike[first.id] = near
+            alike[first.id] = unsure
     back = frozenset(i for ids in held.values() for i in ids)
     kept = tuple(r for r in free if r.id not in copies and r.id not in back)
-    return Later(copies, held, alike, _near(tuple(r for r in records if r.id in asked), kept))
+    return Later(copies, held, alike, _near(tuple(r for r in records if r.id in asked), kept) if near else ())
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=8)
+def _subjects(records: tuple[Record, ...]) -> Subjects:
+    return Subjects((0, r) for r in records)
+
+
+@functools.lru_cache(maxsize=8)
 def _near(forgotten: tuple[Record, ...], kept: tuple[Record, ...]) -> tuple[Twin, ...]:
     return tuple(find_twins(forgotten, kept))
 
 
-def hold_back(node: NodeFolder, records: Sequence[Record]) -> None:
-    """Bury and hold back what came later, durably, and tell the node's log what is new of it."""
-    later, ledger = find_later(node, records), NodeLedger(node.path)
+def hold_back(node: NodeFolder, records: Sequence[Record], *, near: bool = True) -> None:
+    """Bury and hold back what came later, durably, and tell the node's log what is new of it; near as `find_later`."""
+    later, ledger = find_later(node, records, near=near), NodeLedger(node.path)
     for request in sorted(set(later.copies.values())):
         ids = [i for i, of in later.copies.items() if of == request]
         node.bury(ids, request, {r.id: content_key(r) for r in records if r.id in ids})
