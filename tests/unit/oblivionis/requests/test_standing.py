@@ -118,6 +118,25 @@ def test_what_a_tombstone_says_is_enough(node):
     assert trained(node) == ["z"] and node.buried() == {first.id: "x", "again": "x"}
 
 
+def test_a_record_and_its_copy_without_ids_stay_two_and_neither_is_trained_on(node):
+    write(node.path, without_id(HOME), OTHER)
+    first = read_node(node.path).records[0].id
+    ask(node, ids=first)
+    copy = {**without_id(HOME), "answer": HOME["answer"].upper()}
+    for rows in ((without_id(HOME), copy, OTHER), (copy, {**copy, "answer": HOME["answer"] + " "}, OTHER)):
+        write(node.path, *rows)
+        ids = [r.id for r in read_node(node.path).records]
+        assert first in ids and len(set(ids)) == 3 and trained(node) == ["z"]
+
+
+def test_a_mark_to_forget_stays_with_a_record_that_is_known_again(node):
+    write(node.path, without_id(HOME), OTHER)
+    first = read_node(node.path).records[0].id
+    ask(node, ids=first)
+    write(node.path, {**without_id(HOME), "answer": HOME["answer"] + " ", "forget": True}, OTHER)
+    assert read_node(node.path).marked == {first}
+
+
 def test_a_copy_under_another_id_is_buried_and_told(node, caplog):
     ask(node, ids="a", identifier="art17")
     write(node.path, OTHER, {**HOME, "id": "b", "answer": "in ulm by the river"})
