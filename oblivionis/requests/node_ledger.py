@@ -173,7 +173,7 @@ class NodeLedger:
     def contents(self) -> dict[str, tuple[str, str]]:
         """By what it says (`oblivionis.data.twins.content_key`) the id of each record that a request names or excludes,
         and the id of that request."""
-        lines = [e for e in self._entries() if "contents" in e]
+        lines = [e for e in self._entries() if "contents" in e and "id" in e]
         return {content: (i, e["id"]) for e in lines for i, content in e["contents"].items()}
 
     def head(self) -> str:

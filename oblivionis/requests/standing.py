@@ -101,7 +101,7 @@ def hold_back(node: NodeFolder, records: Sequence[Record], *, near: bool = True)
                     _records(unsure),
                 )
     if later.near:
-        told = {i for line in ledger.lines(NEAR_COPIES) for i in line["record_ids"]}
+        told = {i for line in ledger.lines(NEAR_COPIES) for i in line.get("record_ids", ())}
         if new := list(dict.fromkeys(twin.kept for twin in later.near if twin.kept not in told)):
             ledger.note(NEAR_COPIES, record_ids=new)
             log.warning("%s: trained on, and nearly the same as records that were asked for", _records(new))

@@ -12,7 +12,7 @@ from oblivionis.data.subjects import Subjects
 from oblivionis.data.twins import content_key, find_twins, with_twins
 from oblivionis.errors import OblivionisError
 from oblivionis.requests.judgement import of_twins
-from oblivionis.requests.named_alike import NOTHING_ALIKE, Decision, decide
+from oblivionis.requests.named_alike import NOTHING_ALIKE, SHOWN, Decision, decide
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import DECIDED, WITHDRAWN, NodeLedger, NodeRequest
 from oblivionis.requests.node_records import read_node
@@ -45,7 +45,7 @@ class Submitted:
         lines = [text, more] if self.left_out and self.made else [text]
         included, excluded = self.decision.included, self.decision.excluded
         if included or excluded:
-            yes, no = (f"{len(ids)} ({', '.join(ids)})" if ids else "none" for ids in (included, excluded))
+            yes, no = map(_shown, (included, excluded))
             lines.append(f"of the records named alike, are about {self.request.subject}: {yes}; are not: {no}")
         if self.twins:
             lines.append(f"{self.twins} of them because they say, word for word or nearly, what the others say")
@@ -188,6 +188,11 @@ def _about(
     if not wanted and not (earlier and decision.excluded):
         raise OblivionisError(f"--subject: no record is about {subject!r}: those named alike are excluded")
     return " ".join(subject.split()) if found is None else found.name, wanted, decision
+
+
+def _shown(ids: Sequence[str]) -> str:
+    more = ", …" if len(ids) > SHOWN else ""
+    return f"{len(ids)} ({', '.join(ids[:SHOWN])}{more})" if ids else "none"
 
 
 def _ids(given: str | None) -> list[str]:
