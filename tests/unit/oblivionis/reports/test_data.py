@@ -107,6 +107,6 @@ def test_subjects_and_who_holds_their_records():
         "2 r9 in its text",
     ]
     ivo = data.find_subject(subjects, "Ivo")
-    assert printed(data.print_subject, ivo)[0] == "Ivo: 1 record on 1 client"
+    assert printed(data.print_subject, ivo, [])[0] == "Ivo: 1 record on 1 client"
     with pytest.raises(OblivionisError, match=r"^--subject: "):
         data.find_subject(subjects, "Nobody")
