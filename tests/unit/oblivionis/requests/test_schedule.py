@@ -102,6 +102,8 @@ def test_a_line_about_a_subject_says_of_each_record_named_alike_whether_it_is_me
     path = write(tmp_path, {**line, "include": ["r1"], "exclude": "all"})
     found = read_schedule(path, NAMED_HELD).due(1, {})
     assert {r.client: r.record_ids for r in found} == {0: ("r0",), 1: ("r1",)}
+    everybody = read_schedule(write(tmp_path, {**line, "include": "all"}), NAMED_HELD).due(1, {})
+    assert {r.client: r.record_ids for r in everybody} == {0: ("r0",), 1: ("r1", "r2")}
     ledger = Ledger(tmp_path / "requests.jsonl")
     ledger.submit(*found)
     again = Ledger(tmp_path / "requests.jsonl")

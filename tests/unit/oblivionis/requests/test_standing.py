@@ -203,6 +203,8 @@ def test_who_is_named_alike_later_is_held_back_until_somebody_says_who_is_meant(
         ask(node, subject="Mara Voss")
     assert ask(node, subject="Mara Voss", include="t").request.record_ids == ("t",), "somebody may think better of it"
     assert trained(node) == ["z"]
+    with pytest.raises(OblivionisError, match="asked for already"):
+        ask(node, subject="Mara Voss")
 
 
 def test_what_was_said_of_a_record_holds_after_a_new_export(node):
