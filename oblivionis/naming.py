@@ -6,6 +6,10 @@ import re
 import unicodedata
 from pathlib import Path
 
+import regex
+
+from evaluation.metrics.words import folded
+
 _DIRECTIONS = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 DATA_FOLDER = "data"
 """Below a client's own folder: its records."""
@@ -36,9 +40,22 @@ LOG_SETS = {
 """What the question sets are called in per-question logs (as `evaluation.metrics.tofu.SECTIONS`)."""
 
 
+_DASH = regex.compile(r"\p{Dash}")
+_APOSTROPHES = "`\u00b4\u02b9\u02bb\u02bc\u02bd\u02be\u02bf\u055a\u05f3\u2018\u2019\u201b\u2032\ua78c\uff07"
+_ONE_SIGN = str.maketrans({**dict.fromkeys(_APOSTROPHES, "'"), "\u06cc": "\u064a", "\u06a9": "\u0643"})
+"""Apostrophes, and the two letters (yeh, kaf) that Arabic and Persian keyboards write by different characters."""
+
+
 def subject_key(name: str) -> str:
-    """The name of a subject without what does not tell two apart: letter case and the width of white space."""
-    return " ".join(unicodedata.normalize("NFC", name).split()).casefold()
+    """The name of a subject without what does not tell two apart.
+
+    That is letter case, the width of white space, what no reader sees, compatibility forms, and vowel points
+    (`evaluation.metrics.words.folded`); besides, which apostrophe, dash, yeh or kaf it is written with. Other letters
+    that look alike are other letters (`oblivionis.data.names`).
+    """
+    # Some of the signs become others by folding, and some come of it.
+    key = " ".join(_DASH.sub("-", folded(name.translate(_ONE_SIGN)).translate(_ONE_SIGN)).split())
+    return key or " ".join(name.split())
 
 
 def simulated_folder(nodes: str, client: int) -> Path:

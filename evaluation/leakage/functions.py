@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from evaluation.metrics.rouge import rouge_l
+from evaluation.metrics.words import visible
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def _f1(texts: list[str], asked: Asked) -> np.ndarray:
 
 
 def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
+    return " ".join(visible(text).casefold().split())
 
 
 def _exact(texts: list[str], asked: Asked) -> list[float]:

@@ -19,7 +19,7 @@ import numpy as np
 from rapidfuzz.distance import LCSseq
 from rapidfuzz.process import cpdist
 
-from evaluation.metrics.words import words, words_as_written
+from evaluation.metrics.words import visible, words, words_as_written
 
 PAPER, ANY_SCRIPT = "paper", "any_script"
 RULES = (PAPER, ANY_SCRIPT)
@@ -120,6 +120,7 @@ def _current_characters(stemmed: bool) -> _Characters:
 
 def _encoded_any(texts: list[str], characters: _Characters) -> list[str]:
     """As `_encoded`, of texts in any script."""
+    texts = list(map(visible, texts))
     plain = [text for text in texts if text.isascii()]
     known = dict(zip(plain, _encoded(plain, characters), strict=True)) if plain else {}
     stemmed = characters.stemmed

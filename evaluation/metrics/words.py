@@ -2,7 +2,8 @@
 
 rouge-score, by which TOFU's published numbers are made, knows a-z and 0-9 alone: two equal texts in Cyrillic have
 nothing in common by it. Here a text is cut by Unicode's default word boundaries (UAX #29, by the library `regex`). What
-is ASCII in it is cut as rouge-score does, so that on English both give the same.
+is ASCII in it is cut as rouge-score does, so that on English both give the same. What no reader sees is left out: a
+text with a zero-width joiner after each letter says what it says without them.
 """
 
 from __future__ import annotations
@@ -23,17 +24,34 @@ _WITHOUT_SPACES = regex.compile(
 """Scripts that put no space between words: their words cannot be told without a dictionary, so a grapheme is a unit."""
 _POINTS = regex.compile(r"(?<=[\p{Arabic}\p{Hebrew}]\p{Mn}*)\p{Mn}|\u0640")
 """Vowel points of Arabic and Hebrew, which writers leave out at will, and the stretching of Arabic letters."""
+_BLANK = regex.compile(r"[\u115f\u1160\u3164\uffa0]")
+"""Fillers of Hangul: letters by their properties, shown as blanks."""
+_UNSEEN = regex.compile(r"\p{Default_Ignorable_Code_Point}")
+"""Joiners, direction marks, soft hyphens, variation selectors and the like."""
+
+
+def visible(text: str) -> str:
+    """`text` as a reader sees it: without the characters that show as nothing, and with blanks for those that show as
+    one."""
+    return text if text.isascii() else _UNSEEN.sub("", _BLANK.sub(" ", text))
+
+
+def folded(text: str) -> str:
+    """`text` without what writers and programs vary at will; equal for texts that say the same in the same words.
+
+    As NFKC_Casefold (Unicode, section 3.13): letter case, compatibility forms (full-width letters, ligatures, composed
+    and decomposed accents) and what is not `visible` do not matter. Besides, Arabic and Hebrew are without vowel points
+    and stretching.
+    """
+    if text.isascii():
+        return text.lower()
+    plain = _POINTS.sub("", unicodedata.normalize("NFKC", visible(text)))
+    return unicodedata.normalize("NFKC", plain.casefold())
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of `text` in lower case, in order: graphemes in scripts without spaces; no punctuation, no symbols.
-
-    Compatibility forms (full-width letters, ligatures, composed and decomposed accents) are the same, and so are Arabic
-    and Hebrew with and without vowel points.
-    """
-    if text.isascii():
-        return _cut(text.lower())
-    return _cut(_POINTS.sub("", unicodedata.normalize("NFKC", text)).casefold())
+    """The words of `text`, `folded`, in order: graphemes in scripts without spaces; no punctuation, no symbols."""
+    return _cut(folded(text))
 
 
 def words_as_written(text: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from oblivionis.files import write_atomic
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import subject_key
 from oblivionis.requests.ledger import REJECTED, Ledger, Request
+from oblivionis.requests.schedule import EXCLUDE, INCLUDE
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
@@ -197,7 +198,8 @@ def _again(request: Request) -> dict[str, object]:
     """A request of a ledger as a line of a schedule; those about one subject give the same line."""
     line: dict[str, object] = {"round": request.round, "reason": request.reason}
     if request.scope == SCOPE_SUBJECT:
-        return line | {"subject": request.subject, "id": request.group}
+        decided = {INCLUDE: [*request.included], EXCLUDE: [*request.excluded]}
+        return line | {"subject": request.subject, **{k: ids for k, ids in decided.items() if ids}, "id": request.group}
     line |= {"client": request.client, "id": request.id}
     return line | ({"scope": SCOPE_CLIENT} if request.scope == SCOPE_CLIENT else {"record_ids": [*request.record_ids]})
 

@@ -37,6 +37,7 @@ from oblivionis.version import __version__
 if TYPE_CHECKING:
     from oblivionis.assessment.assessor import Measured
     from oblivionis.config.schema import Config
+    from oblivionis.data.subjects import Subjects
     from oblivionis.runs.directory import RunDirectory
 
 COMMANDS = "oblivionis.commands"
@@ -467,13 +468,17 @@ def data_describe(
     experiment, overrides = split_arguments(arguments)
     config = configuration.compose(experiment, overrides)
     with answering(as_json) as answer:
+        if config.data.name == "node" and (subject is not None or subjects):
+            held = nodes.subjects(config)
+            if subject is not None:
+                return _subject(held, subject, answer, as_json)
+            return answer(list(held)) if as_json else report.print_subjects(held, Console())
         if config.data.name == "node":
             return answer(nodes.folders(config)) if as_json else nodes.print_nodes(config, Console())
         corpus = corpus_of(config)
         partition = load_partition(corpus, config)
         if subject is not None:
-            found = report.find_subject(Subjects.of(corpus, partition), subject)
-            return answer(found) if as_json else report.print_subject(found, Console())
+            return _subject(Subjects.of(corpus, partition), subject, answer, as_json)
         if subjects:
             all_ = Subjects.of(corpus, partition)
             return answer(list(all_)) if as_json else report.print_subjects(all_, Console())
@@ -483,6 +488,17 @@ def data_describe(
             )
         report.print_data(corpus, partition, Console())
         report.print_unfit(corpus, config, Console())
+
+
+def _subject(subjects: Subjects, name: str, answer: Callable[[Any], None], as_json: bool) -> None:
+    """Which clients hold records about somebody, and which records are named alike."""
+    from oblivionis.reports import data as report
+
+    found, alike = report.find_subject(subjects, name), subjects.alike(name)
+    if as_json:
+        answer({"name": found.name, "records": found.records, "alike": alike})
+    else:
+        report.print_subject(found, alike, Console())
 
 
 @runs_cli.command("list")

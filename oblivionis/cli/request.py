@@ -1,4 +1,4 @@
-"""The commands `request submit`, `list`, `open`, `audit`, `verify` and `repair`."""
+"""The commands `request submit`, `withdraw`, `list`, `open`, `audit`, `verify` and `repair`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ def submit(
     ] = None,
     subject: Annotated[str | None, typer.Option(metavar="NAME", help="All records about this person.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything: this client leaves the federation.")] = False,
+    include: Annotated[
+        str | None,
+        typer.Option(metavar="A,B|all", help="Records that are named like the person, and are about them."),
+    ] = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option(metavar="A,B|all", help="Records that are named like the person, and are not about them."),
+    ] = None,
     twins: Annotated[
         bool,
         typer.Option("--with-twins", help="Also the node's records that say the same, word for word or nearly."),
@@ -44,15 +52,48 @@ def submit(
 ) -> None:
     """Ask, on the client's own machine, that records be forgotten.
 
-    The request is entered into the node's ledger; the server learns of it in the next round of a run with
-    unlearning.requests.policy=nodes.
+    Records that are named like the person, or name them in their text, are shown, and nothing is asked for until
+    --include and --exclude say of each whether it is about the person. Such a demand stands: records about the person
+    that come later are not trained on here until `request withdraw`. The request is entered into the node's ledger; the
+    server learns of it in the next round of a run with unlearning.requests.policy=nodes.
     """
     from oblivionis.requests.submitting import submit as enter
 
     made = enter(
-        node_dir, ids=ids, subject=subject, everything=everything, twins=twins, reason=reason, identifier=identifier
+        node_dir,
+        ids=ids,
+        subject=subject,
+        everything=everything,
+        include=include,
+        exclude=exclude,
+        twins=twins,
+        reason=reason,
+        identifier=identifier,
     )
     Console().print("\n".join(made.lines()), markup=False, highlight=False, soft_wrap=True)
+
+
+@request_cli.command("withdraw")
+def withdraw(
+    node_dir: NodeDir,
+    request: Annotated[str, typer.Argument(metavar="ID", help="A request about a person (--subject).")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in the node's ledger; it never leaves.")] = "",
+) -> None:
+    """Say that a demand about a person stands no more: records that come later are trained on.
+
+    The records that it names stay asked for, and are not trained on.
+    """
+    from oblivionis.requests.submitting import withdraw as take_back
+
+    done, others = take_back(node_dir, request, reason)
+    held = len(done.held_back)
+    said = [
+        f"request {done.id} stands no more; what it names stays asked for: {done.forgets}",
+        f"{held} later record{'s' * (held != 1)} held back until now, and all that come, may be trained on",
+    ]
+    if others:
+        said[1:] = [f"later records are held back all the same: {', '.join(r.id for r in others)} about them stand"]
+    Console().print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
 
 
 @request_cli.command("list")

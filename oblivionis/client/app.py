@@ -29,6 +29,7 @@ from oblivionis.config.identity import config_hash
 from oblivionis.config.own_code import permit_code
 from oblivionis.config.schema import Config
 from oblivionis.data.errors import DataError
+from oblivionis.data.twins import content_key
 from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.requests.demands import Demand, DemandError, accept, forget_set, read_demands
 from oblivionis.requests.from_nodes import answer_query
@@ -46,6 +47,7 @@ from oblivionis.requests.node_records import (
     records_hash,
 )
 from oblivionis.requests.sealed import MOST_EXCHANGES, Share, give_up, join, sealed_counts, seals
+from oblivionis.requests.standing import hold_back
 from strategies import protocol
 from strategies.distributed_noise import contribution, discrete_gaussian, joint_norm, share_sigma
 from strategies.secure import words
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from clients.unlearning import UnlearnReport
     from oblivionis.client.worker import Worker
     from oblivionis.data.records import Record
+    from oblivionis.requests.node_folder import NodeFolder
 
 app = ClientApp()
 log = logging.getLogger("flwr")
@@ -135,13 +138,20 @@ def query(message: Message, context: Context) -> Message:
         answer[protocol.LORA_RANK] = guard.most_rank
     sealed = bool(config.get(protocol.SEALED)) or (guard is not None and guard.sealed)
     if config.get("data") == "node":
-        told = sealed_counts(node) if sealed else counts(node)
+        told = sealed_counts(node) if sealed else _counts(node)
         answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = told
     content = RecordDict({protocol.METRICS: answer})
     audits = guard is None or guard.audits
     if (requests := answer_query(config, client, node.path, sealed=sealed, audits=audits)) is not None:
         content[protocol.REQUESTS] = requests
     return Message(content, reply_to=message)
+
+
+def _counts(node: NodeFolder) -> tuple[int, int]:
+    """As `node_records.counts`, once what came later is held back."""
+    found = read_node(node.path)
+    hold_back(node, found.records, near=False)
+    return counts(node, found)
 
 
 @app.query("nudge")
@@ -268,7 +278,7 @@ def _unlearn_covered(task: _Task) -> Message:
     held = [record.id for record in task.worker.holding(task.client).records]
     forget = set[str]()
     try:
-        forget = accept(demands, held, task.node) if demands else forget
+        forget = accept(demands, held, task.node, task.contents()) if demands else forget
         vector, report = task.forget(forget or task.decoy())
         if forget:
             task.note(vector, requests=[demand.request_id for demand in demands])
@@ -360,7 +370,7 @@ class _Task:
         if self.text("manifest-hash") != self.worker.assembled.manifest_hash:
             raise ClientError(f"client {self.client} would train other parameters than the server sends")
         if self.config.data.name == "node":
-            self.worker.hold(self.client, read_node(self.node.path))
+            hold_back(self.node, self.worker.hold(self.client, read_node(self.node.path)).records)
         self._seed = seeds.derive(
             self.config.seed, self.text(protocol.STAGE), self.client, self.number(protocol.SERVER_ROUND, 0)
         )
@@ -534,7 +544,11 @@ class _Task:
     def bury(self) -> set[str]:
         """Bury what the message asks for, all if the client leaves; the ids of the forget set."""
         held = [record.id for record in self.worker.holding(self.client).records]
-        return accept(self.demands(), held, self.node)
+        return accept(self.demands(), held, self.node, self.contents())
+
+    def contents(self) -> dict[str, str]:
+        """By id what the client's records say, by which buried ones are known again."""
+        return {record.id: content_key(record) for record in self.worker.holding(self.client).records}
 
     def own_references(self) -> tuple[Record, ...] | None:
         """The client's own records that nobody trains on; None where its records are dealt out, and these with them."""

@@ -14,7 +14,6 @@ configuration (`output`, `start_from`, `evaluation.ruler.oracles`, `evaluation.w
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

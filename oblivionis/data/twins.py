@@ -13,6 +13,9 @@ elsewhere: what counts is the share of the piece's weight that these two hold, a
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import math
 import unicodedata
 from collections import Counter, defaultdict
@@ -25,6 +28,7 @@ import numpy as np
 
 from evaluation.metrics.words import words
 from oblivionis.data.records import Corpus, Record
+from oblivionis.naming import subject_key
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -91,6 +95,18 @@ def with_twins(wanted: Iterable[str], records: Sequence[Record]) -> frozenset[st
         if not (found := find_twins(inside, outside)):
             return ids
         ids |= {twin.kept for twin in found}
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def content_key(record: Record) -> str:
+    """32 hexadecimal digits of the SHA-256 of what a record says, by the words that make records twins word for word.
+
+    Equal for the same words of question and answer about the same subject, whatever the record's id, and letter case,
+    spaces, punctuation and Unicode forms are. A record without a subject has none in its key, either.
+    """
+    subject = "" if record.subject == record.id else subject_key(record.subject)
+    said = json.dumps([_words(record.question), _words(record.answer), subject])
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 class _Said:

@@ -14,7 +14,7 @@ from evaluation.metrics.words import words
 from oblivionis.config.schema import Config
 from oblivionis.data.partition import Partition, describe
 from oblivionis.data.records import Corpus
-from oblivionis.data.subjects import Subject, Subjects
+from oblivionis.data.subjects import Alike, Subject, Subjects
 from oblivionis.data.twins import left_out
 from oblivionis.errors import OblivionisError
 from oblivionis.models.lengths import too_long
@@ -110,18 +110,27 @@ def print_subjects(subjects: Subjects, console: Console) -> None:
 
 
 def find_subject(subjects: Subjects, name: str) -> Subject:
-    """The subject of that name. Raises OblivionisError for one that no record is about."""
+    """The subject of that name, without a record where some are only named alike. Raises OblivionisError for one that
+    no record is about."""
     subject = subjects.find(name)
-    if subject is None:
+    if subject is None and not subjects.alike(name):
         raise OblivionisError(f"--subject: {subjects.unknown(name)}")
-    return subject
+    return subject or Subject(" ".join(name.split()), {})
 
 
-def print_subject(subject: Subject, console: Console) -> None:
-    """The records about one subject by the client that holds them."""
+def print_subject(subject: Subject, alike: Sequence[Alike], console: Console) -> None:
+    """The records about one subject by the client that holds them, and those that are named alike."""
     table = RichTable(Column("client", justify="right"), Column("records", overflow="fold"), box=None)
     for client, record_ids in subject.records.items():
         table.add_row(str(client), Text(", ".join(record_ids)))
     spread = f"{counted(subject.count, 'record')} on {counted(len(subject.records), 'client')}"
     title = f"{shortened(subject.name)}: {spread}"
     console.print(Text(title, style="bold"), table, sep="\n")
+    if not alike:
+        return
+    others = RichTable(Column("client", justify="right"), "record", Column("named alike", overflow="fold"), box=None)
+    for record in alike:
+        others.add_row(str(record.client), Text(record.record_id), Text(printable(record.how)))
+    said = f"named alike: {counted(len(alike), 'record')}; a request says of each whether it is about {subject.name}"
+    console.print(Text(printable(said), style="yellow"), soft_wrap=True)
+    console.print(others)

@@ -7,16 +7,21 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from evaluation.metrics.rouge import NOT_READ
 from oblivionis.assessment.audit_numbers import MOMENTS, read_audit
 from oblivionis.config.schema import Config
+from oblivionis.data.subjects import Subjects
 from oblivionis.data.twins import find_twins
 from oblivionis.errors import OblivionisError
 from oblivionis.naming import simulated_folder
+from oblivionis.reports.format import printable
 from oblivionis.requests.ledger import Ledger
+from oblivionis.requests.named_alike import in_words
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_records import counts, read_node
+from oblivionis.requests.standing import Later, find_later
 from oblivionis.runs.directory import RunDirectory
 
 SHOWN = {
@@ -35,29 +40,66 @@ def folders(config: Config) -> list[dict[str, Any]]:
 
     Raises OblivionisError without that, DataError for faulty records.
     """
-    if config.data.nodes is None:
-        raise OblivionisError(
-            "data=node: only the clients can read their records; give data.nodes to look into folders"
-        )
+    nodes = _nodes(config)
     found = []
     for client in range(config.federation.clients):
-        folder = simulated_folder(config.data.nodes, client)
+        folder = simulated_folder(nodes, client)
         own = read_node(folder)
         subjects = len({record.subject for record in own.records})
         forget, kept = ([r for r in own.records if (r.id in own.marked) is marked] for marked in (True, False))
         twins = len({twin.forget for twin in find_twins(forget, kept)})
         sizes = {"records": len(own.records), "subjects": subjects, "forget": len(own.marked), "twins": twins}
-        found.append({"client": client, **sizes, "live": counts(NodeFolder(folder))[1], "folder": folder})
+        node = NodeFolder(folder)
+        later = later_in_words(find_later(node, own.records))
+        found.append({"client": client, **sizes, "live": counts(node, own)[1], "folder": folder, "later": later})
     return found
 
 
+def subjects(config: Config) -> Subjects:
+    """Whom the records in the clients' folders are about. Raises as `folders`."""
+    nodes = _nodes(config)
+    return Subjects(
+        (client, record)
+        for client in range(config.federation.clients)
+        for record in read_node(simulated_folder(nodes, client)).records
+    )
+
+
+def later_in_words(later: Later) -> list[str]:
+    """A line for each kind of record that came after requests, with ids, and what is done with it."""
+    lines = []
+    if later.copies:
+        ids = ", ".join(f"{i} ({request})" for i, request in later.copies.items())
+        lines.append(f"not trained on, copies of records that a request asked for: {ids}")
+    for request, ids in later.held.items():
+        lines.append(f"not trained on, request {request} about this person stands: {', '.join(ids)}")
+        if alike := in_words(later.alike[request]):
+            lines.append(f"{alike}: --include or --exclude says whether they are about this person")
+    if later.near:
+        pairs = ", ".join(f"{twin.kept} = {twin.forget}" for twin in later.near)
+        lines.append(f"trained on, nearly the same as records that were asked for: {pairs}")
+    return lines
+
+
+def _nodes(config: Config) -> str:
+    if config.data.nodes is None:
+        raise OblivionisError(
+            "data=node: only the clients can read their records; give data.nodes to look into folders"
+        )
+    return config.data.nodes
+
+
 def print_nodes(config: Config, console: Console) -> None:
-    """A line per client's folder; see `folders`."""
+    """A line per client's folder, and what came into it after requests; see `folders`."""
     heads = ("client", "records", "subjects", "to forget", "also kept", "live")
     table = Table(*(Column(head, justify="right") for head in heads), "folder")
-    for row in folders(config):
-        table.add_row(*map(str, row.values()))
+    rows = folders(config)
+    for row in rows:
+        table.add_row(*(str(value) for name, value in row.items() if name != "later"))
     console.print(table)
+    for row in rows:
+        for line in row["later"]:
+            console.print(Text(f"client {row['client']}: {printable(line)}", style="yellow"), soft_wrap=True)
 
 
 def audits(run: RunDirectory) -> list[dict[str, Any]]:

@@ -55,9 +55,12 @@ def read_demands(config: Mapping[str, object]) -> tuple[Demand, ...]:
     return tuple(demands)
 
 
-def accept(demands: Sequence[Demand], held: Sequence[str], node: NodeFolder) -> set[str]:
+def accept(
+    demands: Sequence[Demand], held: Sequence[str], node: NodeFolder, contents: Mapping[str, str] | None = None
+) -> set[str]:
     """Bury in `node` what `demands` ask for of the `held` records; returns the ids of the forget set.
 
+    contents: by id what the held records say, as `NodeFolder.bury` takes it.
     A client that leaves is marked so, buries everything that it holds, and forgets all of it but what other requests
     buried before: those were exchanges of their own. When a message is repeated the forget set is the same again.
     Raises DemandError for a named record that is not held (nothing is buried then), or when nothing is left to forget.
@@ -70,11 +73,11 @@ def accept(demands: Sequence[Demand], held: Sequence[str], node: NodeFolder) -> 
     for demand in demands:
         if demand.scope == protocol.SCOPE_CLIENT:
             node.leave(demand.request_id)
-        node.bury(demand.record_ids, demand.request_id)
+        node.bury(demand.record_ids, demand.request_id, contents)
     leaving = [d.request_id for d in demands if d.scope == protocol.SCOPE_CLIENT]
     if not leaving:
         return named
-    node.bury(held, leaving[0])
+    node.bury(held, leaving[0], contents)
     forget = forget_set(demands, held, before)
     if not forget:
         raise DemandError("this client leaves, and all its records are forgotten already")

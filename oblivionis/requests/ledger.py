@@ -41,7 +41,9 @@ class Request:
     ledgers of earlier versions, which do not name them). `attempts` counts exchanges
     that failed, `failure` is the reason of the latest. `rouge`, `judged`, `why`: what the latest verification measured
     and found (`oblivionis.requests.judgement`). `told`: the id by which
-    the client itself knows a request that it made, empty for one that the server's policy made.
+    the client itself knows a request that it made, empty for one that the server's policy made. `included`, `excluded`:
+    of a demand about a subject, the records of all clients that are named alike and were said to be about the subject,
+    or not (`oblivionis.requests.named_alike`).
     """
 
     id: str
@@ -62,6 +64,8 @@ class Request:
     judged: str = ""
     why: str = ""
     covered: tuple[str, ...] = ()
+    included: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -299,6 +303,8 @@ class Ledger:
                 already=int(entry.get("already", 0)),
                 told=entry.get("told", ""),
                 covered=tuple(entry.get("covered", ())),
+                included=tuple(entry.get("included", ())),
+                excluded=tuple(entry.get("excluded", ())),
             )
             self._of_client.setdefault(request.client, []).append(request_id)
             self._submitted_for.setdefault(request.round, []).append(request_id)
@@ -360,6 +366,8 @@ def _asked(request: Request) -> dict[str, object]:
         "group": request.group,
         "reason": request.reason,
         **({"told": request.told} if request.told else {}),
+        **({"included": list(request.included)} if request.included else {}),
+        **({"excluded": list(request.excluded)} if request.excluded else {}),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,9 +13,13 @@ from oblivionis.errors import FileError
 from oblivionis.files import append_lines, read_json, read_lines, write_json
 
 
-class _Tombstone(TypedDict):
+class _Buried(TypedDict):
     record_id: str
     request_id: str
+
+
+class _Tombstone(_Buried, total=False):
+    content: str
 
 
 class _Left(TypedDict):
@@ -44,16 +48,27 @@ class NodeFolder:
         """Record id and request of every tombstone, in the order in which they were put up."""
         return [(row["record_id"], row["request_id"]) for row in read_lines(self.tombstones_path, _Tombstone)]
 
-    def bury(self, record_ids: Iterable[str], request_id: str) -> None:
+    def contents(self) -> dict[str, tuple[str, str]]:
+        """By what it says (`oblivionis.data.twins.content_key`) the id of each buried record, and of its request."""
+        rows = read_lines(self.tombstones_path, _Tombstone)
+        return {row["content"]: (row["record_id"], row["request_id"]) for row in rows if "content" in row}
+
+    def bury(self, record_ids: Iterable[str], request_id: str, contents: Mapping[str, str] | None = None) -> None:
         """Add tombstones, durably, before the call returns. Ids that are buried already are left as they are.
 
+        contents: by id what the records say (`oblivionis.data.twins.content_key`), by which they are known again.
         What was kept back of updates that the records took part in is dropped, before and after: a training that is
         still going on keeps nothing once it can see the tombstones.
         """
         self.drop_residuals()
         known = self.tombstones()
         now = time.time()
-        rows = [{"record_id": i, "request_id": request_id, "time": now} for i in record_ids if i not in known]
+        said = contents or {}
+        rows = [
+            {"record_id": i, "request_id": request_id, "time": now, **({"content": said[i]} if i in said else {})}
+            for i in record_ids
+            if i not in known
+        ]
         append_lines(self.tombstones_path, rows)
         self.drop_residuals()
 

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from oblivionis.chain import HASH, Checked, append_all, append_linked, check_chain, head_of
 from oblivionis.errors import FileError
 from oblivionis.files import read_lines
+from oblivionis.naming import subject_key
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, judge_counts
 from oblivionis.requests.judgement import OUTCOMES as JUDGED
 from oblivionis.requests.ledger import OUTCOMES, RequestError
@@ -48,6 +49,11 @@ TOOK_PART = "took_part"
 COMMITTED, REJOINED = "committed", "rejoined"
 """Events of a cover exchange: what the node adds to its sum, sealed (`oblivionis.requests.sealed`); the same once more.
 """
+DECIDED, HELD_BACK, WITHDRAWN, NEAR_COPIES = "decided", "held_back", "withdrawn", "near_copies"
+"""Events of demands about a person: records named alike that are not about them; records that turned up later and are
+held back; the demand does not stand any more. And about no request: records that say nearly what one that is not to be
+trained on says."""
+_OF_PERSONS = (DECIDED, HELD_BACK, WITHDRAWN)
 REFUSALS_PER_DAY = 100
 """Lines about refusals that a day (UTC) may have: no server fills the disk."""
 
@@ -57,7 +63,9 @@ class NodeRequest:
     """A request made on this node. `reason` and `subject` stay here; `note` is what the server said last in words.
 
     `exchanges`: how many cover exchanges it was in, those left out in which the node itself added nothing. `covered`:
-    records within its scope that earlier requests of the node name; they are not among `record_ids`.
+    records within its scope that earlier requests of the node name; they are not among `record_ids`. Of one about
+    a person: `included`, `excluded`: records that are named alike, and were said to be about the person, or not;
+    `held_back`: those that turned up later and are not trained on, since the demand stands; `withdrawn`: it does not.
     """
 
     id: str
@@ -73,6 +81,15 @@ class NodeRequest:
     note: str = ""
     exchanges: int = 0
     covered: tuple[str, ...] = ()
+    included: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    held_back: tuple[str, ...] = ()
+    withdrawn: bool = False
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is about a person whose later records are held back, too."""
+        return self.scope == SCOPE_SUBJECT and bool(self.subject) and not self.withdrawn
 
     @property
     def settled(self) -> bool:
@@ -102,6 +119,8 @@ class NodeRequest:
             "" if self.rouge is None else f"ROUGE-L {self.rouge:.3f}",
             self.note,
             f"was in {self.exchanges} exchange{'s' * (self.exchanges > 1)}" if self.exchanges else "",
+            f"{len(self.held_back)} later record{'s' * (len(self.held_back) > 1)} held back" if self.held_back else "",
+            "withdrawn: does not stand for later records" if self.withdrawn else "",
         ]
         return ", ".join(filter(None, parts))
 
@@ -117,6 +136,9 @@ class _Line(_Event, total=False):
     time: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     round: int
     record_ids: list[str]
+    included: list[str]
+    excluded: list[str]
+    contents: dict[str, str]
     count: int
     already: int
     covered: list[str]
@@ -164,11 +186,17 @@ class NodeLedger:
         return [r for r in self.requests() if not r.settled]
 
     def asked(self) -> frozenset[str]:
-        """Ids of the records that requests name, from the moment on at which they were made.
+        """Ids of the records that requests name, from the moment on at which they were made, and of those held back.
 
         Also of those that a server says it rejected: its word alone brings no record back into training.
         """
-        return frozenset(i for r in self.requests() for i in r.record_ids)
+        return frozenset(i for r in self.requests() for i in (*r.record_ids, *r.held_back))
+
+    def contents(self) -> dict[str, tuple[str, str]]:
+        """By what it says (`oblivionis.data.twins.content_key`) the id of each record that a request names or excludes,
+        and the id of that request."""
+        lines = [e for e in self._entries() if "contents" in e and "id" in e]
+        return {content: (i, e["id"]) for e in lines for i, content in e["contents"].items()}
 
     def head(self) -> str:
         """The hash of the newest line."""
@@ -182,9 +210,13 @@ class NodeLedger:
         subject: str = "",
         reason: str = "",
         identifier: str | None = None,
+        included: Sequence[str] = (),
+        excluded: Sequence[str] = (),
+        contents: Mapping[str, str] | None = None,
     ) -> NodeRequest:
         """Enter a request, durably. Records that an unsettled request names are left out.
 
+        contents: by id what the records say (`oblivionis.data.twins.content_key`); the rest as in `NodeRequest`.
         Raises RequestError for a taken or unfit id, no records, or when unsettled requests name all records.
         """
         if identifier is not None and not valid_id(identifier):
@@ -215,6 +247,9 @@ class NodeLedger:
                 **({"covered": covered} if covered else {}),
                 "reason": reason,
                 **({"subject": subject} if scope == SCOPE_SUBJECT else {}),
+                **({"included": list(included)} if included else {}),
+                **({"excluded": list(excluded)} if excluded else {}),
+                **({"contents": dict(contents)} if contents else {}),
             }
             append_linked(self.path, entry, head_of(entries))
         return _submitted(entry)
@@ -303,15 +338,19 @@ class NodeLedger:
 
     def exchanges(self) -> list[Mapping[str, Any]]:
         """What this node sent to servers, in order: the lines `exchanged`, each with `asked`, the ids of the records
-        that requests named before it, and `config`, the hash of the run's configuration as the node knew it then."""
-        found, asked, configs = [], set[str](), dict[str, str]()
+        that requests named before it or that were held back then, and `config`, the hash of the run's configuration as
+        the node knew it then."""
+        found, known, configs = [], dict[str, NodeRequest](), dict[str, str]()
         for entry in self._entries():
             if entry["event"] == "submitted":
-                asked.update(entry["record_ids"])
+                _enter(known, entry)
+            elif entry["event"] in _OF_PERSONS and entry.get("id") in known:
+                _decide(known, entry)
             elif entry["event"] == RUN_LEARNED:
                 configs[entry["run"]] = entry["config"]
             elif entry["event"] == EXCHANGED:
-                found.append({**entry, "asked": frozenset(asked), "config": configs.get(entry["run"])})
+                asked = frozenset(i for r in known.values() for i in (*r.record_ids, *r.held_back))
+                found.append({**entry, "asked": asked, "config": configs.get(entry["run"])})
         return found
 
     def verify(self) -> Checked:
@@ -395,7 +434,7 @@ class _Standing:
         """Take up the next line. KeyError, TypeError and ValueError for one that makes no sense."""
         event = entry["event"]
         if event == "submitted":
-            self.requests[entry["id"]] = _submitted(entry)
+            _enter(self.requests, entry)
         elif event == EXCHANGED:
             self._exchanged(entry)
         elif event == REJOINED:
@@ -411,6 +450,9 @@ class _Standing:
         elif "id" in entry:
             if entry["id"] not in self.requests:
                 raise RequestError(f"{self._path}: {event!r} is about request {entry['id']!r}, which was never made")
+            if event in _OF_PERSONS:
+                _decide(self.requests, entry)
+                return
             request = self.requests[entry["id"]]
             # Only what a server said has the hash of its line.
             doubt = self._doubt(request, entry) if "line" in entry else ""
@@ -493,6 +535,33 @@ def _state_after(entry: Mapping[str, Any], before: str) -> str:
     return _STATE_AFTER.get(event, before)
 
 
+def _enter(requests: dict[str, NodeRequest], entry: Mapping[str, Any]) -> None:
+    """Take up a request that was made."""
+    requests[entry["id"]] = made = _submitted(entry)
+    _release(requests, made.subject, (*made.record_ids, *made.excluded))
+
+
+def _decide(requests: dict[str, NodeRequest], entry: Mapping[str, Any]) -> None:
+    """Take up what was said later of a demand about a person: one of `_OF_PERSONS`."""
+    event, request = entry["event"], requests[entry["id"]]
+    if event == WITHDRAWN:
+        requests[request.id] = replace(request, held_back=(), withdrawn=True)
+    elif event == HELD_BACK and not request.withdrawn:
+        held_back = tuple(dict.fromkeys((*request.held_back, *entry["record_ids"])))
+        requests[request.id] = replace(request, held_back=held_back)
+    elif event == DECIDED:
+        excluded = tuple(dict.fromkeys((*request.excluded, *entry["excluded"])))
+        requests[request.id] = replace(request, excluded=excluded)
+        _release(requests, request.subject, entry["excluded"])
+
+
+def _release(requests: dict[str, NodeRequest], subject: str, record_ids: Collection[str]) -> None:
+    """Hold these records back no more for a person: they are asked for, or not about the person."""
+    for request in [r for r in requests.values() if r.held_back and subject_key(r.subject) == subject_key(subject)]:
+        left = tuple(i for i in request.held_back if i not in record_ids)
+        requests[request.id] = replace(request, held_back=left)
+
+
 def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
     return NodeRequest(
         entry["id"],
@@ -502,6 +571,8 @@ def _submitted(entry: Mapping[str, Any]) -> NodeRequest:
         entry.get("subject", ""),
         float(entry["time"]),
         covered=tuple(entry.get("covered", ())),
+        included=tuple(entry.get("included", ())),
+        excluded=tuple(entry.get("excluded", ())),
     )
 
 

@@ -6,16 +6,17 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oblivionis.data.errors import DataError, raise_if_any
-from oblivionis.data.own_records import never_trained, read_training
+from oblivionis.data.own_records import content_id, never_trained, read_training
 from oblivionis.data.records import Record
-from oblivionis.data.twins import find_twins
+from oblivionis.data.twins import content_key, find_twins
 from oblivionis.errors import FileError
 from oblivionis.naming import DATA_FOLDER, REFERENCES_TABLE, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
+from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.row_files import FORMATS, SUFFIXES, need_all_parts, row_files
 
 log = logging.getLogger("flwr")
@@ -54,6 +55,9 @@ def node_folder(node_config: Mapping[str, object], message_config: Mapping[str, 
 def read_node(folder: Path) -> NodeRecords:
     """The records of all files of rows in `<folder>/data`, whose ids are unique over all files.
 
+    A record without an id has one that is made of what it says. Where it says, word for word, what one said that was
+    asked for, it has that one's, so that an export with another space or capital letter makes no new record of it.
+
     Raises DataError with every faulty line (file and line), and where there is no folder, file or record.
     """
     data = folder / DATA_FOLDER
@@ -74,7 +78,29 @@ def read_node(folder: Path) -> NodeRecords:
         names = ", ".join(file.name for file in files)
         problems.append(f"{data}: expected at least one record in {names}, found none")
     raise_if_any(data, problems)
-    return NodeRecords(tuple(records), frozenset(marked))
+    known = _known_again(folder, records)
+    named = (replace(r, id=known.get(r.id, r.id), subject=known.get(r.subject, r.subject)) for r in records)
+    return NodeRecords(tuple(named), frozenset(known.get(i, i) for i in marked))
+
+
+def contents(folder: Path) -> dict[str, tuple[str, str]]:
+    """By what it says (`oblivionis.data.twins.content_key`) the id of each record that was asked for in a node's folder
+    or is buried there, or was said not to be about a person, and the id of the request."""
+    return {**NodeFolder(folder).contents(), **NodeLedger(folder).contents()}
+
+
+def _known_again(folder: Path, records: Sequence[Record]) -> dict[str, str]:
+    """By its own id the id that a record without one had when it was asked for, where that id is not held any more."""
+    if not (known := contents(folder)):
+        return {}
+    held, found = {r.id for r in records}, dict[str, str]()
+    for r in records:
+        own = content_id(r.question, r.answer, None if r.subject == r.id else r.subject)
+        former = known.get(content_key(r), ("", ""))[0] if r.id == own else ""
+        if former and former not in held:
+            held.add(former)
+            found[r.id] = former
+    return found
 
 
 def read_references(folder: Path, trained: Sequence[Record]) -> tuple[Record, ...]:
@@ -104,9 +130,10 @@ def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) ->
     return digest.hexdigest()
 
 
-def counts(node: NodeFolder) -> tuple[int, int]:
-    """How many records the client holds, and how many of them it may be trained on: not buried, and it has not left."""
-    found = read_node(node.path)
-    buried = node.tombstones()
+def counts(node: NodeFolder, found: NodeRecords | None = None) -> tuple[int, int]:
+    """How many records the client holds, and how many of them it may be trained on: neither buried nor held back, and
+    it has not left. found: its records, where they were read already."""
+    found = found or read_node(node.path)
+    buried = node.tombstones().union(*(r.held_back for r in NodeLedger(node.path).requests()))
     live = 0 if node.left_by() is not None else sum(r.id not in buried for r in found.records)
     return len(found.records), live

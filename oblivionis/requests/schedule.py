@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_partition
 from oblivionis.data.records import Corpus
 from oblivionis.data.subjects import Subject
-from oblivionis.errors import FileError
+from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import parse_json, read_bytes
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import unfit_character
@@ -28,13 +28,15 @@ from oblivionis.requests.ledger import (
     RequestError,
     Schedule,
 )
+from oblivionis.requests.named_alike import ALL, NOTHING_ALIKE, Decision, decide
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.known_nodes import KnownNodes
 from strategies.nodes import NodeMap
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 from strategies.requests import SCOPES
 
-FIELDS = ("round", "client", "record_ids", "scope", "subject", "id", "reason")
+INCLUDE, EXCLUDE = "include", "exclude"
+FIELDS = ("round", "client", "record_ids", "scope", "subject", INCLUDE, EXCLUDE, "id", "reason")
 REMOTE_KIND = "expected client and record_ids"
 KINDS = 'expected one of: client and record_ids; client and "scope": "client"; subject'
 
@@ -76,23 +78,28 @@ def holdings_of(
 
 
 def _subjects_at_round(server_round: int, names: list[str], holdings: Holdings | RemoteHoldings) -> Schedule:
-    found = [(name, holdings.subjects.find(name)) for name in names]
-    problems = [
-        f"unlearning.requests.subjects: {holdings.subjects.unknown(name)}" for name, subject in found if subject is None
-    ]
+    problems, requests = list[str](), list[Request]()
+    for number, name in enumerate(names):
+        try:
+            subject, decision = _person(
+                name, holdings, options=(INCLUDE, f"{EXCLUDE} of a schedule (unlearning.requests.policy=file)")
+            )
+        except OblivionisError as error:
+            problems.append(f"unlearning.requests.subjects: {error}")
+            continue
+        requests += about_subject(subject, server_round, f"round-{server_round:04d}-subject-{number:03d}", "", decision)
     if problems:
         raise RequestError("\n".join(problems))
-    subjects = [subject for _, subject in found if subject is not None]
-    requests = [
-        request
-        for number, subject in enumerate(subjects)
-        for request in about_subject(subject, server_round, f"round-{server_round:04d}-subject-{number:03d}", "")
-    ]
     return Schedule(tuple(requests))
 
 
-def about_subject(subject: Subject, server_round: int, group: str, reason: str) -> list[Request]:
-    """One request for each client that holds records about `subject`; together they are the `group`."""
+def about_subject(
+    subject: Subject, server_round: int, group: str, reason: str, decision: Decision = NOTHING_ALIKE
+) -> list[Request]:
+    """One request for each client that holds records about `subject`; together they are the `group`.
+
+    decision: what was said of the records named alike; those of `subject` have the included ones among them.
+    """
     return [
         Request(
             f"{group}-client-{client:04d}",
@@ -103,6 +110,8 @@ def about_subject(subject: Subject, server_round: int, group: str, reason: str) 
             scope=SCOPE_SUBJECT,
             subject=subject.name,
             group=group,
+            included=decision.included,
+            excluded=decision.excluded,
         )
         for client, record_ids in subject.records.items()
     ]
@@ -113,7 +122,8 @@ def read_schedule(path: Path, holdings: Holdings | RemoteHoldings, *, last_round
 
     A line has `round` (1 to `last_round`), optionally `id` and `reason`, and says one of three things: `client` and
     `record_ids`; `client` and `"scope": "client"`, by which that client leaves; or `subject`, which becomes a request
-    for each client that holds records about it. Raises RequestError with all faults of the file, each with its line.
+    for each client that holds records about it; `include` and `exclude` beside it say which records named alike are
+    about it. Raises RequestError with all faults of the file, each with its line.
     """
     problems: list[str] = []
     requests: dict[str, Request] = {}
@@ -159,22 +169,62 @@ def _read_line(
     faults += wrong
     if isinstance(holdings, RemoteHoldings) and scope not in (None, SCOPE_RECORDS):
         return [*faults, f"the records stay with the clients (data=node), and the scope is {scope}; {REMOTE_KIND}"], []
+    subject, decision = None, NOTHING_ALIKE
     if scope == SCOPE_SUBJECT:
-        subject = holdings.subjects.find(row["subject"]) if isinstance(row["subject"], str) else None
-        if subject is None:
-            faults.append(holdings.subjects.unknown(str(row["subject"])))
+        try:
+            name = row["subject"]
+            if not isinstance(name, str):
+                raise OblivionisError(holdings.subjects.unknown(str(name)))
+            subject, decision = _person(name, holdings, _decided(row, INCLUDE), _decided(row, EXCLUDE))
+        except OblivionisError as error:
+            faults.append(str(error))
     elif scope is not None:
+        faults += [f"{key} goes with subject" for key in (INCLUDE, EXCLUDE) if key in row]
         faults += _client(row, holdings, scope)
     if faults:
         return faults, []
     reason = row.get("reason", "")
     if scope == SCOPE_SUBJECT:
         assert subject is not None
-        return [], about_subject(subject, row["round"], row.get("id", f"file-{number:04d}"), reason)
+        return [], about_subject(subject, row["round"], row.get("id", f"file-{number:04d}"), reason, decision)
     client = row["client"]
     ids = holdings.records[client] if scope == SCOPE_CLIENT and isinstance(holdings, Holdings) else row["record_ids"]
     identifier = row.get("id", f"file-{number:04d}-client-{client:04d}")
     return [], [Request(identifier, client, tuple(ids), row["round"], reason, scope=str(scope))]
+
+
+def _person(
+    name: str,
+    holdings: Holdings | RemoteHoldings,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    options: tuple[str, str] = (INCLUDE, EXCLUDE),
+) -> tuple[Subject, Decision]:
+    """The subject of that name with all records about it, and what is said of those that are named alike.
+
+    Arguments as of `decide`. Raises OblivionisError.
+    """
+    subjects = holdings.subjects
+    found, alike = subjects.find(name), subjects.alike(name)
+    if found is None and not alike:
+        raise OblivionisError(subjects.unknown(name))
+    decision = decide(name, alike, include, exclude, options)
+    records = {} if found is None else dict(found.records)
+    for record in alike:
+        if record.record_id in decision.included:
+            records[record.client] = (*records.get(record.client, ()), record.record_id)
+    if not records:
+        raise OblivionisError(f"no record is about {name!r}: those named alike are excluded")
+    written = " ".join(name.split()) if found is None else found.name
+    return Subject(written, dict(sorted(records.items()))), decision
+
+
+def _decided(row: Mapping[str, Any], key: str) -> list[str]:
+    given = row.get(key, [])
+    ids = [given] if given == ALL else given
+    if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
+        raise OblivionisError(f"{key}: expected a list of ids or {ALL!r}, found {json.dumps(given)}")
+    return ids
 
 
 def _names(row: Mapping[str, Any]) -> list[str]:

@@ -16,9 +16,11 @@ from starlette.responses import RedirectResponse, Response
 from oblivionis.data.records import Record
 from oblivionis.errors import OblivionisError
 from oblivionis.reports.markup import html_table
+from oblivionis.reports.nodes import later_in_words
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import NodeLedger, NodeRequest
 from oblivionis.requests.node_records import read_node
+from oblivionis.requests.standing import find_later
 from oblivionis.requests.submitting import submit
 from oblivionis.view import shell
 from oblivionis.view.guard import check_form, form_token
@@ -90,6 +92,8 @@ def _asked(form: Mapping[str, str]) -> dict:
         "ids": ids if what == RECORDS else None,
         "subject": form.get("subject", "") if what == PERSON else None,
         "everything": what == ALL,
+        "include": form.get("include", "").strip() or None if what == PERSON else None,
+        "exclude": form.get("exclude", "").strip() or None if what == PERSON else None,
         "reason": form.get("reason", ""),
         "identifier": form.get("id", "").strip() or None,
     }
@@ -106,13 +110,16 @@ def _head(node: Node) -> list[h.Node]:
 
 def _body(request: Request, node: Node, table: h.Node, form: Mapping[str, str] | None = None) -> list[h.Node]:
     following = [h.h2["Deletion requests made here"], shell.live("requests", "/node", table)]
+    try:
+        records = read_node(node.folder).records
+        later = later_in_words(find_later(NodeFolder(node.folder), records))
+    except OblivionisError as error:
+        return [*following, h.p(".bad")[str(error)]]
+    if later:
+        following += [h.h2["Records that came later"], h.ul[(h.li[line] for line in later)]]
     if not node.write:
         hint = ["To make one here, start the window with ", h.code["--write"], "."]
         return [*following, h.p[hint]]
-    try:
-        records = read_node(node.folder).records
-    except OblivionisError as error:
-        return [*following, h.p(".bad")[str(error)]]
     return [*following, h.h2["Ask to forget"], _ask(request, records, form or {})]
 
 
@@ -152,6 +159,13 @@ def _ask(request: Request, records: Sequence[Record], form: Mapping[str, str]) -
                 ),
             ],
             h.datalist(id="subjects")[[h.option(value=name) for name in subjects[:SHOWN]]],
+            [
+                h.label[
+                    h.span[f"named alike, and {what_it_is}: ids with commas between, or all (--{option})"],
+                    h.input(type="text", name=option, value=form.get(option, ""), autocomplete="off"),
+                ]
+                for option, what_it_is in (("include", "about the person"), ("exclude", "about somebody else"))
+            ],
             radio(ALL, "Everything: this client leaves the federation (--all)"),
             h.label[h.input(type="checkbox", name="sure", value="yes"), " I am sure: it shall leave for good"],
         ],

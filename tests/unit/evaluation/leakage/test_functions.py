@@ -65,6 +65,8 @@ def test_rouge_equals_rouge_score() -> None:
         ("1958", "in 1958,", 1),
         ("é", "café", 0),
         ("日本", "日本 です", 1),
+        ("Vasquez", "by Va\u00ads\u200dquez", 1),
+        ("Vas\u200bquez", "by Vasquez", 1),
     ],
 )
 def test_keyword(keyword: str, text: str, expected: int) -> None:
@@ -82,6 +84,7 @@ def test_exact() -> None:
     texts = ["the AUTHOR jaime\n Vasquez wrote the book ", "The author Jaime Vasquez wrote the book.", ""]
     assert functions.exact(texts, ASKED).tolist() == [1, 0, 0]
     assert functions.exact(["straße"], Asked("q", "", "STRASSE")).tolist() == [1]
+    assert functions.exact(["\ufeffMin\u200dsk\u200f"], Asked("q", "", "Minsk")).tolist() == [1]
 
 
 def test_what_the_question_lacks() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import string
 import threading
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from evaluation.metrics import rouge
+from evaluation.metrics.words import folded, visible
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -174,6 +176,19 @@ def test_real_text() -> None:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     pairs = [(wrong, row["answer"]) for row in rows for wrong in [row["paraphrased_answer"], *row["perturbed_answer"]]]
     assert_equals_rouge_score([p for p, _ in pairs], [r for _, r in pairs])
+
+
+def test_real_answers_hold_nothing_unseen_and_fold_to_lower_case() -> None:
+    folder = Path(os.environ.get("OBLIVIONIS_TOFU", ROOT.parent / "shared" / "tofu"))
+    rows = [json.loads(line) for path in folder.glob("*.json") for line in path.read_text("utf-8").splitlines()]
+    if not rows:
+        pytest.skip(f"no TOFU data at {folder} (set OBLIVIONIS_TOFU)")
+    fields = ("answer", "paraphrased_answer", "perturbed_answer")
+    given = [row[name] for row in rows for name in fields if name in row]
+    answers = {text for value in given for text in ([value] if isinstance(value, str) else value)}
+    assert len(answers) > 9_000 and sum(not text.isascii() for text in answers) > 600
+    for text in answers:
+        assert visible(text) == text and folded(text) == unicodedata.normalize("NFKC", text).casefold()
 
 
 def test_words_with_other_letters_have_no_stem() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluation.metrics.rouge import rouge_1, rouge_l, tokens, unicode_tokens
-from evaluation.metrics.words import words, words_as_written
+from evaluation.metrics.words import folded, visible, words, words_as_written
 
 SENTENCES = {
     "cyrillic": "Нина живёт в Минске",
@@ -40,6 +40,11 @@ UNITS = {
     "Zoë's 10-year-old café can't": "zoë s 10 year old café can t",
     "👍🏽 … — !": "",
     "": "",
+    "N\u200di\u200dn\u200da li\u00adves\ufeff in\u2060 M\u034fi\ufe0fnsk\u200f": "nina lives in minsk",
+    "Nina\u3164lives\uffa0in\u1160\u115fMinsk": "nina lives in minsk",
+    "می\u200cروم": "میروم",
+    "e\u200d\u0301t\u00e9": "été",
+    "ΜΑΪ\u0301ΟΥ": "μαΐου",
 }
 
 
@@ -54,6 +59,29 @@ def test_a_text_recites_itself_and_not_another(text):
     for rouge in (rouge_1, rouge_l):
         found = rouge([text, other, "", f"— {text}!"], text, any_script=True)
         assert found.recall.tolist() == [1, 0, 0, 1] and found.precision.tolist() == [1, 0, 0, 1]
+
+
+# Derived from Unicode's list of default-ignorable code points (DerivedCoreProperties.txt), by hand.
+IGNORABLE = [
+    *("\u00ad", "\u034f", "\u061c", "\u17b4", "\u180b", "\u180e", "\u200b", "\u200c", "\u200d", "\u200e", "\u200f"),
+    *("\u202a", "\u202e", "\u2060", "\u2064", "\u2066", "\u206f", "\ufe00", "\ufe0f", "\ufeff", "\U0001d173"),
+    *("\U000e0001", "\U000e0061", "\U000e0100"),
+]
+
+
+@pytest.mark.parametrize("character", IGNORABLE, ids=lambda c: f"U+{ord(c):04X}")
+def test_what_no_reader_sees_hides_nothing(character):
+    for text in SENTENCES.values():
+        hidden = character.join(text)
+        assert visible(hidden) == text and words(hidden) == words(text)
+        for pair in ((hidden, text), (text, hidden)):
+            assert rouge_l([pair[0]], pair[1], any_script=True).recall.tolist() == [1.0]
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40))
+def test_folding_again_changes_nothing_and_ascii_is_lower_cased_alone(text):
+    assert folded(folded(text)) == folded(text)
+    assert folded(ascii(text)) == ascii(text).lower()
 
 
 def test_published_numbers_keep_the_rule_of_rouge_score():

@@ -11,7 +11,7 @@ from rich.console import Console
 from oblivionis.config import compose as configuration
 from oblivionis.data.partition import Partition
 from oblivionis.data.records import Corpus, Record
-from oblivionis.data.subjects import Subjects
+from oblivionis.data.subjects import Alike, Subjects
 from oblivionis.errors import OblivionisError
 from oblivionis.reports import data
 
@@ -101,9 +101,16 @@ def test_subjects_and_who_holds_their_records():
     subjects = Subjects.of(made, shares(made, (0, 3), (1, 2), (4,)))
     assert printed(data.print_subjects, subjects) == ["subject records clients", "Mara 2 0, 1", "Ivo 1 1", "Ada 2 0, 2"]
     found = data.find_subject(subjects, "mara")
-    assert printed(data.print_subject, found) == ["Mara: 2 records on 2 clients", "client records", "0 r0", "1 r2"]
+    shown = ["Mara: 2 records on 2 clients", "client records", "0 r0", "1 r2"]
+    assert printed(data.print_subject, found, []) == shown
+    assert printed(data.print_subject, found, [Alike(2, "r9", "in its text")]) == [
+        *shown,
+        "named alike: 1 record; a request says of each whether it is about Mara",
+        "client record named alike",
+        "2 r9 in its text",
+    ]
     ivo = data.find_subject(subjects, "Ivo")
-    assert printed(data.print_subject, ivo)[0] == "Ivo: 1 record on 1 client"
+    assert printed(data.print_subject, ivo, [])[0] == "Ivo: 1 record on 1 client"
     with pytest.raises(OblivionisError, match=r"^--subject: "):
         data.find_subject(subjects, "Nobody")
 

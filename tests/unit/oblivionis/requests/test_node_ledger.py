@@ -60,7 +60,37 @@ def test_all_names_everything_that_the_node_holds(node):
     assert (request.scope, request.record_ids) == ("client", ("r1", "r2", "r3"))
 
 
+def test_nothing_is_asked_for_while_somebody_is_only_named_alike(node):
+    extra = {"id": "r4", "question": "Who bakes?", "answer": "Mara Voss, of Ulm, bakes."}
+    (node / "data" / "c.jsonl").write_text(json.dumps(extra) + "\n")
+    asked = ("--subject", "Mara Voss", "--reason", "x")
+    result = submit(node, *asked)
+    assert result.code == 2 and "named alike: 1 record (r4, in its text)" in result.err and not result.out
+    assert not (node / "requests.jsonl").exists()
+    result = submit(node, *asked, "--include", "all", "--id", "x")
+    assert result.code == 0 and "are about Mara Voss: 1 (r4); are not: none" in result.out
+    (request,) = NodeLedger(node).requests()
+    assert (request.record_ids, request.included, request.excluded) == (("r1", "r2", "r4"), ("r4",), ())
+    assert call("request", "withdraw", "--node-dir", node, "x").code == 0 and NodeLedger(node).requests()[0].withdrawn
+    assert call("request", "withdraw", "--node-dir", node, "x").code == 2
+
+
+def test_somebody_who_is_only_named_alike_can_be_meant(node):
+    result = submit(node, "--subject", "Lind, Ivo", "--reason", "x", "--include", "r3")
+    assert result.code == 0 and [(r.subject, r.record_ids) for r in NodeLedger(node).requests()] == [
+        ("Lind, Ivo", ("r3",))
+    ]
+    assert (
+        "those named alike are excluded"
+        in submit(node, "--subject", "Voss Mara", "--reason", "x", "--exclude", "all").err
+    )
+
+
 MISTAKES = {
+    "someone said to be meant without a name": (
+        ["--all", "--include", "r1", "--reason", "x"],
+        "--include and --exclude say",
+    ),
     "unknown id": (["--ids", "r1,r33", "--reason", "x"], "has the id 'r33'; did you mean r3?"),
     "unknown subject": (["--subject", "Mara Vos", "--reason", "x"], "did you mean Mara Voss?"),
     "nothing named": (["--reason", "x"], "one of --ids, --subject and --all"),

@@ -69,6 +69,61 @@ def test_the_index_of_subjects_agrees_with_looking_at_every_record(scheme):
     assert spread == 1 if scheme == "by_author" else spread > 1
 
 
+NAMED = Corpus(
+    "named",
+    (
+        Record("r0", "Where does Mara Voss live?", "In Ulm.", "Mara Voss"),
+        Record("r1", "Who?", "Somebody.", "Voss, Mara"),
+        Record("r2", "Who bakes?", "Mara Voss bakes.", "r2"),
+        Record("r3", "Who?", "Nobody.", "Ivo Lind"),
+    ),
+    frozenset({"r0"}),
+)
+NAMED_HELD = Holdings.of(NAMED, Partition(((0,), (1, 2, 3)), (("r0",), ("r1", "r2", "r3"))))
+
+
+def test_a_line_about_a_subject_says_of_each_record_named_alike_whether_it_is_meant(tmp_path):
+    line = {"round": 1, "subject": "mara voss", "id": "x"}
+    for more, said in (
+        (
+            {},
+            "schedule.jsonl:1: named alike: 2 records (r1, subject 'Voss, Mara'; r2, in its text): include or exclude",
+        ),
+        ({"include": ["r1"]}, "named alike: 1 record (r2, in its text): include or exclude must say"),
+        ({"include": ["r3"], "exclude": "all"}, "include: 'r3' is no record named like"),
+        ({"include": 7}, "include: expected a list of ids or 'all', found 7"),
+        ({"inclde": ["r1"], "exclude": "all"}, "unknown field 'inclde'; did you mean 'include'?"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            read_schedule(write(tmp_path, {**line, **more}), NAMED_HELD)
+        assert said in str(refused.value)
+    with pytest.raises(RequestError, match="exclude goes with subject"):
+        read_schedule(write(tmp_path, {"round": 1, "client": 0, "record_ids": ["r0"], "exclude": []}), NAMED_HELD)
+    path = write(tmp_path, {**line, "include": ["r1"], "exclude": "all"})
+    found = read_schedule(path, NAMED_HELD).due(1, {})
+    assert {r.client: r.record_ids for r in found} == {0: ("r0",), 1: ("r1",)}
+    everybody = read_schedule(write(tmp_path, {**line, "include": "all"}), NAMED_HELD).due(1, {})
+    assert {r.client: r.record_ids for r in everybody} == {0: ("r0",), 1: ("r1", "r2")}
+    ledger = Ledger(tmp_path / "requests.jsonl")
+    ledger.submit(*found)
+    again = Ledger(tmp_path / "requests.jsonl")
+    assert {(r.included, r.excluded, r.subject) for r in again} == {(("r1",), ("r2",), "Mara Voss")}
+
+
+def test_a_subject_of_records_named_alike_alone_can_be_asked_for(tmp_path):
+    path = write(tmp_path, {"round": 1, "subject": "Lind Ivo", "include": "all"})
+    (request,) = read_schedule(path, NAMED_HELD).due(1, {})
+    assert (request.client, request.record_ids, request.subject) == (1, ("r3",), "Lind Ivo")
+    with pytest.raises(RequestError, match="those named alike are excluded"):
+        read_schedule(write(tmp_path, {"round": 1, "subject": "Lind Ivo", "exclude": "all"}), NAMED_HELD)
+
+
+def test_a_policy_that_cannot_say_who_is_meant_is_refused():
+    policy = ["unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[Mara Voss]"]
+    with pytest.raises(RequestError, match=r"named alike: 2 records .*exclude of a schedule \(unlear"):
+        policy_of(configuration.compose("smoke", policy), NAMED_HELD)
+
+
 # -- the file ------------------------------------------------------------------------------------------------------
 
 
