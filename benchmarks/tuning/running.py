@@ -25,6 +25,7 @@ from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.errors import RunError, RunFailed
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.failures import failures
 from oblivionis.runs.forecast import duration
@@ -114,6 +115,7 @@ def start_base(folder: Path, config: Config, source: Source) -> RunDirectory:
     if source.run is None or begun or config.privacy.level != "none" or not _alike(config, source.config):
         return run
     with run.lock():
+        seal.take_over(run, source.run, "finetune")
         rows = [r for r in source.run.metrics() if (r["stage"], r["evaluator"]) == ("finetune", "federation")]
         run.append_metrics(rows)
         run.save_checkpoint(source.run.load_checkpoint("finetune"), keep=1)

@@ -13,7 +13,7 @@ from evaluation.metrics.verdict import LEAST_QUESTIONS, OVER_UNLEARNED, STILL_KN
 from oblivionis.assessment import evaluators
 from oblivionis.assessment.questions import spread
 from oblivionis.config.schema import Config
-from oblivionis.files import write_json
+from oblivionis.files import json_text
 from oblivionis.requests.judgement import NOT_VERIFIED, Judgement, RecordEvidence, judge_request
 from oblivionis.requests.judgement import OVER_UNLEARNED as AVOIDED
 from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges
@@ -116,7 +116,7 @@ class Verification:
             known = {"knows": knows, "twins": held, "seen": [i for i in request.record_ids if i in seen]}
             evidence[request.id] = _written(found[request.id], of, leaks) | known
         written = {"limit": settings.verify_max_rouge, "doubt": doubt, "model": vector_hash(vector)}
-        write_json(self._run.path / FILE, {**written, "requests": evidence})
+        self._run.keep({FILE: json_text({**written, "requests": evidence})})
         return found
 
     def _recalls(self, vector: np.ndarray, ids: Sequence[str], log: Mapping[str, Any] | None) -> dict[str, float]:

@@ -37,6 +37,7 @@ from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import EXCHANGED, RUN_LEARNED, NodeLedger
 from oblivionis.requests.node_records import read_node, read_references, records_hash
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.updates import open_updates
 from strategies import protocol
@@ -193,7 +194,7 @@ def replay_training(
 
 def machine_remarks(path: Path) -> list[str]:
     """Why equal work may differ in the last bits here: other versions, or another platform, than the run's."""
-    told = RunDirectory.open(path).environment()
+    told = seal.opened(path, with_models=False).environment()
     here = package_versions()
     other = [
         f"{name} {theirs} there, {here.get(name)} here"
@@ -204,7 +205,7 @@ def machine_remarks(path: Path) -> list[str]:
 
 
 def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]:
-    run = RunDirectory.open(path)
+    run = seal.opened(path)
     if overrides:
         return run, configuration.compose(run.path / "config.yaml", list(overrides))
     return run, configuration.from_yaml(run.read_config())

@@ -14,10 +14,10 @@ from oblivionis.chain import append_linked, check_chain
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import OUTCOMES
 from oblivionis.requests.node_key import audit_bytes, audit_key, public_hex
 from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.server.app import serve
 from strategies import protocol

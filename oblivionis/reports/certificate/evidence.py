@@ -29,11 +29,11 @@ from oblivionis.requests.judgement import INCONCLUSIVE, judge_counts
 from oblivionis.requests.judgements import MOMENTS, exchanges, judgement_of
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.requests.node_key import signers
-from oblivionis.requests.seal import MEASURED
 from oblivionis.requests.sealed import Opened, SealError
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failures import failures
+from oblivionis.runs.seal import MEASURED
 
 STAGE = "unlearn"
 EVENT_FIELDS = (

@@ -32,9 +32,9 @@ from oblivionis.files import read_bytes, read_json, write_atomic, write_json
 from oblivionis.reports.certificate.checks import Check, of_all, overall, run_checks
 from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
-from oblivionis.requests import seal
 from oblivionis.requests.ledger import COVERED, EXCHANGE, PENDING, REJECTED, SERVED, Ledger, Request
 from oblivionis.requests.sealed import Opened
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
 
