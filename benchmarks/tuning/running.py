@@ -49,7 +49,11 @@ class Terms:
 
 
 def judged(run: RunDirectory, config: Config, terms: Terms) -> dict[str, Any]:
-    """What a finished run is worth: distance, violation, the measures and their distances, utility and what it took."""
+    """What a finished run is worth: distance, violation, the measures and their distances, utility and what it took.
+
+    Raises RunError for one that is not as its ledger says.
+    """
+    seal.need_whole(run, with_models=False)
     summary, log = run.stage_summary("unlearn"), run.evaluation_log("unlearn")
     assert summary is not None
     values = objective.measured(summary["metrics"], log or {}, config.evaluation.truth_ratio)

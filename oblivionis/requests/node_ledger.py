@@ -112,6 +112,9 @@ class _Line(_Event, total=False):
     ledger: str
     line: str
     rouge: float | None
+    outcome: str
+    why: str
+    requests: list[str]
     limit: float
     before: str
     after: str

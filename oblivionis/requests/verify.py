@@ -110,12 +110,9 @@ def _in_order(noted: Sequence[_Noted], checked: Checked, who: str) -> list[str]:
         place, after = places.get(str(head)), f" after {count} lines" if count else ""
         if place is None:
             there = len(checked.hashes)
-            gone = (
-                f"the last {count - there} are gone" if isinstance(count, int) and count > there else "lines are gone"
-            )
             faults.append(
-                f"{who} {number} that it ended with {str(head)[:12]}…{after}, and none of its {there} lines has that "
-                f"hash: {gone}, or were written anew"
+                f"{who} {number} that it ended with {str(head)[:12]}…{after}, and none of the {there} there are has "
+                "that hash: lines are gone, or were written anew"
             )
             return faults
         if count and place + 1 != count:

@@ -93,7 +93,7 @@ class _Sealed(_Files):
 
 class _Account(TypedDict):
     account: AccountFacts
-    before: list[Released]
+    earlier: list[Released]
 
 
 class _Release(TypedDict):

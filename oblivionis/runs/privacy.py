@@ -44,7 +44,7 @@ class Account:
     def __init__(self, run: RunDirectory, lines: Sequence[Mapping[str, Any]]) -> None:
         """`lines`: of the ledger, the first of them `ACCOUNT`."""
         self._run, self._facts = run, dict(lines[0]["account"])
-        self._releases: list[dict[str, Any]] = list(lines[0]["before"])
+        self._releases: list[dict[str, Any]] = list(lines[0]["earlier"])
         self._costs: list[tuple[str, int, int]] = []
         for line in lines[1:]:
             self._read(line)
@@ -269,7 +269,7 @@ def open_account(
 
 def _opened(run: RunDirectory, facts: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> Account:
     """A new account, which goes on from the releases `before`."""
-    line = {"account": dict(facts), "before": list(before)}
+    line = {"account": dict(facts), "earlier": list(before)}
     run.note(ACCOUNT, **line)
     account = Account(run, [line])
     account.write()
