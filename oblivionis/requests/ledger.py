@@ -277,7 +277,7 @@ class Ledger:
         """Append lines, durably; none of them if one makes no sense."""
         if faults := [fault for entry in entries if (fault := line_fault(entry))]:
             raise ValueError(f"a line of the ledger makes no sense: {faults[0]}")
-        others, lines = self._chain.append(entries)
+        others, lines = self._chain.append(entries) if entries else ((), ())
         for line in (*others, *lines):
             self.first = line[HASH] if self.first == GENESIS else self.first
             self.read(line)

@@ -196,6 +196,11 @@ class RunDirectory:
         return found
 
     @property
+    def has_lines(self) -> bool:
+        """Whether there is a whole line in the ledger."""
+        return bool(read_lines(self.ledger_path))
+
+    @property
     def sealed(self) -> bool:
         """Whether the ledger names every file before it is written: it does from a line `begun` on."""
         self._sealed = self._sealed or bool(self.lines(BEGUN))

@@ -79,13 +79,18 @@ def opened(path: Path, *, with_models: bool = True) -> RunDirectory:
 
 def need_whole(run: RunDirectory, *, with_models: bool = True) -> None:
     """RunError where a run is not as its ledger says; that it is not sealed is told."""
+    bound = _without_faults(run, with_models=with_models)
+    if bound.missing and run.begun:
+        tell(f"{run.path} is not sealed: {bound.missing}")
+
+
+def _without_faults(run: RunDirectory, *, with_models: bool) -> Bound:
     bound = check(run, with_models=with_models)
     faults = [*ledger_faults(run), *bound.faults]
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise RunError(f"{run.path}: {faults[0]}{more}. Nothing is built on this run; put back what was there")
-    if bound.missing and run.begun:
-        tell(f"{run.path} is not sealed: {bound.missing}")
+    return bound
 
 
 def ledger_faults(run: RunDirectory) -> tuple[str, ...]:
@@ -99,8 +104,8 @@ def start(run: RunDirectory) -> None:
     """From now on the ledger names what is written; nothing is done where it does so already."""
     if run.sealed:
         return
-    known = ("checkpoints", "stages", "evaluations", METRICS, run.ledger_path.name)
-    over = any((run.path / name).exists() for name in known)
+    known = ("checkpoints", "stages", "evaluations", METRICS)
+    over = run.has_lines or any((run.path / name).exists() for name in known)
     run.note(BEGUN, files=present(run), over=over, program=__version__)
 
 
@@ -173,7 +178,7 @@ def seal(run: RunDirectory) -> None:
     """
     if not run.sealed:
         return
-    need_whole(run, with_models=False)
+    _without_faults(run, with_models=False)
     named = _Named.of(check_chain(run.ledger_path))
     models = {}
     for stage in MODELS:

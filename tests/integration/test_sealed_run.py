@@ -247,7 +247,7 @@ def test_an_edited_ledger_is_refused(copy, tmp_path):
     assert body["commitment"] in text
     run.ledger_path.write_text(text.replace(body["commitment"], "0" * 64))
     result = certify(run, body, tmp_path)
-    assert result.code == 2 and "is broken, and nothing is certified of it: line" in result.err
+    assert result.code == 2 and "requests.jsonl was changed: line" in result.err
 
 
 def test_a_ledger_written_anew_is_refused(copy, tmp_path):
