@@ -14,6 +14,7 @@ import pytest
 import typer.main
 from support.commands import call, in_process
 from support.faulty_runs import child, ended, new_run, play
+from support.nodes import write_nodes
 
 from evaluation.metrics.tofu import SECTIONS
 from oblivionis.chain import Chain, append_all, check_chain
@@ -22,6 +23,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.reports.html import run_page
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.ledger_lines import line_fault
+from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.epsilon import Event, epsilon
@@ -354,3 +356,48 @@ def test_the_account_does_not_go_by_its_file(tmp_path):
     events = {Event.of_clients(4.0, 2, 2): 6, Event.of_clients(4.0, 1): 3}
     assert told["lineages"]["finetune and unlearn"]["epsilon"] == pytest.approx(epsilon(events, 1e-3))
     assert json.loads((run.path / "privacy.json").read_text())["delta"] == told["delta"] == 0.001
+
+
+# -- odd input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("simulate",)])
+def test_a_schedule_is_read_before_anything_runs(tmp_path, command):
+    file = tmp_path / "schedule.jsonl"
+    given = ("smoke", f"output={tmp_path / 'runs'}", "unlearning.requests.policy=file")
+    file.write_text('{"round": 1, "client": 0, "scope": "client"}\n{"round": 1, "client": 99, "scope": "client"}\n')
+    done = call(*command, *given, f"unlearning.requests.file={file}")
+    assert done.code == 2 and f"{file}:2: client 99 does not exist" in done.err, done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_configuration_with_a_sound_schedule_has_no_problems(tmp_path):
+    file = tmp_path / "schedule.jsonl"
+    file.write_text('{"round": 1, "client": 0, "scope": "client"}\n')
+    done = call("config", "check", "smoke", "unlearning.requests.policy=file", f"unlearning.requests.file={file}")
+    assert done.code == 0 and "no problems" in done.out
+
+
+def test_an_argument_that_is_no_text_is_told_and_a_file_of_such_a_name_is_read(tmp_path):
+    odd = b"caf\xe9".decode(errors="surrogateescape")
+    node = write_nodes(tmp_path / "nodes", 1) / "node0"
+    done = call("request", "submit", "--node-dir", node, "--all", "--reason", odd)
+    assert done.code == 2 and done.err.startswith("error: argument 7, 'caf\\udce9', is no UTF-8 text")
+    assert not (node / "requests.jsonl").exists()
+    os.rename(node, tmp_path / odd)
+    assert call("request", "list", "--node-dir", str(tmp_path / odd)).code == 0
+
+
+@pytest.mark.parametrize("value", [1, None, [], {}])
+def test_an_outcome_that_is_no_text_is_told_with_its_line(copy, tmp_path, value):
+    request = next(iter(Ledger(copy.ledger_path)))
+    lines = check_chain(copy.ledger_path)
+    said = {"event": "verified", "id": request.id, "time": 1.0, "round": 1, "outcome": value}
+    append_all(copy.ledger_path, [{**said, "client": request.client, "scope": request.scope}], lines.head)
+    shown = call("runs", "show", copy.path)
+    assert shown.code == 2 and f"line {len(lines.entries) + 1}: outcome is" in shown.err
+    ledger = NodeLedger(tmp_path / "node")
+    made = ledger.submit(["a"])
+    append_all(ledger.path, [{**said, "id": made.id}], ledger.head())
+    listed = call("request", "list", "--node-dir", tmp_path / "node")
+    assert listed.code == 2 and "requests.jsonl:2: outcome: expected `str`" in listed.err
