@@ -35,7 +35,7 @@ from evaluation.engine.sequences import TokenSequence
 from oblivionis import seeds
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs import seal
 
 RESAMPLES = 1000
 
@@ -205,7 +205,7 @@ def main() -> None:
     if args.figure is not None:
         draw(args.run, args.figure)
         return
-    run = RunDirectory.open(args.run)
+    run = seal.opened(args.run)
     worker = Worker(compose.from_yaml((run.path / "config.yaml").read_text()))
     torch.set_num_threads(1)
     random = np.random.default_rng(args.seed)

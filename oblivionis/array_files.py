@@ -19,10 +19,15 @@ _HEADER, _HASH = "oblivionis", "sha256"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> None:
-    """Write `arrays` and the JSON-able `info` atomically, and beside them their hash."""
+    """Write what `arrays_bytes` makes of these, atomically."""
+    write_atomic(path, arrays_bytes(arrays, info))
+
+
+def arrays_bytes(arrays: Mapping[str, np.ndarray], info: Mapping[str, Any]) -> bytes:
+    """A file of `arrays` and the JSON-able `info`, and of their hash."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(dict(info))
-    write_atomic(path, save(contiguous, metadata={_HEADER: text, _HASH: _hash(contiguous, text)}))
+    return save(contiguous, metadata={_HEADER: text, _HASH: _hash(contiguous, text)})
 
 
 def read_arrays(path: Path, what: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from oblivionis.errors import RunError
-from oblivionis.files import append_lines, parse_json, read_bytes
+from oblivionis.files import append_lines, is_torn, parse_json, read_bytes
 
 PREV, HASH = "prev", "hash"
 GENESIS = "0" * 64
 """What the first line names as the hash before it."""
+
+
+Lines = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Checked:
 
     `entries` are its readable lines; `hashes` has the hash of each in order, `head` is the last (`GENESIS` without
     any). `faults` say where the chain is broken, with the line; `remarks` what is worth knowing but no fault.
+    `torn_end`: the last line is the beginning of one, as a kill leaves it; that is among the faults, too.
     """
 
     path: Path
@@ -35,6 +41,12 @@ class Checked:
     hashes: tuple[str, ...]
     faults: tuple[str, ...]
     remarks: tuple[str, ...]
+    torn_end: bool = False
+
+    @property
+    def altered(self) -> tuple[str, ...]:
+        """The faults that no kill explains."""
+        return self.faults[:-1] if self.torn_end else self.faults
 
     @property
     def head(self) -> str:
@@ -76,6 +88,49 @@ def append_all(path: Path, entries: Iterable[Mapping[str, Any]], head: str) -> l
     return lines
 
 
+class Chain:
+    """The end of a chained file that several processes and objects append to.
+
+    `head` and `count`: hash and number of the last line, as of the last look; both are what a file may be told by, so
+    that somebody else finds lines that were cut off its end.
+    """
+
+    def __init__(self, path: Path, data: bytes = b"") -> None:
+        """`data`: what was read of the file already."""
+        self.path, self.head, self.count, self._end = path, GENESIS, 0, 0
+        self._take_up(data)
+
+    def look(self) -> Lines:
+        """The lines that were appended since the last look, torn ones left out."""
+        try:
+            with open(self.path, "rb") as handle:
+                handle.seek(self._end)
+                return self._take_up(handle.read())
+        except FileNotFoundError:
+            return []
+
+    def append(self, entries: Iterable[Mapping[str, Any]]) -> tuple[Lines, Lines]:
+        """Append `entries` durably; returns the lines that others appended before, and these as they were written."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.path.with_name(f".{self.path.name}.lock")):
+            before = self.look()
+            lines = append_all(self.path, entries, self.head)
+            self.look()
+        return before, lines
+
+    def _take_up(self, data: bytes) -> Lines:
+        *whole, rest = data.split(b"\n")
+        found = [entry for line in whole if (entry := _parsed(line.decode(errors="replace"))) is not None]
+        self._end += len(data) - len(rest)
+        if (entry := _parsed(rest.decode(errors="replace"))) is not None:  # it only lacks its end of line
+            found.append(entry)
+            self._end += len(rest)
+        for entry in found:
+            self.head = _hash_after(entry, self.head)
+        self.count += len(found)
+        return found
+
+
 def check_chain(path: Path) -> Checked:
     """Check every line of `path`. RunError when the file cannot be read.
 
@@ -107,13 +162,14 @@ def check_chain(path: Path) -> Checked:
         hashes.append(_hash_after(entry, head))
     last = max((number for number, line in enumerate(lines, start=1) if line.strip()), default=0)
     remarks = [f"line {n}: torn by a crash and never part of the chain" for n in torn if n != last]
-    if last in torn:
-        faults.append(f"line {last}: cannot be read: torn by a crash, or altered")
     if old and len(old) == len(entries):
         faults.append("its lines have no hashes: written by an older version, or the hashes were taken out")
     elif old:
         remarks.append(f"lines up to {old[-1]} were written by an older version; the hash of the next covers them")
-    return Checked(path, tuple(entries), tuple(hashes), tuple(faults), tuple(remarks))
+    if last in torn:
+        faults.append(f"line {last}: cannot be read: torn by a crash, or altered")
+    torn_end = last in torn and is_torn(lines[last - 1])
+    return Checked(path, tuple(entries), tuple(hashes), tuple(faults), tuple(remarks), torn_end)
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

@@ -82,8 +82,13 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. NaN and infinity are refused (ValueError): they are no JSON."""
-    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write `value` as `json_text`, atomically."""
+    write_atomic(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """`value` as indented JSON. NaN and infinity are refused (ValueError): they are no JSON."""
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def append_lines(path: Path, rows: Iterable[Any]) -> None:
@@ -210,6 +215,11 @@ def read_lines(path: Path, shape: Any = dict[str, Any], *, finite: bool = False)
         data = read_bytes(path)
     except FileNotFoundError:
         return []
+    return parse_lines(path, data, shape, finite=finite)
+
+
+def parse_lines(path: Path, data: bytes, shape: Any = dict[str, Any], *, finite: bool = False) -> list[dict[str, Any]]:
+    """The same of `data`, which were read from `path`."""
     rows: list[dict[str, Any]] = []
     torn: list[int] = []
     lines = data.decode(errors="replace").split("\n")  # U+2028 and its like end no line here

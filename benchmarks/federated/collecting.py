@@ -14,6 +14,7 @@ from benchmarks.federated.matrix import Axis, Cell
 from benchmarks.federated.results import BASE_MODEL, DONE, FAILED, NOT_MEASURED, SECONDS, table_of
 from oblivionis.config.schema import STAGES
 from oblivionis.reports import summary as report
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.failures import END, failures
 
@@ -21,8 +22,14 @@ from oblivionis.runs.failures import END, failures
 def collect(
     axes: Sequence[Axis], cells: Sequence[Cell], graph: Graph, store: Path, folder: Path, failures: Mapping[str, str]
 ) -> pa.Table:
-    """The rows of every cell that is finished or failed, in the order of the cells; the table is that of `results`."""
+    """The rows of every cell that is finished or failed, in the order of the cells; the table is that of `results`.
+
+    Raises RunError for a finished run that is not as its ledger says.
+    """
     rows: list[dict[str, Any]] = []
+    for node in graph.nodes:
+        if node.finished(store):
+            seal.need_whole(node.run(store), with_models=False)
     for cell in cells:
         nodes = graph.of_cell[cell.id]
         head = {"cell": cell.id, **cell.labels}

@@ -19,6 +19,7 @@ from benchmarks.federated import results
 from benchmarks.federated.report import NODES
 from oblivionis.errors import RunError
 from oblivionis.files import read_bytes, write_atomic
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 
 RUNS = "runs.zip"
@@ -39,7 +40,7 @@ def keep(source: Path, folder: Path, suite: str, adapter_bytes: int) -> list[Pat
         raise RunError(f"{folder} is not empty: name a folder that does not exist yet")
     table, _ = results.read(source)
     runs = sorted({name for name in table.column("run").to_pylist() if name})
-    files = {run: sorted(_of_run(RunDirectory.open(source / run), adapter_bytes)) for run in runs}
+    files = {run: sorted(_of_run(seal.opened(source / run, with_models=False), adapter_bytes)) for run in runs}
     folder.mkdir(parents=True, exist_ok=True)
     results.write(table, folder)
     tables = [f"tables/{path.name}" for path in sorted((source / "tables").glob("*.md"))]

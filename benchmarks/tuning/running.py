@@ -25,6 +25,7 @@ from oblivionis.config import methods
 from oblivionis.config.schema import Config
 from oblivionis.data.corpora import load_corpus, load_partition
 from oblivionis.errors import RunError, RunFailed
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, named_metrics
 from oblivionis.runs.failures import failures
 from oblivionis.runs.forecast import duration
@@ -48,7 +49,11 @@ class Terms:
 
 
 def judged(run: RunDirectory, config: Config, terms: Terms) -> dict[str, Any]:
-    """What a finished run is worth: distance, violation, the measures and their distances, utility and what it took."""
+    """What a finished run is worth: distance, violation, the measures and their distances, utility and what it took.
+
+    Raises RunError for one that is not as its ledger says.
+    """
+    seal.need_whole(run, with_models=False)
     summary, log = run.stage_summary("unlearn"), run.evaluation_log("unlearn")
     assert summary is not None
     values = objective.measured(summary["metrics"], log or {}, config.evaluation.truth_ratio)
@@ -114,6 +119,7 @@ def start_base(folder: Path, config: Config, source: Source) -> RunDirectory:
     if source.run is None or begun or config.privacy.level != "none" or not _alike(config, source.config):
         return run
     with run.lock():
+        seal.take_over(run, source.run, "finetune")
         rows = [r for r in source.run.metrics() if (r["stage"], r["evaluator"]) == ("finetune", "federation")]
         run.append_metrics(rows)
         run.save_checkpoint(source.run.load_checkpoint("finetune"), keep=1)

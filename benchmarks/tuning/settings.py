@@ -17,6 +17,7 @@ from oblivionis.config.layers import list_choices
 from oblivionis.config.problems import ConfigError, Problem, did_you_mean
 from oblivionis.config.schema import Config, Evaluation, Requests, Unlearning
 from oblivionis.errors import RunError
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 
 STAGES = ("finetune", "retrain")
@@ -38,7 +39,7 @@ def source_of(said: str, overrides: Sequence[str]) -> Source:
     folder = Path(said).expanduser()
     if not folder.is_dir():
         return Source(said, configuration.compose(said, list(overrides)))
-    run = RunDirectory.open(folder)
+    run = seal.opened(folder)
     if overrides:
         raise RunError(f"{said} has its own configuration; leave out {' '.join(overrides)}")
     for stage in STAGES:

@@ -13,6 +13,7 @@ from oblivionis.assessment.ruler import Embeds, stage_states
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.progress import Events
 from oblivionis.runs.reuse import differing
@@ -44,7 +45,7 @@ def find_oracles(run: RunDirectory, config: Config, fingerprint: str) -> list[Or
     seeds = {ours: "this run"}
     found, faults = [], []
     for path in settings.oracles:
-        oracle = RunDirectory.open(Path(path).expanduser())
+        oracle = seal.opened(Path(path).expanduser())
         summary = oracle.stage_summary("retrain")
         if summary is None:
             faults.append(f"{path} has no finished stage retrain")

@@ -19,7 +19,7 @@ from oblivionis.assessment.audit_numbers import (
     own_names,
 )
 from oblivionis.config.schema import Config, Requests
-from oblivionis.files import write_json
+from oblivionis.files import json_text
 from oblivionis.requests.judgement import (
     ESTIMATED,
     MEAN_LIKELY,
@@ -176,7 +176,7 @@ class Verification:
             more = {"knows": knows, "twins": held, "seen": [i for i in request.record_ids if i in seen]}
             evidence[request.id] = _written(found[request.id], of, leaks) | more
         written = {"limit": settings.verify_max_rouge, "doubt": doubt, "model": vector_hash(vector)}
-        write_json(self._run.path / FILE, {**written, "requests": evidence})
+        self._run.keep({FILE: json_text({**written, "requests": evidence})})
         return found
 
     def _recalls(self, vector: np.ndarray, ids: Sequence[str], log: Mapping[str, Any] | None) -> dict[str, float]:

@@ -26,10 +26,10 @@ from oblivionis.audits.battery import Attack, Battery, Row
 from oblivionis.audits.leakage import identity_of
 from oblivionis.config.schema import Config
 from oblivionis.errors import OblivionisError, RunInterrupted
-from oblivionis.files import checked, parse_json, read_bytes, write_atomic, write_json
+from oblivionis.files import checked, parse_json, read_bytes, write_atomic
 from oblivionis.models.corpus import corpus_of
-from oblivionis.requests import seal
 from oblivionis.requests.ledger import REJECTED, Ledger
+from oblivionis.runs import seal
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.failures import one_line
@@ -147,8 +147,7 @@ def attack_run(
         "seconds": {f"{name}.{model}": done.seconds for (name, model), done in found.items()},
         "time": time.time(),
     }
-    write_json(folder / "results.json", results)
-    seal.measured(run, folder / "results.json")
+    seal.measured(run, folder / "results.json", results)
     return run, folder, results
 
 

@@ -27,6 +27,7 @@ from oblivionis.errors import OblivionisError
 from oblivionis.models import adapters
 from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import MODELS
+from oblivionis.runs import seal
 from oblivionis.runs.checkpoints import find_checkpoint
 from oblivionis.runs.directory import RunDirectory
 
@@ -137,7 +138,7 @@ class Chat:
         `overrides` change the run's own configuration, e.g. `model.device=cpu`. Raises RunError or ChatError when
         `target` is no run directory, a stage is not finished, or the base model is gone or another one.
         """
-        self.run = RunDirectory.open(target)
+        self.run = seal.opened(target)
         self.stages = _finished(self.run, stages)
         _, first, self.config, _ = find_checkpoint(target, self.stages[0], overrides)
         self._assembled = assemble_for(self.run, self.config)

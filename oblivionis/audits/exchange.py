@@ -35,7 +35,6 @@ from oblivionis.errors import RunError
 from oblivionis.models.assembly import averaging
 from oblivionis.models.ranks import fitting
 from oblivionis.naming import simulated_folder
-from oblivionis.requests import seal
 from oblivionis.requests.demands import Demand, forget_set
 from oblivionis.requests.judgement import NOT_TESTABLE
 from oblivionis.requests.ledger import Ledger, Request
@@ -43,6 +42,7 @@ from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import EXCHANGED, RUN_LEARNED, NodeLedger
 from oblivionis.requests.node_records import read_node, read_references, records_hash
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.updates import open_updates
 from strategies import protocol
@@ -255,7 +255,7 @@ def _training_again(
 
 def machine_remarks(path: Path) -> list[str]:
     """Why equal work may differ in the last bits here: other versions, or another platform, than the run's."""
-    told = RunDirectory.open(path).environment()
+    told = seal.opened(path, with_models=False).environment()
     here = package_versions()
     other = [
         f"{name} {theirs} there, {here.get(name)} here"

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from oblivionis.files import checked, parse_json, read_bytes, write_atomic, writ
 from oblivionis.models import adapters
 from oblivionis.models.assembly import assemble_untrained
 from oblivionis.models.corpus import corpus_of
-from oblivionis.requests import seal
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 ROWS_AT_ONCE = 4096
@@ -273,9 +273,12 @@ def audit_leakage(
         seconds=time.perf_counter() - start,
     )
     try:
-        _write(result, sampling, folder, {"model": subject.adapter, "asked": asked})
+        written = {"model": subject.adapter, "asked": asked, **_facts(result, sampling)}
+        _write_table(result, folder)
         if subject.run is not None and folder == subject.folder:
-            seal.measured(subject.run, folder / "audit.json")
+            seal.measured(subject.run, folder / "audit.json", written)
+        else:
+            write_json(folder / "audit.json", written)
     except OSError as error:
         raise AuditError(str(error)) from error
     return result
@@ -415,8 +418,8 @@ def _read(path: Path, facts: dict[str, Any]) -> tuple[list[str], str | None]:
     return (texts, answer) if found == json.loads(json.dumps(facts)) else ([], None)
 
 
-def _write(result: Audit, sampling: Sampling, folder: Path, subject: Mapping[str, str | None]) -> None:
-    """`leakage.parquet`, one row per judged answer, and `audit.json`."""
+def _write_table(result: Audit, folder: Path) -> None:
+    """`leakage.parquet`, one row per judged answer."""
     sizes = [len(x) for x in result.leakage]
     table = pa.table(
         {
@@ -428,7 +431,6 @@ def _write(result: Audit, sampling: Sampling, folder: Path, subject: Mapping[str
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     write_atomic(folder / "leakage.parquet", buffer.getvalue())
-    write_json(folder / "audit.json", {**subject, **_facts(result, sampling)})
 
 
 def _facts(result: Audit, sampling: Sampling) -> dict[str, Any]:

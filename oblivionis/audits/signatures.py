@@ -14,7 +14,7 @@ from oblivionis.assessment.audit_numbers import MOMENTS, audit_path, read_audit
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.node_key import signers
 from oblivionis.requests.node_ledger import KEY_MADE, LEDGER_FILE, RUN_LEARNED, NodeLedger
-from oblivionis.requests.seal import STAGE
+from oblivionis.runs.seal import STAGE
 
 
 def foreign_signatures(run: Path, node: Path) -> list[str]:

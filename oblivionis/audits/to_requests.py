@@ -21,6 +21,7 @@ from oblivionis.models.corpus import corpus_of
 from oblivionis.naming import subject_key
 from oblivionis.requests.ledger import REJECTED, Ledger, Request
 from oblivionis.requests.schedule import EXCLUDE, INCLUDE
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
@@ -126,7 +127,7 @@ def _run_of(audit: PersonAudit) -> tuple[RunDirectory, Config]:
             f"the audit is of {audit.model}, which no run made: there are no clients who could be asked. Audit a run "
             "directory"
         )
-    run = RunDirectory.open(Path(audit.run))
+    run = seal.opened(Path(audit.run))
     return run, configuration.from_yaml(run.read_config(), run.config_place)
 
 

@@ -50,9 +50,9 @@ def create(
     """
     from oblivionis.config import compose as configuration
     from oblivionis.reports.certificate import signing as certificates
-    from oblivionis.runs.directory import RunDirectory
+    from oblivionis.runs import seal
 
-    directory = RunDirectory.open(run)
+    directory = seal.opened(run)
     with answering(as_json) as answer:
         folder, certificate = certificates.create(directory, _demand(demand, opened, node_dir), key, out)
         if out is None:

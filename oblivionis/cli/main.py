@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -112,9 +113,22 @@ OF_THE_MACHINE = {
 def main() -> None:
     """Entry point: a user's mistake is one message and exit code 2, a failed run 1, Ctrl-C 130."""
     with signals():
-        code = _guard(lambda: cli(standalone_mode=False))
+        code = _guard(_command)
         stopping.finish(code)
     leave(code)
+
+
+def _command() -> object:
+    """Carry out what the arguments say. OblivionisError for one that is no text and names nothing that is there."""
+    for number, argument in enumerate(sys.argv[1:], start=1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            if not any(os.path.lexists(part) for part in (argument, argument.partition("=")[2])):
+                raise OblivionisError(
+                    f"argument {number}, {argument!a}, is no UTF-8 text; type it again in a UTF-8 terminal"
+                ) from None
+    return cli(standalone_mode=False)
 
 
 def _guard(command: Callable[[], object]) -> int:
@@ -211,13 +225,14 @@ def _simulated(
     arguments: list[str] | None, resume: Path | None, told: str, code: Path | None
 ) -> tuple[RunDirectory, Config]:
     """Begin a run or go on with one, to its end; `code`: what of its own may be executed then."""
+    from oblivionis.runs import seal
     from oblivionis.runs.directory import RunDirectory, check_output
 
     console = Console()
     if resume is not None:
         if arguments:
             raise OblivionisError("--resume takes the run's own configuration; leave the other arguments out")
-        run = RunDirectory.open(resume)
+        run = seal.opened(resume)
         config = configuration.from_yaml(run.read_config(), run.config_place)
         allow_code(config, code)
     else:
@@ -401,9 +416,9 @@ def chat(
 
     Questions are typed, piped in (one a line) or given with --question. `/help` lists the commands.
     """
-    from oblivionis.runs.directory import RunDirectory
+    from oblivionis.runs import seal
 
-    file = RunDirectory.open(run).path / "config.yaml"
+    file = seal.opened(run).path / "config.yaml"
     configuration.compose(file, set_ or [], unlearns=False)  # mistakes, before heavy imports
 
     from oblivionis.audits.chat import Chat, Decoding
@@ -432,9 +447,13 @@ def config_show(arguments: Arguments = None) -> None:
 
 @config_cli.command("check")
 def config_check(arguments: Arguments = None) -> None:
-    """Check a configuration; all problems are listed at once (exit code 2)."""
+    """Check a configuration, and the schedule of requests that it names; all problems are listed at once (exit code
+    2)."""
     experiment, overrides = split_arguments(arguments)
-    configuration.compose(experiment, overrides)
+    config = configuration.compose(experiment, overrides)
+    from oblivionis.requests.schedule import check_requests
+
+    check_requests(config)
     print(f"{experiment}: no problems")
 
 

@@ -179,16 +179,21 @@ def verify(
         list[Path] | None,
         typer.Option("--node-dir", metavar="DIR", help="Compare the run's ledger with this node's, too; repeatable."),
     ] = None,
+    certificate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Compare with where it says that the run's ledger ended; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Was a line of a ledger removed, altered or moved? Exit code 1 if so, 3 if ledgers cannot be compared.
 
-    Lines cut off at the end show in the other side's ledger: name the run and, with --node-dir, its nodes. The
-    audits of a run folder must then also be signed with the keys that the nodes' ledgers know.
+    Lines cut off at the end show in what others were told, its last hash and how many lines it had: name the run and,
+    with --node-dir, its nodes, or with --certificate what was certified of it. The audits of a run folder must then
+    also be signed with the keys that the nodes' ledgers know.
     """
     from oblivionis.requests.verify import check_ledgers, strangers
 
-    findings = check_ledgers(places, node_dir or [])
+    findings = check_ledgers(places, node_dir or [], certificate or [])
     untested = {node.path: strangers(findings[0][0], node) for node, _ in findings[1:]} if node_dir else {}
     if node_dir and places[0].is_dir():
         from oblivionis.audits.signatures import foreign_signatures, unknown_signer

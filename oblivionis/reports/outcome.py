@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from evaluation.metrics.rouge import ANY_SCRIPT
 from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN, UNDECIDED, Verdict
-from oblivionis.chain import check_chain
 from oblivionis.config.schema import Config
 from oblivionis.reports.format import counted, number
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import VERIFIED
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.twins import oracle_in_words, read_twins
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
 
@@ -60,11 +59,11 @@ def outcome(
     run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
 ) -> Outcome | None:
     """What came out of a run with these metrics of its stages and these verdicts; None before it unlearned."""
-    if "unlearn" not in metrics:
-        return None
     bound = _bound(run)
     if bound is not None and bound[1] == BAD:
         return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
+    if "unlearn" not in metrics:
+        return None
     utility = _utility(metrics, config.evaluation.rouge) or _no_utility(run)
     told = (_requests(run), _knowledge(run, found, metrics), utility, _not_measured(run), bound)
     parts = [part for part in told if part is not None]
@@ -78,14 +77,12 @@ def outcome(
 
 def _bound(run: RunDirectory) -> tuple[str, str] | None:
     """What is wrong with the files that the sentence rests on; None where they are as the ledger names them."""
-    if not run.ledger_path.exists():
-        return None
-    if faults := check_chain(run.ledger_path).faults:
-        return f"its ledger {run.ledger_path.name} was changed: {faults[0]}", BAD
+    if faults := seal.ledger_faults(run):
+        return f"its ledger {faults[0]}", BAD
     bound = seal.check(run, with_models=False)
     if bound.faults:
         return f"its files were changed: {bound.faults[0]}", BAD
-    return (bound.missing, DOUBTFUL) if bound.missing else None
+    return (f"it is not sealed: {bound.missing}", DOUBTFUL) if bound.missing else None
 
 
 def _not_measured(run: RunDirectory) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from evaluation.metrics.verdict import judge_probability
 from evaluation.ruler.rank_significance import rank_test
-from oblivionis.files import read_json, write_json
+from oblivionis.files import json_text, read_json
 from oblivionis.requests.judgements import seen_by_oracle
 from oblivionis.requests.ledger import Ledger
 from oblivionis.runs.answers import forget_answers
@@ -55,7 +55,7 @@ def write_request_figures(run: RunDirectory) -> None:
         }
         for r in requests
     }
-    write_json(run.path / FILE, found)
+    run.keep({FILE: json_text(found)})
 
 
 def request_figures(run: RunDirectory, request_id: str) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class NodeRequests(AskingNodes):
             for line in self._ledger.unacknowledged(client)
         ]
         ledger = self._ledger
-        question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes))
+        question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes), ledger.count)
         return {**self._settings, **write_question(question)}
 
     def _enter(self, client: int, told: Sequence[Told], server_round: int) -> None:
@@ -253,7 +253,8 @@ class SealedRequests(AskingNodes):
 
     def _question(self, client: int, server_round: int) -> dict[str, object]:
         sessions, ledger = tuple(self._untold.get(client, ())), self._ledger
-        question = Question(self._run, ledger.first, ledger.head, server_round, sealed=True, sessions=sessions)
+        place = {"head": ledger.head, "lines": ledger.count}
+        question = Question(self._run, ledger.first, round=server_round, sealed=True, sessions=sessions, **place)
         return {**self._settings, **write_question(question)}
 
     @property
@@ -304,7 +305,7 @@ def answer_query(
     if question is None:
         return None
     ledger = NodeLedger(folder)
-    about = {"client": client, "round": question.round, "server_head": question.head}
+    about = {"client": client, "round": question.round, "server_head": question.head, "server_lines": question.lines}
     if sealed or question.sealed:
         lines = told(folder, question.sessions, run=question.run) if question.sealed else []
         ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))

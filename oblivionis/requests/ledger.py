@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from oblivionis.chain import GENESIS, HASH, append_all, head_of
+from oblivionis.chain import GENESIS, HASH, Chain
 from oblivionis.errors import OblivionisError
-from oblivionis.files import read_lines
+from oblivionis.files import parse_lines, read_bytes
 from oblivionis.requests.judgement import NOT_VERIFIED, VERIFIED, Judgement
 from oblivionis.requests.ledger_lines import OWN, line_fault
 from oblivionis.requests.queue import Queue, Turn
@@ -87,6 +87,9 @@ class Ledger:
 
     A client that made a request itself is told what becomes of it: `unacknowledged` has what it has not confirmed.
 
+    Other objects and programs may append lines that are about no request (`RunDirectory.note`): they are taken up
+    before the next line is written.
+
     `entries`: the lines, instead of those at `path`. RequestError for a line that makes no sense.
     """
 
@@ -105,8 +108,14 @@ class Ledger:
         self._untold: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._notes: list[Mapping[str, Any]] = []
         self._exchanges: set[str] = set()
-        entries = read_lines(path, finite=True) if entries is None else entries
-        self.head = head_of(entries)
+        data = b""
+        if entries is None:
+            try:
+                data = read_bytes(path)
+                entries = parse_lines(path, data, finite=True)
+            except FileNotFoundError:
+                entries = ()
+        self._chain = Chain(path, data)
         self.first: str = next((entry[HASH] for entry in entries if HASH in entry), GENESIS)
         for number, entry in enumerate(entries, start=1):
             try:
@@ -119,6 +128,16 @@ class Ledger:
 
     def __iter__(self):
         return iter(self._requests.values())
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line that it knows."""
+        return self._chain.head
+
+    @property
+    def count(self) -> int:
+        """How many lines there are up to that one."""
+        return self._chain.count
 
     def get(self, request_id: str) -> Request:
         return self._requests[request_id]
@@ -264,10 +283,10 @@ class Ledger:
         """Append lines, durably; none of them if one makes no sense."""
         if faults := [fault for entry in entries if (fault := line_fault(entry))]:
             raise ValueError(f"a line of the ledger makes no sense: {faults[0]}")
-        for line in append_all(self.path, entries, self.head):
-            self.head = line[HASH]
-            self.first = self.head if self.first == GENESIS else self.first
-            self._apply(line)
+        others, lines = self._chain.append(entries) if entries else ((), ())
+        for line in (*others, *lines):
+            self.first = line[HASH] if self.first == GENESIS else self.first
+            self.read(line)
 
     def _apply(self, entry: Mapping) -> None:
         if "id" not in entry:

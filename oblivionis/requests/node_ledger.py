@@ -149,6 +149,9 @@ class _Line(_Event, total=False):
     ledger: str
     line: str
     rouge: float | None
+    outcome: str
+    why: str
+    requests: list[str]
     limit: float
     before: str
     after: str
@@ -493,13 +496,14 @@ class _Standing:
         measured = self._measured.get((entry["run"], request.id), {})
         if "final" not in measured:
             return f"{said}; this node has not measured it" if entry.get("audits", True) else ""
-        before, final = measured.get("before"), measured["final"]
+        before, after, final = (measured.get(moment) for moment in ("before", "after", "final"))
         if final is None:  # an earlier version entered that it measured, and not what
             return ""
         found, why = judge_counts(
             len(request.record_ids),
             None if before is None else before["request_recited"],
             final["request_recited"],
+            recited_after=None if after is None else after["request_recited"],
             untestable=final.get("request_short", 0.0),
             twins=int(final.get("request_twins", 0)),
             least_testable=0.0,  # which share of them must be is the server's to say

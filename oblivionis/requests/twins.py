@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from oblivionis.data.records import Corpus
 from oblivionis.data.twins import SHOWN, WORD_FOR_WORD, Twin, find_twins, twins_of
-from oblivionis.files import read_json, write_json
+from oblivionis.files import json_text, read_json
 from oblivionis.runs.directory import RunDirectory
 
 FILE = "twins.json"
@@ -77,7 +77,7 @@ def note_twins(run: RunDirectory, corpus: Corpus) -> Twins:
     """Keep in the run what `twins_of_corpus` finds; a resumed run finds the same."""
     found = twins_of_corpus(corpus)
     pairs = [{"forget": t.forget, "kept": t.kept, "how": t.how, "similarity": t.similarity} for t in found.pairs]
-    write_json(run.path / FILE, {"records": found.records, "twins": pairs})
+    run.keep({FILE: json_text({"records": found.records, "twins": pairs})})
     return found
 
 

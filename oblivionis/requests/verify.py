@@ -4,13 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from oblivionis.chain import GENESIS, HASH, Checked, check_chain
 from oblivionis.errors import RunError
+from oblivionis.files import read_json
 from oblivionis.requests.node_ledger import LEDGER_FILE
 
+_Noted = tuple[int, object, object]
+"""Of the other side: where it says so, with which hash the ledger ended, and after how many lines (0: not known)."""
 Finding = tuple[Checked, list[str]]
 """A ledger and what is wrong with it."""
+
+
+class _Ledger(TypedDict):
+    lines: int
+    head: str
+
+
+class _Evidence(TypedDict):
+    ledger: _Ledger
+
+
+class _Part(TypedDict):
+    evidence: _Evidence
+
+
+class _Certificate(TypedDict):
+    requests: list[_Part]
 
 
 def find_ledger(place: Path) -> Path:
@@ -21,13 +42,16 @@ def find_ledger(place: Path) -> Path:
     return path
 
 
-def check_ledgers(places: Sequence[Path], node_dirs: Sequence[Path]) -> list[Finding]:
+def check_ledgers(
+    places: Sequence[Path], node_dirs: Sequence[Path], certificates: Sequence[Path] = ()
+) -> list[Finding]:
     """Check every line of the ledgers in `places` and `node_dirs`; each of the latter also against the one run's.
 
-    With `node_dirs`, `places` must be the ledger of one run. RunError for what is no ledger.
+    `certificates`: files of which each says where the run's ledger ended when it was made. With these or `node_dirs`,
+    `places` must be the ledger of one run. RunError for what is no ledger, and for what is no certificate.
     """
-    if node_dirs and len(places) != 1:
-        raise RunError("--node-dir compares the ledgers of nodes with that of one run: name one run folder")
+    if (node_dirs or certificates) and len(places) != 1:
+        raise RunError("--node-dir and --certificate compare with the ledger of one run: name one run folder")
     findings: list[Finding] = []
     for place in [*places, *node_dirs]:
         checked = check_chain(find_ledger(place))
@@ -38,7 +62,20 @@ def check_ledgers(places: Sequence[Path], node_dirs: Sequence[Path]) -> list[Fin
             wrong_here, wrong_there = compare(run, node)
             wrong += wrong_here
             faults += wrong_there
+    for path in certificates:
+        run, wrong = findings[0]
+        wrong += _in_order(_told_by(path), run, f"{path} says of request")
     return findings
+
+
+def _told_by(path: Path) -> list[_Noted]:
+    """Where the run's ledger ended, by each part of a certificate."""
+    try:
+        parts = read_json(path / "certificate.json" if path.is_dir() else path, _Certificate)["requests"]
+    except FileNotFoundError:
+        raise RunError(f"{path} cannot be read: there is no such file") from None
+    ledgers = [part["evidence"]["ledger"] for part in parts]
+    return [(number, ledger["head"], ledger["lines"]) for number, ledger in enumerate(ledgers, start=1)]
 
 
 def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
@@ -51,11 +88,11 @@ def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
         if any(e.get("run") == name for _, e in queries):
             return [f"{node.path} noted another ledger of a run called {name}: this one was replaced"], []
         return [], []
-    heads = [(n, e.get("server_head")) for n, e in mine]
+    heads = [(n, e.get("server_head"), e.get("server_lines", 0)) for n, e in mine]
     wrong_run = _in_order(heads, run, f"{node.path} noted in line")
     client = str(mine[-1][1].get("client"))
     noted = [
-        (n, e["heads"][client])
+        (n, e["heads"][client], 0)
         for n, e in enumerate(run.entries, start=1)
         if e.get("event") == "asked" and client in e.get("heads", {})
     ]
@@ -72,19 +109,24 @@ def strangers(run: Checked, node: Checked) -> str:
     return f"it noted no query of the run of {run.path}: the two cannot be compared"
 
 
-def _in_order(noted: Sequence[tuple[int, object]], checked: Checked, who: str) -> list[str]:
-    """Every noted head must be the hash of a line, each not before the one noted earlier."""
+def _in_order(noted: Sequence[_Noted], checked: Checked, who: str) -> list[str]:
+    """Every noted head must be the hash of a line, of that number where it is known, and each not before the one noted
+    earlier."""
     places = {line: number for number, line in enumerate(checked.hashes)}
     places[GENESIS] = -1
     faults: list[str] = []
     reached = -1
-    for number, head in noted:
-        place = places.get(str(head))
+    for number, head, count in noted:
+        place, after = places.get(str(head)), f" after {count} lines" if count else ""
         if place is None:
+            there = len(checked.hashes)
             faults.append(
-                f"{who} {number} that it ended with {str(head)[:12]}…, and no line has that hash: lines are gone"
+                f"{who} {number} that it ended with {str(head)[:12]}…{after}, and none of the {there} there are has "
+                "that hash: lines are gone, or were written anew"
             )
             return faults
+        if count and place + 1 != count:
+            faults.append(f"{who} {number} that line {count} has the hash that line {place + 1} has: lines were moved")
         if place < reached:
             faults.append(f"{who} {number} an earlier end than before: lines were moved, or an old copy was put back")
         reached = max(reached, place)

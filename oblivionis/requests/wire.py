@@ -93,6 +93,7 @@ class SessionOutcome(Struct, frozen=True, forbid_unknown_fields=True):
 class Question(Struct, frozen=True):
     """What the server says when it asks: its run and ledger, the round, and outcomes that the node did not confirm.
 
+    `head` and `lines`: where its ledger ends, so that the node finds it out where lines are cut off there later.
     `sealed`: it does not want to be told any request; `sessions` then says what became of the node's cover exchanges.
     """
 
@@ -101,6 +102,7 @@ class Question(Struct, frozen=True):
     head: _Hash = msgspec.field(name=protocol.LEDGER_HEAD)
     round: _Round = msgspec.field(name=protocol.SERVER_ROUND)
     outcomes: tuple[dict[str, Any], ...] = msgspec.field(name=protocol.OUTCOMES, default=())
+    lines: Annotated[int, Meta(ge=0)] = msgspec.field(name=protocol.LEDGER_LINES, default=0)
     sealed: bool = msgspec.field(name=protocol.SEALED, default=False)
     sessions: tuple[SessionOutcome, ...] = msgspec.field(name=protocol.SESSIONS, default=())
 

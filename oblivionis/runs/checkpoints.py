@@ -9,6 +9,7 @@ from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.models.fingerprint import fingerprint_model
+from oblivionis.runs import seal
 from oblivionis.runs.directory import Checkpoint, RunDirectory, read_checkpoint
 
 
@@ -18,16 +19,16 @@ def find_checkpoint(
     """A run's final model of `stage` (None: of its last finished stage), or a checkpoint file of a run.
 
     `overrides` change the run's own configuration, which is returned with the base model's fingerprint. Raises RunError
-    when there is no such checkpoint or the base model is another one than the run's.
+    when there is no such checkpoint, the base model is another one than the run's, or the run not as its ledger says.
     """
     if target.is_file():
         checkpoint = read_checkpoint(target)
         folders = target.resolve().parents
         if len(folders) < 3 or not (folders[2] / "config.yaml").is_file():
             raise RunError(f"{target} does not lie in a run directory, under checkpoints/<stage>/; expected it there")
-        run = RunDirectory.open(folders[2])
+        run = seal.opened(folders[2])
     else:
-        run = RunDirectory.open(target)
+        run = seal.opened(target)
         finished = [s for s in ("finetune", "retrain", "unlearn") if run.stage_summary(s) is not None]
         if stage is None and not finished:
             raise RunError(f"{target}: no stage is finished yet; name one with --stage to measure its last checkpoint")

@@ -4,7 +4,7 @@ Layout of `runs/<name>/`:
 
 - `config.yaml` (resolved), `environment.json` (versions, seed, base-model fingerprint)
 - `metrics.jsonl`, a line per stage, round, moment and evaluator
-- `requests.jsonl`, the ledger
+- `requests.jsonl`, the ledger: what was asked, and, before it is written, the hash of each file that follows
 - `checkpoints/<stage>/round-0007.safetensors`: global adapter and strategy state, with what is needed to resume
 - `stages/<stage>.json`: written when a stage is complete
 - `evaluations/<stage>.json`: the per-question log of the full evaluation at the end of a stage
@@ -12,7 +12,7 @@ Layout of `runs/<name>/`:
 - `verdicts.json`: is the unlearned model over- or under-unlearned beside the retrained one?
 - `figures.json`: what tests say of the finished stages, kept so that showing the run needs none of them
 - `nodes/<partition>/tombstones.jsonl`: what each simulated client will never train on again; `left.json`: it left
-- `privacy.json`: with `privacy.level`, every noised release and the ε of all together
+- `privacy.json`: with `privacy.level`, what the ledger's releases add up to, for people; nothing reads it
 - `report.html`, `requests/<id>.html`: a page per deletion request
 - `tensorboard/`, `wandb/`, `tracking.json`, `tracking.jsonl`: with `tracking`
 
@@ -41,11 +41,23 @@ import numpy as np
 import psutil
 from filelock import FileLock, Timeout
 
-from oblivionis.array_files import read_arrays, write_arrays
+from oblivionis.array_files import arrays_bytes, read_arrays
+from oblivionis.chain import Chain
 from oblivionis.config.problems import ConfigError, Problem
 from oblivionis.errors import FileError, RunError
-from oblivionis.files import append_lines, parse_json, read_bytes, read_json, read_lines, write_atomic, write_json
+from oblivionis.files import (
+    append_lines,
+    checked,
+    json_text,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_lines,
+    write_atomic,
+    write_json,
+)
 from oblivionis.runs import shapes
+from oblivionis.runs.lines import BEGUN, CHECKPOINT, SEALING, SHAPES, STAGE
 from oblivionis.version import __version__
 
 _ROUND = re.compile(r"round-(\d{4,})\.safetensors$")
@@ -83,6 +95,8 @@ class RunDirectory:
     def __init__(self, path: Path, *, looking: bool = False) -> None:
         self.path, self.looking = path, looking
         self._listeners: list[Callable[[Sequence[Mapping[str, Any]]], None]] = []
+        self._chain: Chain | None = None
+        self._sealed = False
 
     @classmethod
     def create(cls, output: Path, name: str | None) -> RunDirectory:
@@ -108,8 +122,8 @@ class RunDirectory:
     @property
     def begun(self) -> bool:
         """Whether there is anything yet that a resumed run would go on from."""
-        kept = ("metrics.jsonl", "requests.jsonl", "checkpoints", "stages")
-        return any((self.path / name).exists() for name in kept)
+        kept = ("metrics.jsonl", "checkpoints", "stages")
+        return any((self.path / name).exists() for name in kept) or bool(self.lines(STAGE))
 
     def remove(self) -> None:
         """Leave nothing of the run."""
@@ -163,6 +177,48 @@ class RunDirectory:
     def nodes_path(self) -> Path:
         return self.path / "nodes"
 
+    # -- the ledger and what it names ----------------------------------------------------------------------------
+
+    def note(self, event: str, **said: Any) -> None:
+        """Append a line to the ledger that is about no request, durably."""
+        self._chain = self._chain or Chain(self.ledger_path)
+        self._chain.append([{"event": event, "time": time.time(), **said}])
+
+    def lines(self, *events: str) -> list[dict[str, Any]]:
+        """The lines of these events, in their order. FileError for one that does not say what it must."""
+        found = []
+        for number, entry in enumerate(read_lines(self.ledger_path), start=1):
+            if (event := entry.get("event")) in events:
+                try:
+                    found.append(checked(entry, SHAPES.get(str(event), dict)))
+                except ValueError as error:
+                    raise FileError(f"{self.ledger_path}: line {number}: {event}: {error}") from None
+        return found
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether there is a whole line in the ledger."""
+        return bool(read_lines(self.ledger_path))
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the ledger names every file before it is written: it does from a line `begun` on."""
+        self._sealed = self._sealed or bool(self.lines(BEGUN))
+        return self._sealed
+
+    def keep(self, files: Mapping[str, bytes | str], **said: Any) -> None:
+        """Write files, by their names in the run, atomically and in this order; the ledger has their hashes first, and
+        what else is `said`.
+
+        A kill between the two leaves a file as it was, or none: both are no fault (`oblivionis.runs.seal.check`).
+        """
+        data = {name: text.encode() if isinstance(text, str) else text for name, text in files.items()}
+        data = {name: of for name, of in data.items() if not _is_there(self.path / name, of)}
+        if self.sealed and (data or said):
+            self.note(SEALING, files={name: hashlib.sha256(of).hexdigest() for name, of in data.items()}, **said)
+        for name, of in data.items():
+            write_atomic(self.path / name, of)
+
     # -- configuration and environment ---------------------------------------------------------------------------
 
     def write_config(self, yaml: str) -> None:
@@ -184,17 +240,15 @@ class RunDirectory:
 
     def write_environment(self, **facts: Any) -> None:
         """Versions, machine and the given facts (seed, base-model fingerprint, …)."""
-        write_json(
-            self.path / "environment.json",
-            {
-                "oblivionis": __version__,
-                "python": platform.python_version(),
-                "platform": platform.platform(),
-                "cpus": os.cpu_count(),
-                "packages": package_versions(),
-                **facts,
-            },
-        )
+        found = {
+            "oblivionis": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "packages": package_versions(),
+            **facts,
+        }
+        self.keep({"environment.json": json_text(found)})
 
     def environment(self) -> dict[str, Any]:
         """What `write_environment` wrote, {} before. FileError for a file that is damaged."""
@@ -216,8 +270,22 @@ class RunDirectory:
         """All rows. FileError, with the line and the key, for one that is damaged; see `read_lines` for a torn one."""
         return read_lines(self.path / "metrics.jsonl", shapes.MetricsRow)
 
+    def rows(self) -> dict[str, Any]:
+        """How many bytes of rows there are, and their SHA-256."""
+        try:
+            data = read_bytes(self.path / "metrics.jsonl")
+        except FileNotFoundError:
+            data = b""
+        return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def cut_rows(self, size: int) -> None:
+        """Drop the rows beyond the first `size` bytes, which end a line."""
+        path = self.path / "metrics.jsonl"
+        if path.exists() and path.stat().st_size > size:
+            write_atomic(path, read_bytes(path)[:size])
+
     def forget_metrics_after(self, stage: str, server_round: int) -> None:
-        """Drop the rows of `stage` beyond `round`, and of its two ends: a resumed run writes them anew."""
+        """Drop the rows of `stage` beyond `round`, and of its two ends, of a run whose ledger does not say which."""
         rows = self.metrics()
         kept = [r for r in rows if r["stage"] != stage or (r["round"] <= server_round and not _at_an_end(r))]
         if len(kept) != len(rows):
@@ -227,12 +295,19 @@ class RunDirectory:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> Path:
-        """Write a checkpoint atomically and delete all but the newest `keep` of its stage."""
+        """Write a checkpoint atomically, named in the ledger first, and delete all but the newest `keep` of its stage.
+
+        All rows of metrics that belong to its round must be there.
+        """
         folder = self.path / "checkpoints" / checkpoint.stage
         path = folder / f"round-{checkpoint.round:04d}.safetensors"
         state = {f"strategy/{name}": array for name, array in checkpoint.strategy_state.items()}
         info = {"stage": checkpoint.stage, "round": checkpoint.round, **checkpoint.info}
-        write_arrays(path, {"adapter": checkpoint.vector, **state}, info)
+        data = arrays_bytes({"adapter": checkpoint.vector, **state}, info)
+        if self.sealed:
+            of = {"file": hashlib.sha256(data).hexdigest(), "model": vector_hash(checkpoint.vector)}
+            self.note(CHECKPOINT, stage=checkpoint.stage, round=checkpoint.round, **of, rows=self.rows())
+        write_atomic(path, data)
         rounds = self.checkpoint_rounds(checkpoint.stage)
         for old in rounds[: max(0, len(rounds) - keep)]:
             (folder / f"round-{old:04d}.safetensors").unlink(missing_ok=True)
@@ -265,9 +340,8 @@ class RunDirectory:
 
     def finish_stage(self, stage: str, summary: Mapping[str, Any], log: Mapping[str, Any] | None) -> None:
         """Mark `stage` complete with its summary, after writing the per-question log of its full evaluation."""
-        if log is not None:
-            write_json(self.path / "evaluations" / f"{stage}.json", log)
-        write_json(self.path / "stages" / f"{stage}.json", dict(summary))
+        files = {} if log is None else {f"evaluations/{stage}.json": json_text(log)}
+        self.keep({**files, f"stages/{stage}.json": json_text(dict(summary))}, rows=self.rows())
 
     def stage_summary(self, stage: str) -> dict[str, Any] | None:
         """What `finish_stage` wrote; None while the stage is unfinished. FileError for a damaged file."""
@@ -299,6 +373,13 @@ def check_output(output: Path, name: str | None) -> None:
         shown = str(output) if len(str(output)) <= 80 else f"{str(output)[:79]}…"
         message = f"no run directory can be made in {shown!r}: {reason}"
         raise ConfigError([Problem("output", message, "a folder that can be written to")]) from None
+
+
+def _is_there(path: Path, data: bytes) -> bool:
+    try:
+        return read_bytes(path) == data
+    except (FileNotFoundError, FileError):
+        return False
 
 
 def _at_an_end(row: Mapping[str, Any]) -> bool:

@@ -1,7 +1,8 @@
-"""The account of a run's privacy, `privacy.json`: every noised release, and what they add up to.
+"""The account of a run's privacy: every noised release is a line of its ledger, and what they add up to is computed.
 
-Releases of the stages finetune and unlearn are about one model, which passes from one to the other: a lineage. That of
-retrain has its own. Whoever is given the models of both adds the two up.
+`privacy.json` says the same for people, and is not read where the ledger has the releases. Those of the stages finetune
+and unlearn are about one model, which passes from one to the other: a lineage. That of retrain has its own. Whoever is
+given the models of both adds the two up.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
 from oblivionis.files import read_json, write_json
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.epsilon import Event, Events, added, calibrated, epsilon, unsampled
+from oblivionis.runs.lines import ACCOUNT, BEGUN, COST, RELEASE, ROLLED_BACK
 from oblivionis.runs.shapes import PrivacyAccount
 from strategies.private_mean import Release
 
@@ -25,23 +28,42 @@ RELATIONS = {
     "client": "all that one client holds is replaced by anything else",
     "record": "one record of one client is added or removed",
 }
+SECRET = "secret"
 Steps = Mapping[int, tuple[float, int]]
 """Record level, by client: with which probability each record takes part in a step, and how many steps there are."""
 
 
 class Account:
-    """The account of one run. Each release is on disk before it is used, so that none is lost; ε never goes down.
+    """The account of one run, by the lines of its ledger. Each release is a line before it is used, so that none is
+    lost; ε never goes down.
 
-    `repeatable`: the noise comes from the run's seed, so that a round that is done again releases what it released
-    before, and counts once. Secret noise is new every time: then both count.
+    Noise from the run's seed is repeatable: a round that is done again releases what it released before, and counts
+    once. Secret noise is new every time: then both count.
     """
 
-    def __init__(self, path: Path, facts: Mapping[str, Any], *, repeatable: bool) -> None:
-        self._path, self._repeatable = path, repeatable
-        self._facts = dict(facts)
-        self._releases: list[dict[str, Any]] = list(self._facts.pop("releases", []))
-        self._requests: list[dict[str, Any]] = list(self._facts.pop("requests", []))
-        self._facts.pop("lineages", None)
+    def __init__(self, run: RunDirectory, lines: Sequence[Mapping[str, Any]]) -> None:
+        """`lines`: of the ledger, the first of them `ACCOUNT`."""
+        self._run, self._facts = run, dict(lines[0]["account"])
+        self._releases: list[dict[str, Any]] = list(lines[0]["earlier"])
+        self._costs: list[tuple[str, int, int]] = []
+        for line in lines[1:]:
+            self._read(line)
+
+    def _read(self, line: Mapping[str, Any]) -> None:
+        """Take up a line."""
+        if line["event"] == RELEASE:
+            self._releases.append(dict(line["release"]))
+        elif line["event"] == COST:
+            self._costs += [(request, line["round"], line["place"]) for request in line["requests"]]
+        elif line["event"] == ROLLED_BACK:
+            if self._facts["noise"] != SECRET:
+                self._releases = [r for r in self._releases if not _later(r, line["stage"], line["round"])]
+            if line["stage"] == "unlearn":
+                self._costs = [cost for cost in self._costs if cost[1] <= line["round"]]
+
+    def _note(self, event: str, **said: Any) -> None:
+        self._run.note(event, **said)
+        self._read({"event": event, **said})
 
     @property
     def level(self) -> str:
@@ -65,7 +87,7 @@ class Account:
         target = facts["target_epsilon"]
         aim = f"ε within {target:g}" if target is not None else "ε as the table says"
         noise = f"noise multiplier {facts['noise_multiplier']:.4g}, clipping norm {facts['clipping_norm']:g}"
-        secret = "" if facts["noise"] == "secret" else "; simulated: the noise comes from the run's seed"
+        secret = "" if facts["noise"] == SECRET else "; simulated: the noise comes from the run's seed"
         return f"differential privacy: {self.level} level, {aim} at δ = {self.delta:.2g}, {noise}{secret}"
 
     def spent(self, stage: str) -> float:
@@ -86,41 +108,39 @@ class Account:
 
     def served(self, requests: Collection[str], server_round: int) -> None:
         """Note the ε before and after the exchange that served `requests`: forgetting gives nothing back."""
-        places = [n for n, r in enumerate(self._releases) if (r["kind"], r["round"]) == ("unlearn", server_round)]
-        if not requests or not places:
-            return
-        before, after = (self._epsilon(self._releases[: places[-1] + end], "unlearn") for end in (0, 1))
-        told = {"round": server_round, "epsilon_before": before, "epsilon_after": after}
-        self._requests += [{"id": request, **told} for request in sorted(requests)]
-        self.write()
+        mine = ("unlearn", server_round, False)
+        places = [n for n, r in enumerate(self._releases) if (r["kind"], r["round"], "from" in r) == mine]
+        if requests and places:
+            self._note(COST, requests=sorted(requests), round=server_round, place=places[-1])
+            self.write()
 
     def roll_back(self, stage: str, server_round: int) -> None:
         """The stage goes on after `round`: what it released later will be released again, if the noise is the same."""
-        if self._repeatable:
-            self._releases = [r for r in self._releases if r["stage"] != stage or r["round"] <= server_round]
-        if stage == "unlearn":
-            self._requests = [r for r in self._requests if r["round"] <= server_round]
+        if any(_later(release, stage, server_round) for release in self._releases):
+            self._note(ROLLED_BACK, stage=stage, round=server_round)
         self.write()
 
     def _enter(self, release: dict[str, Any]) -> None:
         stage, target = release["stage"], self._facts["target_epsilon"]
-        self._releases.append(release)
-        spent = self.spent(stage)
+        spent = self._epsilon([*self._releases, release], stage)
         if target is not None and spent > target * (1 + 1e-9):
-            self._releases.pop()
             raise RunError(
                 f"privacy.epsilon={target:g} is used up: the {release['kind']} exchange of round {release['round']} "
                 f"would make it {spent:.4g}, more than was planned for. The model stays as it was; a run with a larger "
                 "privacy.epsilon can start from it (start_from)"
             )
-        release["epsilon"] = spent
+        self._note(RELEASE, release={**release, "epsilon": spent})
         self.write()
 
     def _epsilon(self, releases: Sequence[Mapping[str, Any]], stage: str) -> float:
         return max((epsilon(events, self.delta) for events in _accounts(releases, stage)), default=0.0)
 
     def write(self) -> None:
-        """Put the account on disk."""
+        """Write `privacy.json`, for people."""
+        write_json(self._run.path / FILE, self.document())
+
+    def document(self) -> dict[str, Any]:
+        """What `privacy.json` says."""
         lineages = {}
         for name in dict.fromkeys(LINEAGES[r["stage"]] for r in self._releases):
             stage = next(s for s, lineage in LINEAGES.items() if lineage == name)
@@ -132,9 +152,22 @@ class Account:
                 "releases": len(mine),
                 "unlearning_exchanges": sum(r["kind"] == "unlearn" for r in mine),
             }
-        write_json(
-            self._path, {**self._facts, "lineages": lineages, "releases": self._releases, "requests": self._requests}
-        )
+        return {**self._facts, "lineages": lineages, "releases": self._releases, "requests": self._costs_of_requests()}
+
+    def _costs_of_requests(self) -> list[dict[str, Any]]:
+        """The ε before and after the exchange that served each request."""
+        known: dict[int, float] = {}
+        for place in {place + end for *_, place in self._costs for end in (0, 1)}:
+            known[place] = self._epsilon(self._releases[:place], "unlearn")
+        return [
+            {"id": request, "round": at, "epsilon_before": known[place], "epsilon_after": known[place + 1]}
+            for request, at, place in self._costs
+        ]
+
+
+def _later(release: Mapping[str, Any], stage: str, server_round: int) -> bool:
+    """Whether it is one of this run's own, of a later round of the stage."""
+    return "from" not in release and release["stage"] == stage and release["round"] > server_round
 
 
 def _accounts(releases: Sequence[Mapping[str, Any]], stage: str) -> Iterator[Events]:
@@ -154,11 +187,23 @@ def _accounts(releases: Sequence[Mapping[str, Any]], stage: str) -> Iterator[Eve
 
 
 def read_account(run: RunDirectory) -> dict[str, Any] | None:
-    """What `privacy.json` tells; None where a run has no differential privacy. FileError for a damaged file."""
+    """What the releases in a run's ledger add up to; None where it has no differential privacy.
+
+    Of a run that an earlier version made, what `privacy.json` tells. FileError for a damaged file.
+    """
+    if (account := _of_ledger(run)) is not None:
+        return account.document()
+    if any(not line["over"] for line in run.lines(BEGUN)):
+        return None
     try:
         return read_json(run.path / FILE, PrivacyAccount)
     except FileNotFoundError:
         return None
+
+
+def _of_ledger(run: RunDirectory) -> Account | None:
+    lines = run.lines(ACCOUNT, RELEASE, COST, ROLLED_BACK)
+    return Account(run, lines) if lines and lines[0]["event"] == ACCOUNT else None
 
 
 def rate_and_steps(records: int, batch: int, epochs: int) -> tuple[float, int]:
@@ -193,9 +238,8 @@ def open_account(
     privacy = config.privacy
     if privacy.level == "none":
         return None
-    known = read_account(run)
-    if known is not None:
-        return Account(run.path / FILE, known, repeatable=not secret)
+    if (known := _of_ledger(run) or _of_earlier_version(run)) is not None:
+        return known
     units = config.federation.clients if privacy.level == "client" else sum(count for count, _ in records.values())
     delta = privacy.delta or 1 / (10 * max(units, 1))
     before = _taken_over(run)
@@ -216,27 +260,45 @@ def open_account(
         "noise_multiplier": multiplier,
         "clipping": privacy.clipping,
         "clipping_norm": privacy.clipping_norm,
-        "noise": "secret"
+        "noise": SECRET
         if secret
         else "from the run's seed, so that the run can be repeated: hides nothing from who knows the seed",
-        "releases": before,
     }
-    account = Account(run.path / FILE, facts, repeatable=not secret)
+    return _opened(run, facts, before)
+
+
+def _opened(run: RunDirectory, facts: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> Account:
+    """A new account, which goes on from the releases `before`."""
+    line = {"account": dict(facts), "earlier": list(before)}
+    run.note(ACCOUNT, **line)
+    account = Account(run, [line])
     account.write()
     return account
 
 
+def _of_earlier_version(run: RunDirectory) -> Account | None:
+    """The account of a run that goes on, from the file in which an earlier version kept it."""
+    told = read_account(run)
+    if told is None:
+        return None
+    facts = {name: value for name, value in told.items() if name not in ("lineages", "releases", "requests")}
+    return _opened(run, facts, told["releases"])
+
+
 def _taken_over(run: RunDirectory) -> list[dict[str, Any]]:
-    """The releases of those stages that come from another run. RunError where that one has no account of them."""
+    """The releases of runs that stages come from: all of the lineage of such a stage, which are about the same records.
+
+    RunError where such a run has no account of them, or is not as its ledger says.
+    """
     found: list[dict[str, Any]] = []
     for stage in LINEAGES:
         source = (run.stage_summary(stage) or {}).get("reused_from")
         if source is None:
             continue
-        theirs = read_account(RunDirectory.open(Path(source)))
+        theirs = read_account(seal.opened(Path(source), with_models=False))
         if theirs is None:
             raise RunError(f"start_from: {source} trained without differential privacy: no noise hides that any more")
-        found += [{**r, "from": source} for r in theirs["releases"] if r["stage"] == stage]
+        found += [{"from": source, **r} for r in theirs["releases"] if LINEAGES[r["stage"]] == LINEAGES[stage]]
     return found
 
 

@@ -65,7 +65,9 @@ class _Release(TypedDict):
     clipping_norm: float
 
 
-class _Released(_Release, total=False):
+class Released(_Release, total=False):
+    """A noised release: of a round's clients, or of each client's steps."""
+
     clients: int
     population: int | None
     of_clients: dict[str, _Client]
@@ -85,16 +87,21 @@ class _Request(TypedDict):
     epsilon_after: float
 
 
-class PrivacyAccount(TypedDict):
-    """privacy.json."""
+class AccountFacts(TypedDict):
+    """What an account of privacy goes by."""
 
     level: str
     delta: float
     units: int
     target_epsilon: float | None
     noise_multiplier: float
+
+
+class PrivacyAccount(AccountFacts):
+    """privacy.json."""
+
     lineages: dict[str, _Spent]
-    releases: list[_Released]
+    releases: list[Released]
     requests: list[_Request]
 
 

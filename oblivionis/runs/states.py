@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from evaluation.ruler.embedded import Embedded
-from oblivionis.array_files import read_arrays, write_arrays
+from oblivionis.array_files import arrays_bytes, read_arrays
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
-from oblivionis.files import checked, read_bytes, write_atomic
+from oblivionis.files import checked, read_bytes
 from oblivionis.runs.directory import RunDirectory
 
 
@@ -45,7 +45,11 @@ class _Info(TypedDict):
 
 def states_path(run: RunDirectory, stage: str) -> Path:
     """Where the representations of a stage's final model lie."""
-    return run.path / "evaluations" / f"{stage}.states.safetensors"
+    return run.path / _name(stage)
+
+
+def _name(stage: str) -> str:
+    return f"evaluations/{stage}.states.safetensors"
 
 
 def write_states(
@@ -61,7 +65,8 @@ def write_states(
         "forget_ids": list(embedded.forget_ids),
         "retain_ids": list(embedded.retain_ids),
     }
-    write_arrays(states_path(run, stage), {"forget": embedded.forget, "retain": embedded.retain}, info)
+    data = arrays_bytes({"forget": embedded.forget, "retain": embedded.retain}, info)
+    run.keep({_name(stage): data})
 
 
 def read_states(run: RunDirectory, stage: str) -> States | None:
@@ -82,4 +87,4 @@ def copy_states(source: RunDirectory, run: RunDirectory, stage: str) -> None:
     """Take over the representations of a reused stage, where there are any."""
     path = states_path(source, stage)
     if path.exists():
-        write_atomic(states_path(run, stage), read_bytes(path))
+        run.keep({_name(stage): read_bytes(path)})

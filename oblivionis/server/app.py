@@ -23,6 +23,7 @@ from oblivionis.errors import NotMeasured, OblivionisError, RunError, to_mend
 from oblivionis.flower.grids import HttpGrid, InMemoryGrid, deliver_by_node, partitions
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, check_output
 from oblivionis.runs.failures import check_measured
 from oblivionis.runs.progress import Events, LogEvents
@@ -120,7 +121,7 @@ def _earlier(path: Path, overrides: str) -> RunDirectory:
     """The run to resume. Raises RunError."""
     if overrides:
         raise RunError("resume takes the run's own configuration; leave overrides out")
-    return RunDirectory.open(path)
+    return seal.opened(path)
 
 
 def _continuation(grid: Grid, run: RunDirectory, config: Config) -> str:
@@ -139,7 +140,11 @@ def serve(
     stop: threading.Event,
     elsewhere: Elsewhere | None = None,
 ) -> None:
-    """Run all stages over `grid`; `elsewhere` measures beside the server's process."""
+    """Run all stages over `grid`; `elsewhere` measures beside the server's process.
+
+    Raises RunError for a run that broke off and is not as its ledger says (`oblivionis.runs.seal`).
+    """
+    seal.need_whole(run)
     registered = registrations() if isinstance(grid, HttpGrid) else None
     roster, watched = None, None
     if isinstance(grid, InMemoryGrid):

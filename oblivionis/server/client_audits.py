@@ -18,7 +18,7 @@ from oblivionis.assessment.audit_numbers import (
     read_audit,
 )
 from oblivionis.assessment.verification import judge_numbers, moved
-from oblivionis.files import read_json, write_json
+from oblivionis.files import json_text, read_json, write_json
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Request
 from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, SIGNED, audit_bytes, verified
@@ -173,8 +173,8 @@ class ClientAudits:
         return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: config})
 
     def _keep(self, request: Request, asked: _Asked) -> None:
-        run, moment = self._server.run.path, asked.moment
-        known = read_audit(run, request.id) or {"request": request.id, "client": request.client}
+        run, moment = self._server.run, asked.moment
+        known = read_audit(run.path, request.id) or {"request": request.id, "client": request.client}
         if moment == "before":  # a round that is repeated begins anew
             known = {"request": request.id, "client": request.client, "round": asked.round}
         known.pop(moment, None)
@@ -190,7 +190,8 @@ class ClientAudits:
             known["signed_by"] = own[PUBLIC_KEY]
             signatures[moment] = {SIGNATURE: own[SIGNATURE], **{name: facts[name] for name in SIGNED}}
         more = {name: value for name, value in (("signatures", signatures), ("failed", failed)) if value}
-        write_json(audit_path(run, request.id), {**known, **more})
+        name = audit_path(run.path, request.id).relative_to(run.path).as_posix()
+        run.keep({name: json_text({**known, **more})})
 
     def _write_row(self, requests: Sequence[Request], asked: _Asked, seconds: float) -> None:
         """The means over the requests that were measured, and as `error` what clients could not measure."""

@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from oblivionis import seeds
 from oblivionis.assessment.assessor import Measured
 from oblivionis.requests.node_records import NODES_DIR
+from oblivionis.runs import seal
 from oblivionis.runs.directory import named_metrics
 from oblivionis.runs.failures import warn
 from oblivionis.server.context import Server
@@ -32,6 +33,8 @@ def run_local(server: Server) -> None:
     """Train, measure, unlearn and measure one client after another; clients done earlier are not repeated."""
     config, run = server.config, server.run
     started = time.perf_counter()
+    if not seal.begin(run, config, "local"):
+        seal.resume(run, "local", 0)
     clients = list(range(server.holdings.clients))
     if config.federation.local_clients is not None and config.federation.local_clients < len(clients):
         chosen = random.Random(seeds.derive(config.seed, "local clients"))
@@ -54,6 +57,7 @@ def run_local(server: Server) -> None:
             if client in forgot:
                 rows += _row(server, FORGOTTEN, client, forgot[client])
             run.append_metrics(rows)
+            seal.keep_rows(run, "local")
             server.events.round_finished(len(done) + 1, time.perf_counter() - began)
             done.add(client)
     for stage in (FORGOTTEN, TRAINED):
@@ -135,7 +139,8 @@ def _summarise(server: Server, stage: str, seconds: float) -> None:
         known = [value for r in rows if (value := r.get(name)) is not None]
         if known:
             values[name] = known
-    server.run.finish_stage(
+    seal.finish_stage(
+        server.run,
         stage,
         {
             "stage": stage,

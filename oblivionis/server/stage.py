@@ -22,11 +22,11 @@ from oblivionis.errors import RunError, RunFailed
 from oblivionis.models.layers import layers_of
 from oblivionis.models.negation import negated_numbers
 from oblivionis.reports import ruler as ruler_report
-from oblivionis.requests import seal
 from oblivionis.requests.from_nodes import NodeRequests, SealedRequests
 from oblivionis.requests.holdings import SimulatedRequests
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import in_words
+from oblivionis.runs import seal
 from oblivionis.runs.directory import Checkpoint, vector_hash
 from oblivionis.runs.failures import END, recorded, warn
 from oblivionis.runs.privacy import train_steps, unlearn_steps
@@ -87,9 +87,7 @@ class Stage:
 
     def execute(self) -> None:
         started = time.perf_counter()
-        if self.name == "unlearn":
-            seal.begin(self.run, self.config, self.name, self.requests.ledger)
-        done, vector = self._recover()
+        done, vector = self._recover(begun=not seal.begin(self.run, self.config, self.name))
         self.events.stage_started(self.name, done, self.rounds)
         if self.name == "unlearn" and self.oracle is None and not self.server.remote:
             self.events.warning("no retrained model in this run: forget quality cannot be computed")
@@ -120,24 +118,23 @@ class Stage:
             strict=self.config.strict,
         )
 
-    def _recover(self) -> tuple[int, np.ndarray]:
-        """Continue after the last complete round, or start afresh."""
+    def _recover(self, *, begun: bool) -> tuple[int, np.ndarray]:
+        """Continue after the last complete round, or start afresh. `begun`: the stage broke off."""
         checkpoints = self.run.checkpoint_rounds(self.name)
+        checkpoint = self.run.load_checkpoint(self.name) if checkpoints else None
+        done = 0 if checkpoint is None else checkpoint.round
+        if begun or checkpoints:
+            seal.resume(self.run, self.name, done)
         if self.server.account is not None:
-            self.server.account.roll_back(self.name, self.run.load_checkpoint(self.name).round if checkpoints else 0)
-        if not checkpoints:
-            self.run.forget_metrics_after(self.name, -1)
-            self.requests.roll_back(0)
-            self._recover_updates(0)
+            self.server.account.roll_back(self.name, done)
+        self.requests.roll_back(done)
+        self._recover_updates(done)
+        if checkpoint is None:
             return 0, self.server.initial_vector(self.name)
-        checkpoint = self.run.load_checkpoint(self.name)
         self.kept = checkpoint.strategy_state
         if self.private is not None:
             self.private.clipping_norm = float(checkpoint.info.get("clipping_norm", self.private.clipping_norm))
-        self.run.forget_metrics_after(self.name, checkpoint.round)
-        self.requests.roll_back(checkpoint.round)
-        self._recover_updates(checkpoint.round)
-        return checkpoint.round, checkpoint.vector
+        return done, checkpoint.vector
 
     def _recover_updates(self, done: int) -> None:
         """The clients' updates as they were after round `done`. RunError where they are gone."""
@@ -291,7 +288,8 @@ class Stage:
             named = "; ".join(f"{r.id}{f' ({r.failure})' if r.failure else ''}" for r in waiting)
             self.events.warning(f"{len(waiting)} deletion requests are still pending: {named}")
         rebound, per_request = rebound_summary(self.run.metrics(), self.name)
-        self.run.finish_stage(
+        seal.finish_stage(
+            self.run,
             self.name,
             {
                 "stage": self.name,
@@ -363,6 +361,7 @@ class _Recorder(Listener):
         self._cuts: list[dict[str, object]] = []
         self._more: dict[str, float] = {}
         self._sent = self._received = 0
+        self._checkpoint: Checkpoint | None = None
 
     def round_started(self, server_round: int, total: int) -> None:
         self._stage.server.check_stop()
@@ -447,13 +446,9 @@ class _Recorder(Listener):
         if stage.rebound is not None:
             with stage.recorded(server_round, "round", "rebound"):
                 stage.rebound.round_ended(stage.requests.served_so_far(), server_round, vector)
-        stage.run.save_checkpoint(
-            Checkpoint(stage.name, server_round, vector, dict(state), {"seed": stage.config.seed, **stage.norm}),
-            keep=stage.config.federation.keep_checkpoints,
+        self._checkpoint = Checkpoint(
+            stage.name, server_round, vector, dict(state), {"seed": stage.config.seed, **stage.norm}
         )
-        if stage.updates is not None:
-            stage.updates.settle()
-        stage.done, stage.vector = server_round, vector
 
     def round_completed(
         self, server_round: int, arrays: ArrayRecord, metrics: Mapping[str, Any], seconds: float
@@ -482,7 +477,17 @@ class _Recorder(Listener):
         }
         cuts = {"cut": self._cuts} if self._cuts else {}
         stage.run.append_metrics([{**row, "clients": self._clients, **cuts, "time": time.time()}])
+        self._keep()
         stage.events.round_finished(server_round, seconds)
+
+    def _keep(self) -> None:
+        """The round is complete, and all that was measured of it is written: from here a stage goes on."""
+        stage, checkpoint = self._stage, self._checkpoint
+        assert checkpoint is not None
+        stage.run.save_checkpoint(checkpoint, keep=stage.config.federation.keep_checkpoints)
+        if stage.updates is not None:
+            stage.updates.settle()
+        stage.done, stage.vector = checkpoint.round, checkpoint.vector
 
 
 def _vector(arrays: ArrayRecord) -> np.ndarray:

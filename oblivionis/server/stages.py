@@ -12,8 +12,8 @@ from oblivionis.data.twins import left_out
 from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
-from oblivionis.requests import seal
 from oblivionis.requests.twins import note_twins
+from oblivionis.runs import seal
 from oblivionis.runs.failures import warn
 from oblivionis.runs.forecast import plan
 from oblivionis.runs.reuse import import_stages
@@ -51,6 +51,7 @@ def _run_stages(server: Server) -> None:
     config, run, events = server.config, server.run, server.events
     effort = {full: 0 if server.assessor.empty else server.assessor.effort(full=full) for full in (False, True)}
     events.planned(plan(config, planned_rounds(config), effort[False], effort[True]))
+    seal.start(run)
     if config.start_from:
         import_stages(config, run, server.fingerprint, events)
     server.open_account()
@@ -78,14 +79,16 @@ def _run_stages(server: Server) -> None:
 def _measure_base(server: Server) -> None:
     """The metrics of the model that nobody has trained, kept like those of a stage without rounds."""
     run, events = server.run, server.events
-    run.forget_metrics_after(BASE, -1)
+    if not seal.begin(run, server.config, BASE):
+        seal.resume(run, BASE, 0)
     events.evaluating("base model")
     measured = server.assessor.measure(server.start_vector, full=True)
     run.append_metrics(measured.rows(BASE, 0, "end"))
     events.evaluated(0, "base model", measured.metrics, measured.seconds)
     warn(events, measured.report.failed)
     facts = {"stage": BASE, "rounds": 0, "seconds": measured.seconds, "seed": server.config.seed}
-    run.finish_stage(BASE, {**facts, "fingerprint": server.fingerprint, **measured.facts}, measured.log)
+    summary = {**facts, "fingerprint": server.fingerprint, **measured.facts}
+    seal.finish_stage(run, BASE, summary, measured.log)
 
 
 def _tell_of_data(server: Server) -> None:

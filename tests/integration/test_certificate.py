@@ -30,10 +30,10 @@ from oblivionis.reports.certificate.checks import (
 )
 from oblivionis.reports.certificate.page import certificate_page
 from oblivionis.reports.html import request_pages
-from oblivionis.requests import seal
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.node_key import audit_bytes, public_hex, signers
 from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, vector_hash
 
 
@@ -225,8 +225,7 @@ def test_what_is_measured_later_supersedes(finished, tmp_path):
     folder, _ = certificates.create(copy, request.id, key)
     assert certificates.mark_superseded(copy) == []
     audit = copy.path / "audits" / "leakage-unlearn-0002" / "audit.json"
-    write_json(audit, {"questions": []})
-    seal.measured(copy, audit)
+    seal.measured(copy, audit, {"questions": []})
     assert certificates.mark_superseded(copy) == [folder]
     result = call("certificate", "verify", folder, "--public-key", f"{key}.pub")
     assert result.code == 2 and "superseded" in result.err

@@ -209,10 +209,12 @@ def cut(folder, keep):
 
 def test_a_tail_cut_off_on_either_side_is_found_by_the_other(served, tmp_path):
     ours, theirs = copies(served, tmp_path)
-    whole = len((ours / "requests.jsonl").read_text().splitlines())
-    cut(ours, whole - 5)  # after what the nodes know of come the names of the run's files
+    lines = (ours / "requests.jsonl").read_text().splitlines()
+    told = max(n for n, line in enumerate(lines) if '"event": "asked"' in line)  # and with it where the ledger ended
+    cut(ours, told - 1)
     (_, wrong), (_, fine) = check_ledgers([ours], [theirs])
     assert "lines are gone" in wrong[0] and not fine
+    assert f"after {told} lines, and none of the {told - 1} there are" in wrong[0]
     assert call("request", "verify", ours).code == 0, "by itself it looks whole"
     assert call("request", "verify", ours, "--node-dir", theirs).code == 1
 

@@ -322,8 +322,10 @@ def refused(config, run, match):
 
 
 def copied(whole, folder, *gone):
+    """Without the ledger, which names the files as they were: what follows is about the files themselves."""
     run = RunDirectory(folder / "copy")
     shutil.copytree(whole.path, run.path)
+    run.ledger_path.unlink()
     for stage in gone:
         (run.path / f"stages/{stage}.json").unlink()
         shutil.rmtree(run.path / "checkpoints" / stage)

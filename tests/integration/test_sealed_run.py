@@ -14,10 +14,10 @@ from oblivionis.chain import append_linked, check_chain
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import OUTCOMES
 from oblivionis.requests.node_key import audit_bytes, audit_key, public_hex
 from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.server.app import serve
 from strategies import protocol
@@ -260,7 +260,7 @@ def test_an_edited_ledger_is_refused(copy, tmp_path):
     assert body["commitment"] in text
     run.ledger_path.write_text(text.replace(body["commitment"], "0" * 64))
     result = certify(run, body, tmp_path)
-    assert result.code == 2 and "is broken, and nothing is certified of it: line" in result.err
+    assert result.code == 2 and "requests.jsonl was changed: line" in result.err
 
 
 def test_a_ledger_written_anew_is_refused(copy, tmp_path):

@@ -1,6 +1,6 @@
 """Whole runs in one process: real server and clients on an in-memory grid, tiny data."""
 
-import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -8,11 +8,10 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from support.stages import Recorded, execute, final_metrics, new_run, tombstones
 
 from oblivionis.assessment.assessor import Assessor, assemble_for
-from oblivionis.errors import RunError, RunFailed
+from oblivionis.errors import RunError, RunFailed, RunInterrupted
 from oblivionis.models.corpus import corpus_of
 from oblivionis.reports.summary import comparison, stage_metrics
 from oblivionis.requests.ledger import Ledger
-from oblivionis.runs.directory import RunDirectory
 from strategies import protocol
 
 
@@ -93,10 +92,9 @@ def test_resume_after_losing_the_newest_checkpoint_repeats_the_round(finished, t
     """As after a kill between the FedTU exchange and the checkpoint: the client has buried its records already."""
     _, whole, _, _ = finished
     config, run = new_run(tmp_path, "torn", "federation.rounds.unlearn=4", "federation.keep_checkpoints=9")
-    execute(config, run)
-    (run.path / "stages/unlearn.json").unlink()
-    for round in (3, 4):
-        (run.path / f"checkpoints/unlearn/round-{round:04d}.safetensors").write_bytes(b"torn")
+    with pytest.raises(RunInterrupted):
+        execute(config, run, events=Recorded(threading.Event(), ("unlearn", 4)))
+    (run.path / "checkpoints/unlearn/round-0003.safetensors").write_bytes(b"torn")
     execute(config, run)
     assert final_metrics(run) == final_metrics(whole)
     assert {r.id: r.served_round for r in Ledger(run.ledger_path)} == {
@@ -210,6 +208,14 @@ def test_start_from_refuses_other_settings(finished, tmp_path):
         execute(config, run)
 
 
+class StoppedAfterTwo(Recorded):
+    """Of four clients, each by itself."""
+
+    def round_finished(self, round, seconds):
+        if round == 2:
+            self.stop.set()
+
+
 def test_local_trains_each_client_alone_and_can_be_continued(tmp_path):
     config, run = new_run(tmp_path, "local", "stages=[local]", "federation.rounds.local=1")
     execute(config, run)
@@ -218,11 +224,9 @@ def test_local_trains_each_client_alone_and_can_be_continued(tmp_path):
     rows = [r["metrics"]["retain_prob"] for r in run.metrics() if r["stage"] == "local" and r["evaluator"] == "tofu"]
     assert summary["metrics"]["retain_prob"] == pytest.approx(np.mean(rows))
     assert not run.nodes_path.exists(), "local tombstones lie apart from those of the federation"
-    stopped = tmp_path / "copy"
-    shutil.copytree(run.path, stopped)
-    (stopped / "stages/local.json").unlink()
-    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (stopped / "metrics.jsonl").write_text("".join(line for line in lines if '"round": 3' not in line))
-    _, grid = execute(config, RunDirectory.open(stopped))
-    assert {client for client, kind in grid.sent if kind == protocol.TRAIN} == {3}
-    assert RunDirectory.open(stopped).stage_summary("local")["metrics"] == summary["metrics"]
+    config, stopped = new_run(tmp_path, "stopped", "stages=[local]", "federation.rounds.local=1")
+    with pytest.raises(RunInterrupted):
+        execute(config, stopped, events=StoppedAfterTwo(threading.Event()))
+    _, grid = execute(config, stopped)
+    assert {client for client, kind in grid.sent if kind == protocol.TRAIN} == {2, 3}
+    assert stopped.stage_summary("local")["metrics"] == summary["metrics"]

@@ -21,11 +21,11 @@ from oblivionis.reports.html import run_page
 from oblivionis.reports.outcome import COMPARED, DOUBTFUL, outcome
 from oblivionis.reports.summary import print_summary
 from oblivionis.reports.warnings import find_warnings
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import INCONCLUSIVE, MEANING, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.requests.judgements import judgement_of
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.twins import read_twins
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 
 SAID = "2 records to forget are also held, word for word or nearly, by records that stay ("

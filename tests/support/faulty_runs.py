@@ -21,6 +21,7 @@ from support.inprocess import InProcessGrid
 from oblivionis import array_files, files
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
+from oblivionis.runs import directory
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.progress import Events
 from oblivionis.server.app import serve
@@ -123,7 +124,7 @@ def dies_writing(name, number, moment):
             write_atomic(path, data)
 
         os.replace = killed
-        array_files.write_atomic = torn
+        array_files.write_atomic = directory.write_atomic = torn
 
     return prepare
 

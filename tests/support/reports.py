@@ -12,10 +12,10 @@ from oblivionis.config import compose as configuration
 from oblivionis.data.records import Corpus
 from oblivionis.reports import summary as report
 from oblivionis.reports.html import run_page as html_report
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.twins import note_twins
+from oblivionis.runs import seal
 from oblivionis.runs.directory import Checkpoint, RunDirectory
 
 STAGES = ("finetune", "retrain", "unlearn")
@@ -80,9 +80,10 @@ def ask(run, *, serve=True, reason="its share"):
 
 def bind(run, config):
     """The ledger names the run's files, as at the end of its stages."""
+    run.note("begun", files=seal.present(run), over=False)
     for stage in STAGES:
         run.save_checkpoint(Checkpoint(stage, 2, np.zeros(3, np.float32), {}, {}), keep=1)
-    seal.begin(run, config, "unlearn", Ledger(run.ledger_path))
+    seal.begin(run, config, "unlearn")
     seal.seal(run)
 
 

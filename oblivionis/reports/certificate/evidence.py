@@ -23,12 +23,12 @@ from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.request_figures import request_figures
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import INCONCLUSIVE
 from oblivionis.requests.judgements import MOMENTS, exchanges, judgement_of
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.requests.node_key import signers
 from oblivionis.requests.sealed import Opened, SealError
+from oblivionis.runs import seal
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failures import failures

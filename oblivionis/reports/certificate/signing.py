@@ -32,9 +32,9 @@ from oblivionis.reports.certificate.checks import Check, of_all, overall, run_ch
 from oblivionis.reports.certificate.evidence import STAGE, gather, gather_opened, program_of, run_name
 from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SUPERSEDED_FILE, certificate_page
 from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
-from oblivionis.requests import seal
 from oblivionis.requests.ledger import SERVED, Request
 from oblivionis.requests.sealed import Opened
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
 

@@ -20,10 +20,10 @@ from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import text_hash
 from oblivionis.config.own_code import permit_named
-from oblivionis.requests import seal
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.requests.wire import Question, write_question
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.server.app import serve
 from strategies import protocol

@@ -145,7 +145,7 @@ def test_a_ledger_without_its_last_lines_binds_nothing(tmp_path):
     lines = run.ledger_path.read_text().splitlines(keepends=True)
     run.ledger_path.write_text("".join(line for line in lines if '"sealed"' not in line))
     found = outcome(run, config, KEPT, LIKE)
-    assert found.grade == DOUBTFUL and "the ledger does not name the run's files" in found.sentence
+    assert found.grade == DOUBTFUL and "it is not sealed: its ledger does not say which files" in found.sentence
 
 
 def test_good_news_does_not_rest_on_figures_that_were_kept(tmp_path):

@@ -1,4 +1,4 @@
-"""The account in privacy.json: nothing lost, nothing twice, and ε as the mechanisms have it."""
+"""The account in a run's ledger: nothing lost, nothing twice, and ε as the mechanisms have it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_the_source_of_a_run_spent_is_carried_over(tmp_path):
         "finetune", {"metrics": {}, "stage": "finetune", "rounds": 2, "reused_from": str(source.path)}, None
     )
     ours = open_account(config, run, HOLDINGS, secret=False)
-    assert ours.spent("unlearn") == epsilon({Event(2.0, 3, 30): 2}, 1e-3), "its unlearning is no part of this model"
+    assert ours.spent("unlearn") == theirs.spent("unlearn"), "whoever saw its unlearned model saw these records, too"
     rounds = config.federation.rounds.unlearn + config.unlearning.requests.extra_rounds
     for server_round in range(1, rounds + 1):
         ours.release("unlearn", unlearn(server_round, ours.noise_multiplier))
@@ -223,14 +223,70 @@ def test_a_target_for_records_is_kept_by_a_client_that_takes_part_in_every_round
     assert 4.5 < account.spent("unlearn") <= 5.0
 
 
-def test_a_damaged_account_is_told_of(tmp_path):
+@pytest.mark.parametrize("edit", ["removed", "emptied", "another delta"])
+def test_what_becomes_of_the_file_for_people_changes_no_total(tmp_path, edit):
     config, run = started(tmp_path, *CLIENT)
-    open_account(config, run, HOLDINGS, secret=False).release("finetune", train(1))
-    told = json.loads((run.path / FILE).read_text())
-    del told["releases"][0]["noise_multiplier"]
-    (run.path / FILE).write_text(json.dumps(told))
-    with pytest.raises(FileError, match=r"releases\[0\].*noise_multiplier"):
+    account = open_account(config, run, HOLDINGS, secret=False)
+    account.release("finetune", train(1))
+    told = read_account(run)
+    (run.path / FILE).unlink()
+    if edit == "emptied":
+        (run.path / FILE).write_text("")
+    elif edit == "another delta":
+        (run.path / FILE).write_text(json.dumps({**told, "delta": 0.5, "releases": []}))
+    assert read_account(run) == told
+    again = open_account(config, run, HOLDINGS, secret=False)
+    again.release("finetune", train(2))
+    account.release("finetune", train(2))
+    assert again.spent("finetune") == account.spent("finetune") > told["lineages"]["finetune and unlearn"]["epsilon"]
+    assert json.loads((run.path / FILE).read_text())["delta"] == told["delta"], "and the file is written anew"
+
+
+def test_a_line_of_the_account_that_lacks_something_is_told_of(tmp_path):
+    config, run = started(tmp_path, *CLIENT)
+    open_account(config, run, HOLDINGS, secret=False)
+    run.note("release", release={"stage": "finetune", "round": 1, "kind": "train", "clipping_norm": 1.0})
+    with pytest.raises(FileError, match=r"requests\.jsonl: line 2: release: release: .*noise_multiplier"):
         open_account(config, run, HOLDINGS, secret=False)
+
+
+def test_an_account_that_an_earlier_version_kept_goes_on(tmp_path):
+    """In `privacy.json` alone: its releases become part of the ledger, once."""
+    config, run = started(tmp_path, *CLIENT)
+    account = open_account(config, run, HOLDINGS, secret=False)
+    account.release("finetune", train(1))
+    (run.path / "requests.jsonl").unlink()
+    again = open_account(config, RunDirectory(run.path), HOLDINGS, secret=False)
+    assert again.spent("finetune") == account.spent("finetune")
+    (run.path / FILE).unlink()
+    assert read_account(RunDirectory(run.path))["lineages"]["finetune and unlearn"]["releases"] == 1
+
+
+def test_a_chain_of_runs_spends_what_one_run_would(tmp_path):
+    """finetune | unlearn | unlearn, each begun from the run before, against all of it in one account."""
+
+    def releases(stage):
+        return [train(1), train(2)] if stage == "finetune" else [unlearn(1), train(1), unlearn(2)]
+
+    stages = ["finetune", "unlearn", "unlearn"]
+    config, whole = started(tmp_path, *CLIENT, name="whole")
+    one = open_account(config, whole, HOLDINGS, secret=True)
+    before = None
+    for number, stage in enumerate(stages):
+        config, run = started(tmp_path, *CLIENT, name=f"run-{number}")
+        if before is not None:
+            reuse(run, before)
+        account = open_account(config, run, HOLDINGS, secret=True)
+        for release in releases(stage):
+            one.release(stage, release)
+            account.release(stage, release)
+        before = run
+    assert account.spent("unlearn") == one.spent("unlearn")
+    account.served({"a"}, 2)
+    (cost,) = read_account(run)["requests"]
+    assert cost["epsilon_after"] == pytest.approx(account.spent("unlearn")), "its own exchange, not its ancestor's"
+    account.roll_back("unlearn", 0)
+    assert account.spent("unlearn") == one.spent("unlearn"), "secret noise: what was released stays released"
 
 
 @pytest.mark.parametrize("level", ["client", "record"])

@@ -19,9 +19,9 @@ from oblivionis.files import write_json
 from oblivionis.reports.certificate import signing
 from oblivionis.reports.certificate.checks import FAIL, INCONCLUSIVE, PASS
 from oblivionis.reports.certificate.signing import CertificateError
-from oblivionis.requests import seal
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import EXCHANGE, Ledger, Request
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 
 REQUESTS = (
@@ -268,8 +268,7 @@ def test_what_is_measured_later_supersedes_until_it_is_made_anew(run, key):
     (broken / "certificate.json").write_text("{}")
     assert signing.mark_superseded(run) == [] and signing.certificates_of(run) == [certificate]
     audit = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
-    write_json(audit, {"questions": []})
-    seal.measured(run, audit)
+    seal.measured(run, audit, {"questions": []})
     assert signing.mark_superseded(run) == [folder] and signing.certificates_of(run) == []
     noted = json.loads((folder / "superseded.json").read_text())
     assert noted["measured_since"] == ["audits/leakage-unlearn-0002/audit.json"]
