@@ -129,8 +129,7 @@ def _exchange_again(
     code: Path | None,
 ) -> Iterator[Finding]:
     run, config = _opened(path, overrides)
-    if not (yield from _sealed(run)):
-        return
+    yield from _sealed(run)
     served_round, before_hash, after_hash = _applied(run, request_id, looked_at)
     group = Ledger(run.ledger_path).served_in(served_round)
     # With a target or a limit who has nothing to do leaves it so: that only the replay can tell.
@@ -201,8 +200,7 @@ def _training_again(
     path: Path, client: int, server_round: int, node_dir: Path | None, stage: str, overrides: Sequence[str]
 ) -> Iterator[Finding]:
     run, config = _opened(path, overrides)
-    if not (yield from _sealed(run)):
-        return
+    yield from _sealed(run)
     _check_open(config)
     if source := (run.stage_summary(stage) or {}).get("reused_from"):
         raise NotTestable(f"the stage {stage} is that of the run {source}: audit it there", "training")
@@ -277,7 +275,7 @@ def _collected(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]:
-    run = RunDirectory.open(path)
+    run = seal.opened(path)
     if wrong := next((o for o in overrides if o.partition("=")[0].strip() not in PLACES), None):
         raise AuditError(
             f"--set {wrong}: a replay goes by the run's own configuration; what may be set is where things lie on this "
@@ -288,27 +286,16 @@ def _opened(path: Path, overrides: Sequence[str]) -> tuple[RunDirectory, Config]
     return run, configuration.from_yaml(run.read_config())
 
 
-def _sealed(run: RunDirectory) -> Generator[Finding, None, bool]:
-    """Whether the run's folder, its configuration first, is as the run's ledger sealed it; False where there is nothing
-    to go by."""
-    if not run.ledger_path.is_file():
-        yield Finding("the run's seal", NOT_TESTABLE, "not sealed: the run has no ledger")
-        return True
-    if faults := check_chain(run.ledger_path).faults:
-        yield Finding("the run's ledger", DIFFERS, f"it was altered ({faults[0]}): there is nothing to compare with")
-        return False
-    bound, stages = seal.check(run, with_models=False), Ledger(run.ledger_path).notes(seal.STAGE)
-    if bound.faults:
-        first, *others = bound.faults
-        yield Finding("the run's seal", DIFFERS, f"{first}{f' (and {len(others)} more)' if others else ''}")
-    else:
-        yield Finding("the run's seal", NOT_TESTABLE if bound.missing else EQUAL, bound.missing)
+def _sealed(run: RunDirectory) -> Iterator[Finding]:
+    """Whether the run's ledger binds its folder, and its configuration as a node is told it."""
+    missing, stages = seal.check(run, with_models=False).missing, run.lines(seal.STAGE)
+    yield Finding("the run's seal", NOT_TESTABLE if missing else EQUAL, f"not sealed: {missing}" if missing else "")
     what = "configuration, by the run's ledger"
     if not stages:
         yield Finding(what, NOT_TESTABLE, "not sealed: no line of the ledger names it")
     for told in {str(entry.get("config")) for entry in stages}:
         yield _compared(what, _text_hash(run), told)
-    return True
+
 
 
 def _text_hash(run: RunDirectory) -> str:

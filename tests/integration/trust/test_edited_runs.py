@@ -155,7 +155,7 @@ BUILD_ON_NO_RUN = {
     *("certificate keygen", "certificate verify", "config check", "config list", "config show", "data describe"),
     *("deploy hub", "deploy init", "deploy renew", "model build", "model fetch", "model info", "wikimem build"),
     *("request audit", "request from-audit", "request list", "request open", "request repair", "request submit"),
-    *("request verify", "runs list", "runs show", "view"),
+    *("request verify", "request withdraw", "runs list", "runs show", "view"),
 }
 """Commands that show, or take up no run; those of suites and audits of people go by the door, see `test_seal.py`."""
 
