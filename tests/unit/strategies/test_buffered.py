@@ -417,3 +417,17 @@ def test_who_was_at_work_and_is_gone_when_a_run_goes_on_is_named(caplog):
     lost = [r.getMessage() for r in caplog.records if "were at work when the run broke off" in r.getMessage()]
     assert len(lost) == 1 and f"clients {working[0]} were" in lost[0]
     assert {client for kind, client, _ in grid.log if kind == protocol.TRAIN} >= set(working[1:])
+
+
+def test_a_model_that_is_the_checkpoints_own_is_kept_once_also_where_a_round_changed_nothing():
+    """Clients 1 and 2 fail at once and the round ends, while client 0 works on from the model that there still is."""
+    grid, told = federation(3), Told()
+    for client in (1, 2):
+        grid.nodes[client] = lambda message: Error(code=1, reason="no memory")
+    table = Table({(protocol.TRAIN, 0, 1): 50.0})
+    fedtu = buffered(2, 2, table, listener=told)
+    fedtu.start(grid, adapter(noise("start")), num_rounds=1)
+    state = told.checkpoints[1, "round"][1]
+    at_work = state["buffer/flights"].tolist()
+    assert [(row[0], row[1], row[4]) for row in at_work] == [(0, 0, 50.0)] and state["buffer/versions"][0] == 0
+    assert not [name for name in state if name.startswith("buffer/model/")]

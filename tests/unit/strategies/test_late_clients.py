@@ -11,7 +11,7 @@ from support.late import LateGrid
 from strategies import protocol
 from strategies.durations import Durations
 from strategies.factory import build, names
-from strategies.fedtu import FedTU, Options, RequestList
+from strategies.fedtu import FedTU, NodeMap, Options, RequestList
 from strategies.memory_grid import MemoryGrid
 from strategies.private_mean import PrivateMean
 
@@ -190,3 +190,20 @@ def test_a_message_that_flower_does_not_take_is_one_without_an_answer():
     told = run(Options(deadline=5.0), 3, 1, grid=Refusing(federation(3), lambda message: 0), timeout=0.2)[1]
     lost = "no reply within 0.2 s"
     assert told.of("reply") == [("reply", 0, False, lost), ("reply", 1, True, ""), ("reply", 2, False, lost)]
+
+
+def test_who_is_still_at_work_after_the_deadline_is_not_to_be_asked_until_the_stage_ends():
+    """By the machine's clock: client 1 goes on training when its round is over, and whoever asks would wait for it."""
+    nodes, seen = NodeMap(), {}
+
+    class Looking(Told):
+        def checkpoint(self, server_round, moment, arrays, state):
+            seen[server_round] = set(nodes.engaged())
+
+    grid = LateGrid(federation(3), lambda m: 9.0 if m.metadata.dst_node_id == 1001 else 0.0)
+    options = Options(deadline=0.03)
+    nodes.refresh(grid._grid)
+    told = Looking()
+    FedTU(build("fedavg"), listener=told, nodes=nodes, options=options).start(grid, adapter(noise("s")), num_rounds=1)
+    assert seen == {1: {1001}} and not nodes.engaged()
+    assert not told.of("clock"), "no clock is simulated"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
@@ -10,12 +12,13 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from statsmodels.stats.proportion import proportion_confint
-from support.fedtu_clients import Recorder, adapter, flat
+from support.fedtu_clients import Recorder, Repeating, adapter, flat
 from support.secure import SecureClient, vanishing
 
 from strategies import build, protocol
 from strategies.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
 from strategies.memory_grid import MemoryGrid
+from strategies.nodes import seeded
 from strategies.secure import words as w
 from strategies.secure.exchange import moved
 from strategies.secure.masks import unpacked
@@ -99,7 +102,7 @@ def test_an_asker_that_drops_out_stays_pending(stage):
     nodes[2] = _client(2, spoil=vanishing(stage))
     grid = MemoryGrid(nodes, keep_log=True)
     _, requests = _run(grid, [(1, _ask(2))])
-    assert requests.attempts == {"request-2": 1}
+    assert requests.attempts == {"request-2": 1} and requests.reasons == {"request-2": "no reply within 1 s"}
     assert not requests.served_in
     sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
     assert np.array_equal(flat(sent["arrays"]), START)
@@ -396,3 +399,50 @@ def test_where_a_sum_fails_no_client_counts_as_heard():
     assert heard.keys() == set(range(4)) and not any(ok for ok, _ in heard.values())
     assert all(heard[client][1].startswith("the secure sum failed: 2 clients are left") for client in (0, 3))
     assert recorder.of("exchange_ended") == [("exchange_ended", "train", 0, 4)]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_was_served_under_cover_is_served_again_beside_new_requests(answers):
+    """Client 0 is asked again with 3 and two that cover them; where its part does not come, nothing new has failed."""
+    nodes, rounds = {c: _client(c) for c in range(6)}, []
+
+    def gone(stage, answer):
+        return None if stage == "vectors" and len(rounds) > 1 and not answers else answer
+
+    def leaving(message, client=_client(0, spoil=gone)):
+        if message.metadata.message_type == protocol.UNLEARN:
+            rounds.append(message.content["config"]["server-round"])
+        return client(message)
+
+    nodes[0] = leaving
+    grid, settings = MemoryGrid(nodes, keep_log=True), SecureSettings(clipping=10.0, patience=1.0)
+    requests = Repeating([(1, _ask(0, 2)), (2, _ask(3))])
+    options = Options(secure=settings, cover=4, unlearn_config={"method": "npo"})
+    FedTU(build("fedavg"), requests=requests, options=options).start(grid, adapter(START), num_rounds=2, timeout=1.0)
+    assert requests.served_in == {"request-0": 1, "request-3": 2} and not requests.attempts
+    assert requests.repeated == ([("request-0", 2)] if answers else [])
+    sent = {c: content["config"] for kind, c, content in grid.log if kind == protocol.UNLEARN and len(rounds) == 2}
+    second = {c: config for c, config in sent.items() if config["server-round"] == 2}
+    assert len(second) == 4 and {c for c, config in second.items() if protocol.REQUEST_IDS in config} == {0, 3}
+    assert all(config[protocol.COVER] and config["method"] == "npo" for config in second.values())
+
+
+def test_who_covers_is_drawn_by_seed_stage_and_round():
+    """Two of those that do not ask, in partition order, by Python's own sampler; another stage draws others."""
+    found = []
+    for seed, stage in ((3, "s"), (4, "s"), (3, "t")):
+        grid = MemoryGrid({c: _client(c) for c in range(9)}, keep_log=True)
+        due = [(1, _ask(7)), (2, UnlearnRequest("later", 7, ("7-1",)))]
+        _run(grid, due, rounds=2, cover=3, seed=seed, stage=stage, unlearn_config={"x": 1})
+        sent = {1: {}, 2: {}}
+        for kind, client, content in grid.log:
+            if kind == protocol.UNLEARN:
+                sent[content["config"]["server-round"]][client] = dict(content["config"])
+        for server_round, configs in sent.items():
+            with seeded(seed, stage, server_round, "cover"):
+                drawn = random.sample([c for c in range(9) if c != 7], 2)
+            found.append(tuple(sorted(drawn)))
+            assert configs.keys() == {7, *drawn}
+            common = {"server-round": server_round, "stage": stage, "run-seed": seed, "x": 1, protocol.COVER: True}
+            assert [configs[c] for c in drawn] == [common] * 2 and common.items() <= configs[7].items()
+    assert len(set(found)) > 3

@@ -41,7 +41,7 @@ def _run(multiplier: float, norm: float, length: float, due=(), strategy="fedavg
     options = Options(secure=settings, private_mean=private, cover=CLIENTS if due else 0, stage="unlearn")
     clients = {c: _client(c, length, **({"spoil": spoil} if spoil and c == 1 else {})) for c in range(CLIENTS)}
     grid = MemoryGrid(clients, keep_log=True)
-    fedtu = FedTU(build(strategy), requests=RequestList(due), options=options)
+    fedtu = FedTU(build(strategy), requests=RequestList(due) if due else None, options=options)
     result = fedtu.start(grid, adapter(START), num_rounds=1, timeout=1.0)
     return flat(result.arrays), releases, grid
 
@@ -70,7 +70,8 @@ def test_every_client_counts_alike_and_no_longer_than_the_norm():
 def test_a_request_is_one_more_release(strategy):
     due = [(1, UnlearnRequest("one", 3, ("a", "b")))]
     _, releases, grid = _run(1e-3, 2.0, 30.0, due, strategy)
-    assert [(r.kind, r.population) for r in releases] == [("unlearn", None), ("train", None)]
+    told = [(r.kind, r.server_round, r.clients, r.population) for r in releases]
+    assert told == [("unlearn", 1, CLIENTS, None), ("train", 1, CLIENTS, None)], "one asks, all of them are in the sum"
     sent = next(flat(content["arrays"]) for kind, _, content in grid.log if kind == protocol.TRAIN)
     expected = np.zeros(CLIENTS)
     expected[3] = 2.0
