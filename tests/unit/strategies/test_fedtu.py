@@ -354,15 +354,17 @@ class AlsoAgain(RequestList):
         self.served_in[f"{request.request_id} again"] = server_round
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_moments_are_reset_where_any_request_is_served_for_the_first_time(first):
-    due = [(2, request(0))] if first else []
+@pytest.mark.parametrize(
+    "due", [[], [(2, request(0))], [(2, request(1, name="new"))]], ids=["none", "another's", "the same client's"]
+)
+def test_moments_are_reset_where_any_request_is_served_for_the_first_time(due):
     recorder, source = Recorder(), AlsoAgain(due)
     options = Options(server_state_on_unlearn="reset")
     fedtu = FedTU(build("fedavgm"), requests=source, listener=recorder, options=options)
     fedtu.start(federation(3), adapter(noise("start")), num_rounds=2)
-    assert recorder.checkpoints[1, "round"][1] and source.served_in.keys() == {"old again", *(["r0"] if first else [])}
-    assert (recorder.checkpoints[2, "after_unlearn"][1] == {}) is first
+    served = {"old again", *(new.request_id for _, new in due)}
+    assert recorder.checkpoints[1, "round"][1] and source.served_in.keys() == served
+    assert (recorder.checkpoints[2, "after_unlearn"][1] == {}) is bool(due)
 
 
 def test_rounds_that_are_added_for_a_request_count_as_planned():
@@ -556,3 +558,39 @@ def test_a_client_that_does_not_answer_counts_in_the_private_mean_of_an_unlearni
     after, _ = recorder.checkpoints[1, "after_unlearn"]
     np.testing.assert_allclose(after, start + sum(model - start for model in models.values()) / 3, atol=1e-5)
     assert [(r.kind, r.clients) for r in releases] == [("unlearn", 3), ("train", 4)]
+
+
+def test_a_client_that_asks_and_is_not_connected_fails_what_is_new_alone():
+    source, recorder = AlsoAgain([(2, request(1, name="new"))]), Recorder()
+    grid = federation(2)
+    del grid.nodes[1]
+    FedTU(build("fedavg"), requests=source, listener=recorder).start(grid, adapter(noise("start")), num_rounds=3)
+    assert source.attempts == {"new": 2} and source.reasons == {"new": "not connected"} and not source.served_in
+    assert recorder.of("reply").count(("reply", 1, False, "not connected")) == 2
+
+
+def test_what_several_requests_of_a_client_count_is_the_sum_of_what_each_says():
+    """Ten records that are not named and one that is, against one: 11/12 and 1/12 of the way. Lists are no numbers."""
+    start, models, told = noise("start"), {1: noise("one"), 2: noise("two")}, {}
+
+    class Telling(RequestList):
+        def served(self, request, server_round, info):
+            super().served(request, server_round, info)
+            told[request.request_id] = dict(info)
+
+    grid = federation(3)
+    for p, model in models.items():
+        node = honest(p)
+        grid.nodes[p] = lambda m, p=p, model=model, node=node: (
+            content(model, loss=p / 4, gaps=[1.0, 2.0]) if m.metadata.message_type == protocol.UNLEARN else node(m)
+        )
+    leaving = UnlearnRequest("bye", 1, (), 10, protocol.SCOPE_CLIENT)
+    requests, recorder = Telling([(1, leaving), (1, request(1, 1, "a")), (1, request(2, 1))]), Recorder()
+    options = Options(unlearn_config={"epochs": 9})
+    fedtu = FedTU(build("fedavg"), requests=requests, listener=recorder, options=options)
+    fedtu.start(grid, adapter(start), num_rounds=1, train_config=ConfigRecord({"epochs": 2, "batch": 3}))
+    after, _ = recorder.checkpoints[1, "after_unlearn"]
+    np.testing.assert_allclose(after, start + (11 * (models[1] - start) + models[2] - start) / 12, atol=1e-5)
+    assert told["bye"] == told["a"] == {"num-examples": 2, "loss": 0.25} and told["r2"]["loss"] == 0.5
+    settings = {kind: (c["config"]["epochs"], c["config"]["batch"]) for kind, _, c in grid.log if kind != "query"}
+    assert settings == {protocol.UNLEARN: (9, 3), protocol.TRAIN: (2, 3)}, "an unlearning's own settings count first"

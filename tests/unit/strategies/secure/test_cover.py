@@ -16,6 +16,7 @@ from support.fedtu_clients import Recorder, Repeating, adapter, flat
 from support.secure import SecureClient, vanishing
 
 from strategies import build, protocol
+from strategies.arrays import fingerprint
 from strategies.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
 from strategies.memory_grid import MemoryGrid
 from strategies.nodes import seeded
@@ -323,6 +324,7 @@ def test_sealed_requests_are_served_without_a_name():
     ((server_round, session, commitments, survivors, before, after, records),) = source.exchanges
     assert (server_round, commitments, survivors, records) == (1, hexes, (0, 1, 2, 3), 1)
     assert len(session) == 32
+    assert (before, after) == (fingerprint(adapter(START)), fingerprint(adapter(model)))
     assert before != after
     asked = [content.config_records[protocol.CONFIG] for kind, _, content in grid.log if kind == protocol.UNLEARN]
     assert len({tuple(sorted(config.items())) for config in asked}) == 1
@@ -409,10 +411,12 @@ def test_what_was_served_under_cover_is_served_again_beside_new_requests(answers
     def gone(stage, answer):
         return None if stage == "vectors" and len(rounds) > 1 and not answers else answer
 
-    def leaving(message, client=_client(0, spoil=gone)):
+    asked = _client(0, spoil=gone)
+
+    def leaving(message):
         if message.metadata.message_type == protocol.UNLEARN:
             rounds.append(message.content["config"]["server-round"])
-        return client(message)
+        return asked(message)
 
     nodes[0] = leaving
     grid, settings = MemoryGrid(nodes, keep_log=True), SecureSettings(clipping=10.0, patience=1.0)
@@ -446,3 +450,20 @@ def test_who_covers_is_drawn_by_seed_stage_and_round():
             common = {"server-round": server_round, "stage": stage, "run-seed": seed, "x": 1, protocol.COVER: True}
             assert [configs[c] for c in drawn] == [common] * 2 and common.items() <= configs[7].items()
     assert len(set(found)) > 3
+
+
+def test_moments_stay_where_a_sum_served_nobody_for_the_first_time():
+    """Once for a request, neither when it is served again nor when it asks for nothing: a sum of no records."""
+    resets, settings = [], SecureSettings(clipping=10.0, patience=1.0)
+    inner = build("fedavgm")
+    inner.reset_state = lambda: resets.append(1)
+    options = Options(secure=settings, cover=3, server_state_on_unlearn="reset")
+    requests = Repeating([(1, _ask(0))])
+    fedtu = FedTU(inner, requests=requests, options=options)
+    fedtu.start(MemoryGrid({c: _client(c) for c in range(4)}), adapter(START), num_rounds=2, timeout=1.0)
+    assert requests.repeated == [("request-0", 2)] and len(resets) == 1
+    nobody = SecureClient(0, _client(0).update, lambda m: int(m.metadata.message_type == protocol.TRAIN))
+    fedtu = FedTU(inner, requests=RequestList([(1, _ask(0))]), options=options)
+    nodes = {0: nobody} | {c: _client(c) for c in range(1, 4)}
+    fedtu.start(MemoryGrid(nodes), adapter(START), num_rounds=1, timeout=1.0)
+    assert len(resets) == 1
