@@ -1,5 +1,6 @@
 """Rounds with a deadline and over-sampling: who counts, what becomes of the others, and that nothing else changes."""
 
+import random
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ from strategies.durations import Durations
 from strategies.factory import build, names
 from strategies.fedtu import FedTU, NodeMap, Options, RequestList
 from strategies.memory_grid import MemoryGrid
+from strategies.nodes import seeded
 from strategies.private_mean import PrivateMean
 
 
@@ -207,3 +209,30 @@ def test_who_is_still_at_work_after_the_deadline_is_not_to_be_asked_until_the_st
     FedTU(build("fedavg"), listener=told, nodes=nodes, options=options).start(grid, adapter(noise("s")), num_rounds=1)
     assert seen == {1: {1001}} and not nodes.engaged()
     assert not told.of("clock"), "no clock is simulated"
+
+
+@pytest.mark.parametrize(("deadline", "late"), [(9.0, True), (10.0, False), (11.0, False)])
+def test_who_does_not_answer_in_the_whole_timeout_has_failed(deadline, late):
+    """It is late only where the deadline is the shorter one."""
+    options = Options(deadline=deadline, durations=Scripted(_1_1=25.0))
+    _, told, _, _ = run(options, clients=2, rounds=1, timeout=10)
+    assert told.of("late") == ([("late", 1, "late: no reply within 9 s")] if late else [])
+    assert [event for event in told.of("reply") if not event[2]] == (
+        [] if late else [("reply", 1, False, "no reply within 10 s")]
+    )
+    assert told.of("exchange_ended") == [("exchange_ended", "train", 1, 1)]
+
+
+def test_further_clients_are_drawn_by_seed_stage_and_round():
+    """By Python's own sampler among those that are not drawn yet; exchanges are told in the clients' order."""
+    found = []
+    for seed, stage in ((3, "s"), (4, "s"), (3, "t")):
+        told = run(Options(oversample=2.0, seed=seed, stage=stage), 12, rounds=2, fraction=0.25)[1]
+        for server_round, (_, _, asked) in enumerate(told.of("exchange_started"), 1):
+            with seeded(seed, stage, server_round, "train"):
+                first = random.sample(range(12), 3)
+            with seeded(seed, stage, server_round, "oversample"):
+                more = random.sample([c for c in range(12) if c not in first], 3)
+            assert asked == sorted(first + more)
+            found.append(tuple(more))
+    assert len(set(found)) > 4
