@@ -439,7 +439,7 @@ def test_a_model_that_is_the_checkpoints_own_is_kept_once_also_where_a_round_cha
 
 
 def test_those_that_work_for_nothing_are_no_clients_at_work_and_are_discarded_once():
-    """Client s is slow from round 1 on; a request in round 2 voids its work, one in round 3 that of the others alone."""
+    """Client s is slow from round 1 on; a request in round 2 voids its work, one in round 3 that of others alone."""
     first = Told()
     buffered(1, 2, Table(), listener=first).start(federation(3), adapter(noise("start")), num_rounds=1)
     ((_, _, drawn),) = first.of("exchange_started")

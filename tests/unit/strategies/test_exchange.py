@@ -11,13 +11,16 @@ from flwr.serverapp import strategy as flower
 from support.fedtu_clients import Recorder, adapter, federation, flat, noise, request
 
 from strategies import protocol
+from strategies.compression import Compression
 from strategies.exchange import Exchanges, Keys
 from strategies.fedtu import FedTU, RequestList
 from strategies.listener import Listener
 from strategies.memory_grid import MemoryGrid
 from strategies.nodes import NodeMap
+from strategies.replies import Verdict
 from strategies.secure.server import Summed
 from strategies.secure.terms import SecureSettings
+from strategies.told import Number
 
 
 def exchanges_with(summed: Summed) -> Exchanges:
@@ -134,3 +137,58 @@ def test_the_number_of_steps_is_asked_for_in_training_alone(kind, judged):
     messages = [Message(content, dst_node_id=1000 + p, message_type=protocol.TRAIN) for p in range(2)]
     verdicts = held.hold(kind, 1, messages, adapter([0.0]))
     assert [verdict.reply is not None for verdict in verdicts] == [judged] * 2
+
+
+def messages_to(held: Exchanges, *clients: int) -> list[Message]:
+    held.nodes.refresh(held.grid)
+    content = RecordDict({"arrays": adapter([0.0]), "config": held.config(1, {})})
+    return [Message(content, dst_node_id=1000 + client, message_type=protocol.EVALUATE) for client in clients]
+
+
+def measured(**metrics) -> RecordDict:
+    return RecordDict({"metrics": MetricRecord({"num-examples": 1, **metrics})})
+
+
+def test_under_masks_too_an_answer_without_a_model_comes_by_itself():
+    """And every answer is waited for as long as the stage says."""
+    grid = Timed({p: lambda message: measured(loss=0.5) for p in range(2)})
+    held = exchanges(grid, secure=SecureSettings(clipping=1.0))
+    verdicts = held.hold("evaluate", 1, messages_to(held, 1, 0), None)
+    assert [(v.partition, v.reply is not None) for v in verdicts] == [(0, True), (1, True)]
+    assert grid.waited[protocol.EVALUATE] == 7.0
+
+
+def test_numbers_are_those_of_the_kind_of_exchange_and_late_ones_come_in_their_place():
+    grid = MemoryGrid({p: lambda message: measured(a=1.0, b=2.0) for p in range(4)})
+    table = {"train": {"missing": Number(0, 1, required=True)}, "unlearn": {"num-examples": Number(0, 9), **A}}
+    held = exchanges(grid, numbers=table)
+    (verdict,) = held.hold("unlearn", 1, messages_to(held, 3), None)
+    assert verdict.reply is not None and dict(verdict.reply.content["metrics"]) == {"num-examples": 1, "a": 1.0}
+    (verdict,) = held.hold("train", 1, messages_to(held, 3), None)
+    assert verdict.reason == "metric 'missing' is missing"
+    answer = Message(measured(), reply_to=messages_to(held, 2)[0])
+    late = [Verdict(3, None, "late", late=True), Verdict(0, None, "late", late=True)]
+    assert [v.partition for v in held.judged("unlearn", 1, [(2, answer)], None, late)] == [0, 2, 3]
+
+
+A = {"a": Number(0, 1)}
+
+
+def test_a_compressed_answer_is_read_beside_what_its_client_received():
+    """Client 1 has a form of two numbers; its answer is that form, and then one of the global model."""
+
+    class Short:
+        sent, settings = adapter([1.0, 1.0]), {}
+
+        def joined(self, answer):
+            return adapter([*flat(answer), 9.0])
+
+    how, rng = Compression("topk", 0.5), np.random.default_rng(0)
+    held = exchanges(MemoryGrid({p: lambda message: None for p in range(2)}), compression=how)
+    asked, received = messages_to(held, 0, 1), []
+    for client, sent in enumerate((np.zeros(3, np.float32), np.ones(2, np.float32))):
+        packed = how.sent("adapter", sent, sent + np.arange(sent.size, dtype=np.float32), None, rng).record
+        content = RecordDict({"arrays": packed, "metrics": MetricRecord({"num-examples": 1})})
+        received.append((client, Message(content, reply_to=asked[client])))
+    verdicts = held.judged("train", 1, received, adapter(np.zeros(3)), fitted={1: Short()})
+    assert [flat(v.reply.content["arrays"]).tolist() for v in verdicts] == [[0, 1, 2], [1, 2, 9]]

@@ -236,3 +236,19 @@ def test_further_clients_are_drawn_by_seed_stage_and_round():
             assert asked == sorted(first + more)
             found.append(tuple(more))
     assert len(set(found)) > 4
+
+
+def test_an_error_counts_neither_as_an_answer_nor_as_one_of_the_others():
+    """Two of three are waited for: one answers, one fails, one is slow. How many have come of how many is told."""
+
+    class Counting(Told):
+        def arrived(self, answers, sent):
+            self.events.append(("arrived", answers, sent))
+
+    grid, told = federation(3), Counting()
+    grid.nodes[1] = lambda message: Error(code=1, reason="no memory")
+    options = Options(oversample=1.5, deadline=10.0, durations=Scripted(_1_1=2.0, _2_1=25.0))
+    fedtu = FedTU(build("fedavg", fraction_train=2 / 3), listener=told, options=options)
+    fedtu.start(grid, adapter(noise("start")), num_rounds=1)
+    assert told.of("late") == [("late", 2, "late: no reply within 10 s")]
+    assert told.of("arrived") == [("arrived", 1, 3), ("arrived", 2, 3)]

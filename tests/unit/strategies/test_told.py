@@ -56,7 +56,7 @@ def test_what_clients_may_tell_of_each_exchange() -> None:
         **{f"forget-{of}-{when}": nats for of in ("nll", "entropy", "gap") for when in ("before", "after")},
         "live-records": count,
     }
-    assert tables.NUMBERS == {"train": train, "calibrate": train, "unlearn": unlearn}
+    assert {"train": train, "calibrate": train, "unlearn": unlearn} == tables.NUMBERS
     counts = {kind: {*numbers} for kind, numbers in tables.COUNTS.items()}
     trained = {"num-examples", "train-seconds", "train-steps"}
     unlearned = {"num-examples", "unlearn-seconds", "unlearn-steps", "live-records"}

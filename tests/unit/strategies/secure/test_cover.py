@@ -391,7 +391,7 @@ def test_terms_that_cannot_be_serve_nobody_that_is_sealed():
     assert np.array_equal(flat(result.arrays), START) and source.exchanges == [] == source.failures
 
 
-def test_where_a_sum_fails_no_client_counts_as_heard():
+def test_where_a_sum_fails_no_client_counts_as_heard(caplog):
     """Not those either whose part came: what they sent is in no model."""
     nodes = {c: _client(c) for c in range(4)} | {c: _client(c, spoil=vanishing("vectors")) for c in (1, 2)}
     recorder, settings = Recorder(), SecureSettings(clipping=10.0, patience=1.0)
@@ -401,6 +401,8 @@ def test_where_a_sum_fails_no_client_counts_as_heard():
     assert heard.keys() == set(range(4)) and not any(ok for ok, _ in heard.values())
     assert all(heard[client][1].startswith("the secure sum failed: 2 clients are left") for client in (0, 3))
     assert recorder.of("exchange_ended") == [("exchange_ended", "train", 0, 4)]
+    named = [c for c in range(4) if f"client {c} left out of the train exchange" in caplog.text]
+    assert named == [1, 2] and caplog.text.count("the secure sum failed") == 1, "the fault itself is told once"
 
 
 @pytest.mark.parametrize("answers", [True, False])
