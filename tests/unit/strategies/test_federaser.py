@@ -522,3 +522,12 @@ def test_one_answer_replaces_the_model_bit_for_bit_also_where_several_would_be_s
     start, model = adapter([1e8, 1.0]), adapter([0.1, 1e-40])
     served = ByUnlearning(summed=True).serve(1, start, [Answer(3, model, 5, {"x": 1.0})], lambda *_: [])
     assert flat(served.arrays).tobytes() == flat(model).tobytes() and served.info == {3: {"x": 1.0}}
+
+
+def test_there_is_no_model_of_the_others_where_the_newest_round_is_not_stored():
+    history = MemoryHistory(every=2)
+    for server_round in (1, 2):
+        update = ClientUpdate(0, 1.0, adapter([1.0]))
+        history.record(RoundUpdates("train", server_round, adapter([0.0]), {}, [update]))
+    with pytest.raises(ValueError, match="the newest round is not stored"):
+        mean_of_others(history, {1})

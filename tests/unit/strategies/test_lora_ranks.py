@@ -315,3 +315,13 @@ def test_factors_in_float64_come_back_in_float64(client):
     for found, expected in zip(moved, wanted, strict=True):
         assert np.linalg.norm(expected) > 1e-8
         np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [(1e-5, 1.0), (1e6, 1.0), (1.0, 1e-14), (1e-9, 1e-9)])
+def test_what_counts_as_nothing_goes_by_the_scale_of_the_factors(of_a, of_b):
+    rng = np.random.default_rng(3)
+    a, b = of_a * rng.normal(size=(6, 9)), of_b * rng.normal(size=(7, 6))
+    t, q = truncation(a, b, 2)
+    found, wanted = (b @ q) @ (t @ a), best(b @ a, 2)
+    np.testing.assert_allclose(found, wanted, atol=1e-10 * np.abs(wanted).max())
+    assert np.linalg.svd(t @ a, compute_uv=False)[-1] > 1e-3 * np.linalg.svd(a, compute_uv=False)[0]
