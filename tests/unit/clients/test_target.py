@@ -535,3 +535,33 @@ def test_a_target_is_asked_for_and_must_fit() -> None:
         unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=0, options=UnlearnOptions(target=target))
     with pytest.raises(ValueError, match="tolerance must be positive"):
         Target(torch.ones(5), 0.0, flat.numpy())
+
+
+@torch.no_grad()
+def test_eight_references_are_the_fewest_that_a_line_is_fitted_to() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    with pytest.raises(ValueError, match=r"7 records that nobody trains on are too few .* expected at least 8"):
+        Estimator(model, flat, flat.numpy(), REFERENCES[:7], 4)
+    assert Estimator(model, flat, flat.numpy(), REFERENCES[:8], 4).target(FORGET, 0.1).nll.shape == (5,)
+
+
+def test_one_reference_of_which_nothing_is_known_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    monkeypatch.setattr(_Tokens, "means", lambda self: np.array([1.0, np.inf, *[2.0] * 28]))
+    with pytest.raises(ValueError, match="of the reference records are not finite"):
+        Estimator(model, flat, flat.numpy(), REFERENCES, 4).target(FORGET, 0.1)
+
+
+def test_a_target_that_takes_distributions_has_all_that_is_known_of_the_records() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    flat.load(start * np.float32(1.3))
+    target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 1e-6)
+    assert target.present is not None and target.lowered is not None and target.rows is not None
+    np.testing.assert_allclose(target.present, record_nll(model, FORGET, 5), rtol=1e-5)
+    lengths = [len(record.answer) for record in FORGET]
+    assert [len(one) for one in target.lowered] == lengths == [len(one.values) for one in target.rows]
+    assert target.tolerance == 1e-6 and np.array_equal(target.base, start)
