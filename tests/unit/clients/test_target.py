@@ -565,3 +565,30 @@ def test_a_target_that_takes_distributions_has_all_that_is_known_of_the_records(
     lengths = [len(record.answer) for record in FORGET]
     assert [len(one) for one in target.lowered] == lengths == [len(one.values) for one in target.rows]
     assert target.tolerance == 1e-6 and np.array_equal(target.base, start)
+
+
+@pytest.mark.parametrize("method", ["npo", "calibrated"])
+def test_likelihoods_that_are_known_already_change_nothing(method: str) -> None:
+    """Records on either side of their target, by those that the estimate found and by asking anew."""
+    found = []
+    for known in (True, False):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        target = shifted(model, flat, [0.9, -0.9, 0.0, 0.6, -0.4])
+        target = replace(target, present=record_nll(model, FORGET, 5) if known else None)
+        options = UnlearnOptions(target=target)
+        report = unlearn(model, flat, FORGET, RETAIN, method, {}, settings(epochs=2), seed=0, options=options)
+        found.append((flat.numpy(), report.first_gap, report.steps))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:] and found[0][1] == pytest.approx((0.9 + 0.9 + 0.6 + 0.4) / 5, abs=1e-4)
+
+
+def test_the_method_forgets_what_is_known_too_well_and_what_is_avoided_comes_back_from_the_first_epoch_on() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    now = record_nll(model, FORGET, 5)
+    target = replace(shifted(model, flat, [0.9, -0.9, 0.0, 0.9, -0.9]), present=now)
+    given = settings(epochs=1, learning_rate=1e-3)
+    unlearn(model, flat, FORGET, [], "grad_ascent", {}, given, seed=0, options=UnlearnOptions(target=target))
+    moved = record_nll(model, FORGET, 5) - now
+    assert moved[[0, 3]].mean() > 0 > moved[[1, 4]].mean()

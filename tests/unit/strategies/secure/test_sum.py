@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from scipy.stats import kstest, pearsonr
 from support.secure import STAGES, hold, vanishing
 
@@ -18,6 +19,7 @@ from strategies.private_mean import PrivateMean
 from strategies.secure import words as w
 from strategies.secure.client import Participant, SecureError
 from strategies.secure.masks import Stream, agreed, packed, public_of, signed, unpacked
+from strategies.secure.server import _Ring
 from strategies.secure.terms import LARGEST_TALLY, TALLY_STEP, WIDEST, SecureSettings, Terms
 
 
@@ -632,3 +634,55 @@ def test_no_secret_is_kept_after_a_session_nor_into_the_next_one():
     assert not secrets & set(members[0]._state) and secrets <= set(members[1]._state)
     members[1].keys(SecureSettings(clipping=1.0).terms("train", 3, (), 3).to_wire())
     assert secrets & set(members[1]._state) == {w.MASK_KEY, w.SHARE_KEY}
+
+
+def test_enough_must_be_left_around_each_client_of_a_ring():
+    """Twelve in a ring, all five neighbours of each are needed: one that is gone ends it, though eleven stay."""
+    updates, weights = _updates(12)
+    summed = hold(updates, weights, {4: vanishing(w.SHARES_TYPE)}, shares=5, threshold=5)
+    assert re.match(r"4 of the clients that share the secrets of client \d+ are left, 5 are needed", summed.fault)
+    assert summed.left_out == {4: "no reply within 1 s"}
+
+
+def test_a_key_that_is_not_the_one_that_was_told_takes_no_mask_off():
+    """All give back fitting shares, but of another secret than that of client 4, which dropped out."""
+    updates, weights = _updates(5)
+    wrong = create_shares(bytes(range(32)), 4, 5)
+
+    def lying(me):
+        def change(stage, answer):
+            known = stage == w.UNMASK_TYPE and answer[w.DROPPED] == [4]
+            return ConfigRecord({**answer, w.KEY_SHARES: [wrong[me]]}) if known else answer
+
+        return change
+
+    spoils = {c: lying(c) for c in range(4)} | {4: vanishing("vectors")}
+    summed = hold(updates, weights, spoils)
+    assert summed.fault == "the shares of the key of client 4 do not fit together: somebody sent wrong ones"
+
+
+def test_neighbours_on_a_ring_are_as_many_on_either_side_and_drawn_anew():
+    """Of twelve, five each: the client, and two on both sides, so that who has a neighbour is one of it."""
+    clients, found = [3 * c for c in range(12)], set()
+    for _ in range(20):
+        ring = _Ring(clients, 5)
+        around = {c: ring.around(c) for c in clients}
+        assert all(len(others) == 5 and c in others and others == sorted(others) for c, others in around.items())
+        assert all((a in around[b]) == (b in around[a]) for a in clients for b in clients)
+        found.add(tuple(around[0]))
+    assert len(found) > 5
+    for shares in (12, 13):
+        assert _Ring(clients, shares).around(3) == clients
+
+
+def test_fewer_shares_than_the_threshold_give_no_secret_away():
+    """Four of five give the seed and the key back; three give something else, or nothing."""
+    terms, members, _ = _session()
+    assert terms.threshold == 4
+    for held, secret in ((w.HELD_SEEDS, w.SEED), (w.HELD_KEYS, w.MASK_KEY)):
+        states = [member._state for member in members.values()]
+        shares = [state[held][list(state[w.HELD]).index(2)] for state in states]
+        wanted = members[2]._state[secret]
+        assert combine_shares(shares[:4]) == combine_shares(shares[1:]) == wanted
+        with suppress(ValueError, IndexError):
+            assert combine_shares(shares[:3]) != wanted
