@@ -377,10 +377,11 @@ def test_moments_are_reset_after_a_sealed_sum_in_which_somebody_forgets(on_unlea
 
 def test_an_update_moves_all_arrays_one_after_the_other():
     """Each in its own form and number format, integers to the nearest."""
-    model = ArrayRecord({"a": Array(np.ones((2, 3), np.float32)), "b": Array(np.array([5, 7], np.int32))})
-    new = moved(model, np.arange(8) + 0.6)
+    arrays = {"a": np.ones((2, 3), np.float32), "b": np.array([5, 7], np.int32), "c": np.zeros(1, np.float64)}
+    new = moved(ArrayRecord({name: Array(numbers) for name, numbers in arrays.items()}), np.arange(9) + 0.6)
     np.testing.assert_allclose(new["a"].numpy(), 1.6 + np.arange(6).reshape(2, 3), rtol=1e-6)
-    assert new["b"].numpy().tolist() == [12, 15] and [new[n].dtype for n in "ab"] == ["float32", "int32"]
+    assert new["b"].numpy().tolist() == [12, 15] and new["c"].numpy().tolist() == [8.6]
+    assert [new[name].dtype for name in "abc"] == ["float32", "int32", "float64"]
 
 
 def test_terms_that_cannot_be_serve_nobody_that_is_sealed():

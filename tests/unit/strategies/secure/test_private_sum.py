@@ -127,3 +127,24 @@ def test_a_grid_too_coarse_for_the_noise_is_no_exchange():
     grid = MemoryGrid({c: _client(c, 1.0) for c in range(3)})
     result = fedtu.start(grid, adapter(START), num_rounds=1, timeout=1.0)
     assert np.array_equal(flat(result.arrays), START)
+
+
+def test_the_number_that_tells_who_was_cut_is_no_number_of_the_model():
+    """With next to no noise: the mean of what is shorter than the norm, place by place, and its count at the end."""
+    private, told = PrivateMean(1e-3, 4.0, adaptive=True, seed=0), []
+    settings = SecureSettings(
+        clipping=50.0, patience=1.0, tell=False, private=private.shared, follow=lambda *t: told.append(t)
+    )
+    update = np.zeros(SIZE)
+    update[[0, 1, SIZE - 2, SIZE - 1]] = 1.0, 2.0, -1.5, 0.5
+    clients = {c: SecureClient(c, lambda _, c=c: update * (9 if c == 1 else 1), lambda _: 3) for c in range(4)}
+    options = Options(secure=settings, private_mean=private)
+    result = FedTU(build("fedavg"), options=options).start(
+        MemoryGrid(clients), adapter(START), num_rounds=1, timeout=1.0
+    )
+    cut = 9 * update * 4.0 / np.linalg.norm(9 * update)
+    np.testing.assert_allclose(flat(result.arrays) - START, (3 * update + cut) / 4, atol=0.02)
+    ((halves, count),) = told
+    assert count == 4 and halves == pytest.approx((3 - 1) / 2, abs=0.8), (
+        "one was longer; the noise on that is of 0.2 clients"
+    )
