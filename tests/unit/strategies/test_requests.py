@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.fedtu_clients import request
 
-from strategies.requests import RequestList, by_client
+from strategies.requests import RequestList, UnlearnRequest, by_client
 
 
 def test_clients_come_as_they_ask_and_their_requests_by_id() -> None:
@@ -24,3 +24,8 @@ def test_a_request_is_pending_from_its_round_on_until_it_is_served() -> None:
     requests.served(first, 5, {})
     assert requests.pending(9) == [second] and requests.served_in == {"z": 4}
     assert requests.attempts == {"z": 2} and requests.reasons == {"z": "lost"}
+
+
+def test_a_request_weighs_what_it_says_and_else_as_many_records_as_it_names() -> None:
+    assert UnlearnRequest("r", 0, ("a", "b"), 5).num_records == 5
+    assert UnlearnRequest("r", 0, ("a", "b")).num_records == 2
