@@ -475,3 +475,11 @@ def test_each_record_has_its_own_reference_in_whichever_part_it_is(monkeypatch):
     own = zip(own_gradients(tiny_llama.lora(), FORGET), FORGET, strict=True)
     expected = sum(-len(record.answer) * gradient for gradient, record in own) / 2
     torch.testing.assert_close(seen[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_of_no_record_nothing_is_added_and_nothing_is_asked():
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    flat.grad.fill_(0.5)
+    norms = clipped_sum(model, flat, [], lambda numbers: pytest.fail("there is nothing to ask"), 1.0)
+    assert norms.shape == (0,) and (flat.grad == 0.5).all()
