@@ -70,7 +70,7 @@ class FedTU(WrappingStrategy):
     state of `inner` as they are.
 
     `requests`: where deletion requests come from (None: there are none); a `RepeatingSource` also says which ones that
-    were served are to be served again.
+    were served are to be served again. With `options.secure` they take `options.cover`.
     `serving`: how they are served (None: by the asking clients' unlearning, and nothing is remembered).
     `listener`: hooks for progress and checkpoints.
     `nodes`: share one `NodeMap` between all FedTU of a process, so that each node is asked for its partition once.
@@ -116,6 +116,8 @@ class FedTU(WrappingStrategy):
             raise ValueError("options.buffer is for BufferedFedTU, and BufferedFedTU for options.buffer")
         if self._options.private_mean is not None and not self._serving.privately:
             raise ValueError(f"{type(self._serving).__name__} goes by single clients' models: no private_mean fits it")
+        if self._options.secure is not None and not self._options.cover and requests is not None:
+            raise ValueError("requests are served among clients that cover them (secure): cover must say how many")
         if self._reset and not hasattr(inner, "reset_state"):
             log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
 

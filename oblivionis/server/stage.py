@@ -190,7 +190,7 @@ class Stage:
         kind = FedTU if self.config.federation.buffer.size == 0 else BufferedFedTU
         fedtu = kind(
             self.inner,
-            requests=self.requests,
+            requests=self.requests if self.name == "unlearn" else None,
             serving=self._serving(),
             listener=_Recorder(self),
             nodes=self.server.nodes,

@@ -12,6 +12,7 @@ from strategies import protocol
 from strategies.factory import build, names
 from strategies.fedtu import (
     Listener,
+    RequestList,
     UnlearnRequest,
 )
 from strategies.memory_grid import MemoryGrid
@@ -89,6 +90,20 @@ class Recorder(Listener):
 
     def of(self, *kinds: str) -> list[tuple]:
         return [e for e in self.events if e[0] in kinds]
+
+
+class Repeating(RequestList):
+    """Each served request is served again in the two rounds after."""
+
+    def __init__(self, due):
+        super().__init__(due)
+        self.known, self.repeated = {r.request_id: r for _, r in due}, []
+
+    def again(self, server_round):
+        return [self.known[i] for i, at in self.served_in.items() if at < server_round <= at + 2]
+
+    def served_again(self, request, server_round, info):
+        self.repeated.append((request.request_id, server_round))
 
 
 def request(node: int, count: int = 1, name: str | None = None) -> UnlearnRequest:

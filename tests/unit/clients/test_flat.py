@@ -124,3 +124,12 @@ def test_a_model_computes_in_the_type_of_its_frozen_weights(frozen: bool) -> Non
     small, large = nn.Linear(2, 2).bfloat16(), nn.Linear(9, 9)
     small.requires_grad_(not frozen)
     assert FlatParameters(nn.Sequential(small, large)).compute_dtype == (torch.bfloat16 if frozen else torch.float32)
+
+
+def test_another_gradient_in_the_place_of_a_view_gives_way_to_it_again() -> None:
+    model = nn.Linear(2, 2)
+    flat = FlatParameters(model)
+    model.weight.grad = torch.ones(2, 2)
+    flat.zero_grad()
+    model.weight.grad.fill_(3.0)
+    assert flat.grad.tolist() == [3, 3, 3, 3, 0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from support import tiny_llama
 from torch import nn
 
 from clients.flat import FlatParameters
-from clients.optimisation import Updater, local_work
+from clients.optimisation import Ball, Prox, Updater, local_work
 from clients.training import TrainSettings, train
 from clients.unlearning import unlearn
 from evaluation.engine import forward
@@ -173,3 +174,72 @@ def test_a_gradient_is_shortened_to_the_limit_and_never_stretched(
     flat.grad[:2] = torch.tensor([3.0, 4.0])
     updater.step()
     assert seen == [pytest.approx(length, rel=1e-5)] and not flat.grad.any()
+
+
+def test_what_is_not_said_of_training_is_as_documented() -> None:
+    assert asdict(TrainSettings()) == {
+        "epochs": 5,
+        "batch_size": 32,
+        "learning_rate": 8e-5,
+        "weight_decay": 0.01,
+        "warmup_epochs": 1.0,
+        "warmup_ratio": 0.0,
+        "schedule": "constant",
+        "max_grad_norm": None,
+        "gradient_accumulation": 1,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "optimizer": "adamw",
+        "gradient_checkpointing": False,
+    }
+    assert TrainSettings(batch_size=3, gradient_accumulation=4).records_per_update == 12
+
+
+@pytest.mark.parametrize("limit", [None, 0.5, 1e3])
+def test_updates_are_adamw_s_with_all_that_was_set(limit: float | None) -> None:
+    """By its definition in float64: decays, eps, weight decay of matrices alone, clipping, and FedProx's term."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    flat = FlatParameters(model)
+    start = flat.numpy().astype(float)
+    given = TrainSettings(
+        epochs=1,
+        learning_rate=0.1,
+        weight_decay=0.3,
+        warmup_epochs=0,
+        schedule="linear",
+        max_grad_norm=limit,
+        betas=(0.5, 0.7),
+        eps=1e-2,
+    )
+    anchor, decays = start + 0.2, np.arange(flat.size) < 6
+    updater = Updater(flat, given, 4, Prox(0.25, anchor))
+    x, m, v = start.copy(), np.zeros(flat.size), np.zeros(flat.size)
+    for step in range(4):
+        gradient = np.sin(np.arange(flat.size) + step)
+        flat.grad.copy_(torch.from_numpy(gradient))
+        updater.step()
+        g = gradient + 0.25 * (x - anchor)
+        if limit is not None:
+            g *= min(1.0, limit / (np.linalg.norm(g) + 1e-6))
+        rate = 0.1 * (1 - step / 4)
+        m, v = 0.5 * m + 0.5 * g, 0.7 * v + 0.3 * g**2
+        x = x - rate * 0.3 * decays * x
+        x = x - rate * (m / (1 - 0.5 ** (step + 1))) / (np.sqrt(v / (1 - 0.7 ** (step + 1))) + 1e-2)
+        np.testing.assert_allclose(flat.numpy(), x, rtol=1e-4, atol=1e-5)
+    assert updater.steps == 4 and not flat.grad.any()
+
+
+def test_the_nearest_point_of_a_ball_is_on_the_way_to_its_centre() -> None:
+    """Of parameters 5 away with a radius of 2; those within stay where they are."""
+    flat = FlatParameters(nn.Linear(2, 1, bias=False))
+    for at, expected in (([4.0, 5.0], [2.2, 2.6]), ([1.5, 2.0], [1.5, 2.0])):
+        flat.load(np.array(at))
+        Updater(flat, TrainSettings(learning_rate=0.0, warmup_epochs=0), 1, None, None, Ball(np.ones(2), 2.0)).step()
+        np.testing.assert_allclose(flat.numpy(), expected, rtol=1e-6)
+
+
+def test_settings_at_the_end_of_their_range() -> None:
+    assert TrainSettings(warmup_ratio=1.0, warmup_epochs=0.0, learning_rate=0.0, weight_decay=0.0).warmup_ratio == 1
+    with pytest.raises(ValueError, match=r"max_grad_norm must be positive or None, got 0\.0"):
+        TrainSettings(max_grad_norm=0.0)

@@ -442,3 +442,44 @@ def test_a_retain_record_moves_the_sum_by_no_more_than_the_norm_however_few_they
 
     moved = gradient(RETAIN[:1]) - gradient([])
     assert 0.2 < moved.norm() <= 0.25 * (1 + 1e-4)
+
+
+def test_fewer_records_to_train_on_than_an_update_takes_are_divided_by_their_number(monkeypatch):
+    """Three of sixteen: their mean, in one update of each epoch, and not a step of them more."""
+    model = tiny_llama.lora()
+    flat, seen = FlatParameters(model), []
+    monkeypatch.setattr(Updater, "step", lambda self: (seen.append(flat.grad.clone()), flat.zero_grad()))
+    train_privately(model, flat, RECORDS[:3], settings(epochs=2, batch_size=16), Privacy(0.0, 1e6, 0), seed=1)
+    assert len(seen) == 2
+    for found in seen:
+        torch.testing.assert_close(found, mean_gradient(RECORDS[:3]), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "used"), [(0.0, False), (0.5, True)])
+def test_a_retain_term_without_weight_draws_no_retain_record(alpha, used):
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    given = (settings(epochs=1), Privacy(0.1, 1.0, 3))
+    report = unlearn_privately(model, flat, FORGET, RETAIN, "grad_diff", {"alpha": alpha}, *given, seed=1)
+    assert report.retain_used is used and report.num_retain == len(RETAIN)
+
+
+def test_each_record_has_its_own_reference_in_whichever_part_it_is(monkeypatch):
+    """NPO from the model as received, two records in a part: the gradient of each answer's log-likelihood, once."""
+    model = tiny_llama.lora()
+    flat, seen = FlatParameters(model), []
+    monkeypatch.setattr(Updater, "step", lambda self: (seen.append(flat.grad.clone()), flat.zero_grad()))
+    monkeypatch.setattr("clients.private.drawn", lambda count, rate, generator: list(range(count))[::-1])
+    given = settings(epochs=1, batch_size=2)
+    unlearn_privately(model, flat, FORGET, [], "npo", {"beta": 0.7}, given, Privacy(0.0, 1e6, 0), seed=1)
+    own = zip(own_gradients(tiny_llama.lora(), FORGET), FORGET, strict=True)
+    expected = sum(-len(record.answer) * gradient for gradient, record in own) / 2
+    torch.testing.assert_close(seen[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_of_no_record_nothing_is_added_and_nothing_is_asked():
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    flat.grad.fill_(0.5)
+    norms = clipped_sum(model, flat, [], lambda numbers: pytest.fail("there is nothing to ask"), 1.0)
+    assert norms.shape == (0,) and (flat.grad == 0.5).all()

@@ -26,6 +26,7 @@ from support.slow_unlearning import (
 )
 from torch import Tensor
 
+from clients import unlearning
 from clients.flat import FlatParameters
 from clients.private import Privacy, unlearn_privately
 from clients.rectify import Rectifier
@@ -240,3 +241,20 @@ def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> 
     with pytest.raises(ConfigError) as caught:
         compose("default", ["unlearning.rectify.enabled=true", *overrides])
     assert path in [problem.path for problem in caught.value.problems]
+
+
+def test_gradients_are_rectified_where_the_method_moves_something_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RMU's layers: the products of gradients are of what moves, and of everything for a method that moves all."""
+    made: list[Any] = []
+    build = unlearning.Rectifier
+    monkeypatch.setattr(unlearning, "Rectifier", lambda *given: (made.append(given), build(*given))[1])
+    model = tiny_llama.lora(num_hidden_layers=3)
+    flat = FlatParameters(model)
+    given = TrainSettings(epochs=1, batch_size=4, learning_rate=1e-3, warmup_epochs=0)
+    values = {"layer": 1, "moved_layers": 1}
+    for method, parameters in (("rmu", values), ("npo", {})):
+        options = UnlearnOptions(rectify=0.4)
+        unlearning.unlearn(model, flat, FORGET, RETAIN, method, parameters, given, seed=0, options=options)
+    (smoothing, moving), everything = made
+    assert smoothing == 0.4 and everything == (0.4, None)
+    assert torch.equal(moving, flat.mask([".layers.1."])) and 0 < moving.sum() < flat.size

@@ -82,7 +82,9 @@ def test_a_look_does_not_depend_on_the_others(trained):
     assert not np.array_equal(together[1], together[4])
 
 
-@pytest.mark.parametrize("schedule", [{"schedule": "linear"}, {"schedule": "cosine"}, {"warmup_ratio": 0.5}])
+@pytest.mark.parametrize(
+    "schedule", [{"schedule": "linear"}, {"schedule": "cosine"}, {"warmup_ratio": 0.5}, {"warmup_epochs": 2.0}]
+)
 def test_the_learning_rate_is_constant_whatever_the_schedule(trained, schedule):
     """Where training ends would otherwise say how far each update goes."""
     model, flat = trained

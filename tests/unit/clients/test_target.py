@@ -535,3 +535,60 @@ def test_a_target_is_asked_for_and_must_fit() -> None:
         unlearn(model, flat, FORGET, RETAIN, "npo", {}, settings(), seed=0, options=UnlearnOptions(target=target))
     with pytest.raises(ValueError, match="tolerance must be positive"):
         Target(torch.ones(5), 0.0, flat.numpy())
+
+
+@torch.no_grad()
+def test_eight_references_are_the_fewest_that_a_line_is_fitted_to() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    with pytest.raises(ValueError, match=r"7 records that nobody trains on are too few .* expected at least 8"):
+        Estimator(model, flat, flat.numpy(), REFERENCES[:7], 4)
+    assert Estimator(model, flat, flat.numpy(), REFERENCES[:8], 4).target(FORGET, 0.1).nll.shape == (5,)
+
+
+def test_one_reference_of_which_nothing_is_known_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    monkeypatch.setattr(_Tokens, "means", lambda self: np.array([1.0, np.inf, *[2.0] * 28]))
+    with pytest.raises(ValueError, match="of the reference records are not finite"):
+        Estimator(model, flat, flat.numpy(), REFERENCES, 4).target(FORGET, 0.1)
+
+
+def test_a_target_that_takes_distributions_has_all_that_is_known_of_the_records() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    start = flat.numpy()
+    flat.load(start * np.float32(1.3))
+    target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 1e-6)
+    assert target.present is not None and target.lowered is not None and target.rows is not None
+    np.testing.assert_allclose(target.present, record_nll(model, FORGET, 5), rtol=1e-5)
+    lengths = [len(record.answer) for record in FORGET]
+    assert [len(one) for one in target.lowered] == lengths == [len(one.values) for one in target.rows]
+    assert target.tolerance == 1e-6 and np.array_equal(target.base, start)
+
+
+@pytest.mark.parametrize("method", ["npo", "calibrated"])
+def test_likelihoods_that_are_known_already_change_nothing(method: str) -> None:
+    """Records on either side of their target, by those that the estimate found and by asking anew."""
+    found = []
+    for known in (True, False):
+        model = tiny_llama.lora()
+        flat = FlatParameters(model)
+        target = shifted(model, flat, [0.9, -0.9, 0.0, 0.6, -0.4])
+        target = replace(target, present=record_nll(model, FORGET, 5) if known else None)
+        options = UnlearnOptions(target=target)
+        report = unlearn(model, flat, FORGET, RETAIN, method, {}, settings(epochs=2), seed=0, options=options)
+        found.append((flat.numpy(), report.first_gap, report.steps))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1:] == found[1][1:] and found[0][1] == pytest.approx((0.9 + 0.9 + 0.6 + 0.4) / 5, abs=1e-4)
+
+
+def test_the_method_forgets_what_is_known_too_well_and_what_is_avoided_comes_back_from_the_first_epoch_on() -> None:
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
+    now = record_nll(model, FORGET, 5)
+    target = replace(shifted(model, flat, [0.9, -0.9, 0.0, 0.9, -0.9]), present=now)
+    given = settings(epochs=1, learning_rate=1e-3)
+    unlearn(model, flat, FORGET, [], "grad_ascent", {}, given, seed=0, options=UnlearnOptions(target=target))
+    moved = record_nll(model, FORGET, 5) - now
+    assert moved[[0, 3]].mean() > 0 > moved[[1, 4]].mean()

@@ -14,9 +14,10 @@ import torch
 from support import tiny_llama
 
 from clients import losses, step
+from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.training import NonFiniteError, TrainSettings
-from clients.unlearning import UnlearnOptions, unlearn
+from clients.unlearning import UnlearnOptions, _Update, unlearn
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 METHODS: dict[str, dict[str, float]] = {
@@ -310,3 +311,38 @@ def test_a_method_that_reads_states_tells_no_likelihoods() -> None:
     model = tiny_llama.lora()
     report = unlearn(model, FlatParameters(model), FORGET, RETAIN, "rmu", {"layer": 1}, settings(epochs=1), seed=0)
     assert math.isnan(report.first_forget_nll) and math.isnan(report.last_forget_nll) and report.first_loss > 0
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "entropy", "available", "expected"),
+    [
+        # (names that are left, forget, retain, regularised)
+        (("forget_nll", "retain_nll"), {}, (0, 0), True, (("forget_nll", "retain_nll"), True, True, False)),
+        (("forget_nll", "retain_nll"), {"alpha": 0.5}, (0, 0), True, (("forget_nll", "retain_nll"), True, True, False)),
+        (("forget_nll", "retain_nll"), {"alpha": 0.0}, (0, 0), True, (("forget_nll",), True, False, False)),
+        (("forget_nll", "retain_nll"), {"alpha": 0.5}, (0, 0), False, (("forget_nll",), True, False, False)),
+        (("forget_nll", "retain_nll"), {"alpha": 0.0}, (0, -1), True, (("forget_nll",), True, True, True)),
+        (("forget_nll", "retain_nll"), {"alpha": 0.5}, (0, -1), False, (("forget_nll",), True, False, False)),
+        (("forget_nll",), {}, (1, 0), False, (("forget_nll",), True, False, True)),
+        (("retain_nll",), {"alpha": 0.5}, (0, 0), True, (("retain_nll",), False, True, False)),
+        (("retain_nll",), {"alpha": 0.5}, (1, 0), True, (("retain_nll",), True, True, True)),
+    ],
+)
+def test_which_records_take_part_in_an_update(names, values, entropy, available, expected) -> None:
+    """A method without `alpha` has its retain term whatever others make of that name."""
+    loss = losses.Method("own", lambda: None, ("forget_nll",), ("retain_nll",), {})  # type: ignore[arg-type,return-value]
+    update = _Update.of(loss, names, values, Entropy(*entropy), available)
+    assert (update.names, update.forget, update.retain, update.regularised) == expected
+    more = {"forget_entropy", *(["retain_entropy"] if update.retain else [])} if update.regularised else set()
+    assert update.wanted == {*update.names, *more}
+    assert update.per_pass(8) == 8 // (update.forget + update.retain) and update.per_pass(1) == 1
+
+
+def test_a_pass_leaves_room_for_a_partner_and_another_answer() -> None:
+    loss = losses.get("idk_dpo")
+    values = loss.parameters({})
+    update = _Update.of(loss, loss.names, values, Entropy(), True)
+    assert (update.forget, update.retain, update.alternatives, update.unlearns) == (True, True, True, True)
+    assert [update.per_pass(size) for size in (2, 3, 5, 6, 9)] == [1, 1, 1, 2, 3]
+    other = _Update.of(losses.get("idk_nll"), ("alternative_nll",), {}, Entropy(), False)
+    assert (other.forget, other.alternatives, other.unlearns, other.tells_nll) == (False, True, True, False)

@@ -133,3 +133,14 @@ def test_a_view_reads_without_copying_in_either_order(order):
 def test_bytes_that_are_no_array(data, why):
     with pytest.raises(ValueError, match=why):
         view(Array("float32", (1,), "numpy.ndarray", data))
+
+
+def test_complex_numbers_are_none_to_average():
+    with pytest.raises(ValueError, match="dtype complex64 is not numeric"):
+        view(Array(np.ones(2, np.complex64)))
+
+
+def test_each_array_takes_the_type_of_its_own():
+    sent = ArrayRecord({"a": Array(np.zeros(2, np.float32)), "b": Array(np.zeros(2, np.float32))})
+    new = ArrayRecord({"a": Array(np.ones(2, np.float32)), "b": Array(np.ones(2, np.float64))})
+    assert [array.dtype for array in with_dtypes_of(sent, new).values()] == ["float32", "float32"]

@@ -204,3 +204,60 @@ def test_an_error_is_an_answer() -> None:
     arrivals.send(messages_to(0), EXCHANGE)
     ((_, reply),) = arrivals.wait(math.inf, EXCHANGE)
     assert reply is not None and reply.error.code == 7
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """A machine's clock that stands at 1000 s and goes on by what somebody sleeps; the pauses are behind it."""
+    told = [1000.0]
+
+    def sleep(seconds: float) -> None:
+        told[0] += seconds
+        told.append(seconds)
+
+    monkeypatch.setattr("time.monotonic", lambda: told[0])
+    monkeypatch.setattr("time.sleep", sleep)
+    return told
+
+
+def test_the_machines_clock_begins_when_it_is_made_and_a_pause_ends_with_the_wait(clock) -> None:
+    """A question takes 4 ms, so pauses are of 200 ms; the last one is cut to what is left."""
+
+    class Slow(PassingGrid):
+        def pull_messages(self, message_ids):
+            clock[0] += 0.004
+            return []
+
+    arrivals = RealArrivals(Slow(federation(2)), who, patience=60.0)
+    assert arrivals.now == 0
+    arrivals.send(messages_to(0), EXCHANGE)
+    assert arrivals.wait(0.5, EXCHANGE) == []
+    assert clock[1:] == pytest.approx([0.2, 0.2, 0.5 - 2 * 0.2 - 3 * 0.004]) and arrivals.now >= 0.5
+
+
+def test_a_lost_answer_is_waited_for_as_long_as_patience_lasts(clock) -> None:
+    arrivals = simulated(Pulled(federation(2), lost=(0,)), patience=3.0)
+    arrivals.send(messages_to(0), EXCHANGE)
+    ((_, reply),) = arrivals.wait(math.inf, EXCHANGE)
+    assert reply is None and 1003 <= clock[0] <= 1003.5
+
+
+def test_what_is_forgotten_is_fetched_once_and_thrown_away() -> None:
+    grid = Pulled(federation(3))
+    arrivals = RealArrivals(grid, who, patience=60.0)
+    first, _ = arrivals.send(messages_to(0, 1), EXCHANGE)
+    arrivals.forget(first)
+    assert [sent.client for sent, _ in arrivals.wait(math.inf, EXCHANGE)] == [1]
+    arrivals.send(messages_to(2), EXCHANGE)
+    assert [sent.client for sent, _ in arrivals.wait(math.inf, EXCHANGE)] == [2]
+    assert grid.asked == [{0, 1}, {2}]
+
+
+def test_answers_that_are_overdue_come_by_their_time_and_their_client_is_free_now() -> None:
+    arrivals = simulated(federation(4))
+    arrivals.send(messages_to(3, 2), EXCHANGE, due=[0.5, 1.0])
+    arrivals.send(messages_to(1), FLIGHT)
+    assert [sent.client for sent, _ in arrivals.wait(math.inf, FLIGHT)] == [1] and arrivals.now == 2.0
+    (again,) = arrivals.send(messages_to(3), FLIGHT)
+    assert again.due == 6.0, "4 s from now on, not from 0.5 s on"
+    assert [sent.client for sent, _ in arrivals.wait(math.inf, EXCHANGE)] == [3, 2]

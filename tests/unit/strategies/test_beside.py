@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from flwr.app import Message, RecordDict
 from support.fedtu_clients import adapter, content, flat
@@ -88,3 +90,13 @@ def test_fedprox_tells_its_mu():
 def test_numbers_below_one_are_refused(numbers):
     with pytest.raises(ValueError, match=r"expected rounds >= 1 and per_round >= 1"):
         RoundsBeside("method", build("fedavg"), list, *numbers, 0)
+
+
+def test_who_trains_is_drawn_by_seed_exchange_and_round_and_settings_are_those_that_are_asked_for():
+    train = Training()
+    for seed, stage, number in ((5, "a/1", 1), (6, "a/1", 1), (5, "a/2", 1), (5, "a/1", 2)):
+        settings = {protocol.STAGE: "own", protocol.EPOCHS: 4}
+        beside(seed=seed).train(train, stage, number, range(8), adapter([0.0]), settings)
+        assert train.asked[-1] == sorted(random.Random(f"{seed}/{stage}/{number}").sample(range(8), 3))
+        assert train.settings[-1] == {protocol.SERVER_ROUND: number, protocol.STAGE: "own", protocol.EPOCHS: 4}
+    assert len({tuple(asked) for asked in train.asked}) == 4

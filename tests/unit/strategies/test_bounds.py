@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fedtu_clients import SIZE, Recorder, adapter, content, federation, flat, noise, request
@@ -13,6 +13,7 @@ from strategies.client_update import ClientUpdate, shares
 from strategies.factory import build
 from strategies.fedtu import FedTU, Options, RequestList
 from strategies.memory_grid import MemoryGrid
+from strategies.replies import Verdict
 from strategies.told import NUMBERS
 
 LONGEST = {"longest": lambda kind, client, length: 40.0}
@@ -195,3 +196,37 @@ def test_unknown_numbers_are_dropped_and_what_one_does_not_tell_none_does():
     fedtu.start(MemoryGrid(nodes), adapter(noise("s")), num_rounds=1)
     assert all(e[2] for e in recorder.of("reply"))
     assert recorder.of("round_completed")[0][2] == pytest.approx({"train-loss": 0.5, "train-seconds": 1.0})
+
+
+def answer(client, values, weight):
+    metrics = MetricRecord({"num-examples": weight, "loss": 0.5})
+    asked = Message(RecordDict(), dst_node_id=1000 + client, message_type=protocol.TRAIN)
+    return Verdict(client, Message(RecordDict({"arrays": adapter(values), "metrics": metrics}), reply_to=asked))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shared", "shortened"), [("train", True, True), ("evaluate", True, False), ("unlearn", False, False)]
+)
+def test_weights_are_shared_where_replies_are_averaged_and_updates_shortened_in_training_alone(kind, shared, shortened):
+    """Weights of 2, 2 and 12 with half at most, updates of 1, 1 and 30 with twice the median at most."""
+    federation(1)
+    asked = []
+
+    def longest(*told):
+        asked.append(told)
+        return 40.0
+
+    bounds = Bounds(longest=longest, max_weight_share=0.5, max_update_norm=2.0)
+    verdicts = [answer(p, [3.0 + (30.0 if p == 2 else 1.0), 4.0], 12 if p == 2 else 2) for p in range(3)]
+    found, cuts = bounds.apply(kind, verdicts, adapter([3.0, 4.0]), "arrays", "num-examples")
+    assert [(cut.what, cut.told, cut.used) for cut in cuts] == [
+        *([("norm", 30.0, 2.0)] if shortened else []),
+        *([("weight", 12.0, 4.0)] if shared else []),
+    ]
+    assert [flat(v.reply.content["arrays"])[0] for v in found] == [4, 4, 5 if shortened else 33]
+    assert dict(found[2].reply.content["metrics"]) == {"num-examples": 4.0 if shared else 12, "loss": 0.5}
+    assert asked == [(kind, p, 5.0) for p in range(3)], "by the length of the model that was sent"
+
+
+def test_no_update_need_be_longer_than_the_median():
+    assert Bounds(max_update_norm=1.0).max_update_norm == 1

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from strategies.factory import build
 from strategies.fedtu import FedTU, Options, RequestList
 from strategies.memory_grid import MemoryGrid
 from strategies.serving import ByUnlearning
+from strategies.told import Number
 from strategies.versions import Buffer, Versions
 
 
@@ -417,3 +419,95 @@ def test_who_was_at_work_and_is_gone_when_a_run_goes_on_is_named(caplog):
     lost = [r.getMessage() for r in caplog.records if "were at work when the run broke off" in r.getMessage()]
     assert len(lost) == 1 and f"clients {working[0]} were" in lost[0]
     assert {client for kind, client, _ in grid.log if kind == protocol.TRAIN} >= set(working[1:])
+
+
+def test_a_model_that_is_the_checkpoints_own_is_kept_once_also_where_a_round_changed_nothing():
+    """Clients 1 and 2 fail at once and the round ends, while client 0 works on from the model that there still is."""
+    grid, told = federation(3), Told()
+    for client in (1, 2):
+        grid.nodes[client] = lambda message: Error(code=1, reason="no memory")
+    table = Table({(protocol.TRAIN, 0, 1): 50.0})
+    fedtu = buffered(2, 2, table, listener=told)
+    fedtu.start(grid, adapter(noise("start")), num_rounds=1)
+    state = told.checkpoints[1, "round"][1]
+    at_work = state["buffer/flights"].tolist()
+    assert [(row[0], row[1], row[4]) for row in at_work] == [(0, 0, 50.0)] and state["buffer/versions"][0] == 0
+    assert not [name for name in state if name.startswith("buffer/model/")]
+
+
+# -- who is drawn and who counts ---------------------------------------------------------------------------------
+
+
+def test_those_that_work_for_nothing_are_no_clients_at_work_and_are_discarded_once():
+    """Client s is slow from round 1 on; a request in round 2 voids its work, one in round 3 that of others alone."""
+    first = Told()
+    buffered(1, 2, Table(), listener=first).start(federation(3), adapter(noise("start")), num_rounds=1)
+    ((_, _, drawn),) = first.of("exchange_started")
+    (idle,) = {0, 1, 2} - set(drawn)
+    slow, other = drawn
+    told, table = Told(), Table({(protocol.TRAIN, slow, 1): 50.0})
+    due = [(2, request(idle, 1, "a")), (3, request(idle, 1, "b"))]
+    fedtu = buffered(1, 2, table, due=due, listener=told)
+    fedtu.start(federation(3), adapter(noise("start")), num_rounds=3)
+    assert told.of("barrier") == [("barrier", 2, 2, 1), ("barrier", 3, 4, 1)]
+    started = [sorted(event[2]) for event in told.of("exchange_started") if event[1] == "train"]
+    assert started[:2] == [sorted(drawn), sorted({idle, other})], "two train at any time, beside the one for nothing"
+    assert set(fedtu._models) <= {0, fedtu.versions.now, fedtu.versions.now - 1}
+
+
+def test_a_buffer_that_holds_some_takes_no_more_than_are_missing():
+    """One answer after 1 s, two after 2 s: K = 2 is the first and the first of these; how many there are is told."""
+
+    class Counting(Told):
+        def arrived(self, answers, sent):
+            self.events.append(("arrived", answers, sent))
+
+    told, table = Counting(), Table({(protocol.TRAIN, p, 1): 1.0 + (p > 0) for p in range(3)})
+    fedtu = buffered(2, 3, table, listener=told)
+    result = fedtu.start(federation(3), adapter(noise("start")), num_rounds=1)
+    expected = noise("start") + (noise(0, 1) + 2 * noise(1, 1)) / 3
+    np.testing.assert_allclose(flat(result.arrays), expected, atol=1e-6)
+    assert told.of("arrived") == [("arrived", 1, 2), ("arrived", 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("inner", "options"),
+    [
+        ("fednova", {}),
+        ("fedavg", {"numbers": {"train": {"num-examples": Number(1, 9), "train-steps": Number(3, 9)}}}),
+    ],
+)
+def test_an_answer_that_lacks_a_number_or_has_it_out_of_range_takes_no_place_in_a_buffer(inner, options):
+    """Client 0 tells 2 steps, or none where the aggregator needs them: the step is made of the other two."""
+    grid, told = federation(3), Told()
+    if inner == "fednova":
+        grid.nodes[0] = lambda message: content(flat(message.content["arrays"]), train_loss=0.1)
+    fedtu = buffered(2, 3, Table(), inner=inner, listener=told, **options)
+    fedtu.start(grid, adapter(noise("start")), num_rounds=1)
+    assert told.of("exchange_ended") == [("exchange_ended", "train", 2, 1)]
+    assert {event[1]: event[2] for event in told.of("reply")} == {0: False, 1: True, 2: True}
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_buffer_without_any_good_answer_is_warned_of(good, caplog):
+    grid = federation(2)
+    if not good:
+        grid.nodes = {p: lambda message: Error(code=1, reason="off") for p in range(2)}
+    buffered(1, 2, Table()).start(grid, adapter(noise("start")), num_rounds=1)
+    assert ("no valid reply, the model stays as it is" in caplog.text) is not good
+
+
+def test_clients_are_drawn_by_seed_stage_round_and_how_many_were_asked():
+    """By Python's own sampler among those that do nothing and were not asked in the round, told in their order."""
+    found = []
+    for seed, stage, server_round in ((3, "s", 1), (4, "s", 1), (3, "t", 1), (3, "s", 2)):
+        told, grid = Told(), federation(11)
+        grid.nodes = {p: lambda message: Error(code=1, reason="off") for p in range(11)}
+        fedtu = buffered(2, 3, Table(), listener=told, seed=seed, stage=stage)
+        fedtu.start(grid, adapter(noise("start")), num_rounds=server_round, start_round=server_round)
+        first, more = (event[2] for event in told.of("exchange_started"))
+        draw = [random.Random(f"{seed}/{stage}/{server_round}/train/{asked}") for asked in (0, 3)]
+        assert first == sorted(draw[0].sample(range(11), 3))
+        assert more == sorted(draw[1].sample([p for p in range(11) if p not in first], 2)), "two of the three failed"
+        found += [tuple(first), tuple(more)]
+    assert len(set(found)) > 5

@@ -288,3 +288,29 @@ def test_masks_and_compression_exclude_each_other():
 )
 def test_models_travel_whole_where_nothing_is_left_out_or_rounded(method, keep, whole):
     assert Compression(method, keep).whole is whole
+
+
+def test_bounds_of_what_error_feedback_makes_longer_by_hand():
+    """int8 sends all numbers, whatever `keep` is; of 10 numbers 3 are sent, all in 4 exchanges."""
+    assert Compression("int8", 0.1).longest(1000) == pytest.approx(127 / 126)
+    assert Compression("topk", 0.3).longest(10) == pytest.approx(np.sqrt(0.3) * 4)
+    assert Compression("topk_int8", 0.3).longest(10) == pytest.approx(np.sqrt(0.3) * 4 * 127 / 126)
+    assert Compression("topk", 0.01).longest(10) == pytest.approx(np.sqrt(0.1) * 10), "one number at least"
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("method", ["int8", "topk", "topk_int8"])
+def test_neither_infinite_numbers_nor_none_leave_a_client(method, value):
+    after = np.array([1.0, value, 2.0], dtype=np.float32)
+    with pytest.raises(ValueError, match="the update is not finite"):
+        Compression(method).sent("adapter", np.zeros(3, np.float32), after, None, rng())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_as_many_values_as_the_mask_names_are_read(count):
+    """Two bits are set; one value, or three, are no answer."""
+    mask = np.packbits(np.array([1, 0, 1, 0], dtype=bool))
+    values = np.ones(count, np.float32)
+    answer = ArrayRecord({"mask": Array(mask), "values": Array(values)})
+    with pytest.raises(ValueError, match=r"values of float32 for 2 numbers"):
+        Compression("topk").read(adapter(np.zeros(4)), answer)

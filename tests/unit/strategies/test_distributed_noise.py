@@ -140,3 +140,10 @@ def test_a_grid_is_fine_enough_by_the_theorem(multiplier):
             with pytest.raises(ValueError, match="take a smaller step"):
                 share_sigma(multiplier, 1.0, step, 2, 5)
     assert seen == {True, False}
+
+
+def test_noise_of_less_than_half_a_step_is_too_little_for_a_grid_whoever_is_left():
+    """Of one client no theorem on sums says so: 0.1 · (1 + ½) steps; with z = ½ it is three quarters of a step."""
+    with pytest.raises(ValueError, match=r"step is 1: with noise of 0.15 steps a share"):
+        share_sigma(0.1, 1.0, 1.0, 1, 1)
+    assert share_sigma(0.5, 1.0, 1.0, 1, 1) == 0.75

@@ -1,4 +1,5 @@
 import math
+import random
 
 import numpy as np
 import pytest
@@ -77,3 +78,16 @@ def test_the_smallest_number_of_a_generator_gives_a_time(monkeypatch):
     """0 has no quantile of its own."""
     monkeypatch.setattr("random.Random.random", lambda _: 0.0)
     assert 0 < Durations("pareto", 1.0, 1.0, 0.5).seconds("train", "train", 1, 1) < math.inf
+
+
+def test_times_go_by_the_seed_the_client_the_stage_and_the_kind():
+    """By the inverse of the normal distribution at Python's random numbers, the client's own part and the message's."""
+
+    def normal(*labels):
+        return stats.norm.ppf(random.Random("/".join(map(str, labels))).random() + 2.0**-54)
+
+    for seed, stage, kind, client, server_round in ((1, "a", "train", 4, 2), (2, "b", "train.unlearn", 5, 7)):
+        made = Durations("lognormal", 10.0, 0.7, 0.36, seed=seed).seconds(stage, kind, client, server_round)
+        own = normal(seed, "seconds", "client", client)
+        z = 0.6 * own + 0.8 * normal(seed, "seconds", stage, kind, client, server_round)
+        assert made == pytest.approx(10 * math.exp(0.7 * z), rel=1e-9)

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from support.aggregators import SETTINGS, oracle, reply, run
 
 from strategies.arrays import BLOCK, finite, view
+from strategies.client_update import ClientUpdate
 from strategies.factory import build, names
 from strategies.fedavgm import FedAvgM
 from strategies.memory_grid import MemoryGrid
@@ -236,6 +237,35 @@ def test_settings_out_of_range(name, settings):
         build(name, **settings)
 
 
+def test_a_moment_that_its_number_format_cannot_hold_is_an_error_though_the_model_is_finite():
+    """Δ = 1e30, whose square is no float32."""
+    strategy = build("fedadam")
+    run(strategy, adapter([0]), [[adapter([0.5])]], [1], 1)
+    before = {name: array.copy() for name, array in strategy.state_dict().items()}
+    with pytest.raises(AggregationError, match="FedAdam: the new global 'adapter' is not finite"):
+        run(strategy, adapter([0]), [[adapter([1e30])]], [1], 1)
+    assert {n: a.tolist() for n, a in strategy.state_dict().items()} == {n: a.tolist() for n, a in before.items()}
+
+
+def test_a_loaded_state_is_the_strategys_own():
+    strategy, moments = build("fedavgm"), np.array([1.0, 2.0], dtype=np.float32)
+    strategy.load_state_dict({"m/adapter": moments})
+    moments[:] = 9
+    assert strategy.state_dict()["m/adapter"].tolist() == [1, 2]
+
+
+def test_one_reply_of_another_shape_ends_the_aggregation():
+    updates = [ClientUpdate(0, 1.0, adapter([1.0, 2.0])), ClientUpdate(1, 1.0, adapter([1.0]))]
+    with pytest.raises(AggregationError, match=r"array 'adapter': the replies do not all have shape \(2,\)"):
+        build("fedavg").aggregate(adapter([0.0, 0.0]), updates)
+
+
+def test_no_steps_at_all_are_none_to_divide_by():
+    updates = [ClientUpdate(p, 1.0, adapter([1.0]), steps) for p, steps in ((3, 2.0), (5, 0.0), (8, math.nan))]
+    with pytest.raises(AggregationError, match=r"missing from 2 of 3 \(clients \[5, 8\]\)"):
+        build("fednova").aggregate(adapter([0.0]), updates)
+
+
 def test_unknown_names():
     with pytest.raises(ValueError, match=r"unknown aggregator 'fedsgd'; expected one of fedadagrad, .*fedyogi"):
         build("fedsgd")
@@ -245,7 +275,9 @@ def test_unknown_names():
         build("fedadam", etaa=1.0)
 
 
-@pytest.mark.parametrize(("fraction", "nodes", "expected"), [(0.1, 30, 3), (0.1, 5, 1), (0.5, 5, 2), (1.0, 4, 4)])
+@pytest.mark.parametrize(
+    ("fraction", "nodes", "expected"), [(0.1, 30, 3), (0.1, 5, 1), (0.5, 5, 2), (1.0, 4, 4), (0.29, 100, 29)]
+)
 def test_sampled_fraction(fraction, nodes, expected):
     grid = MemoryGrid({k: lambda m: None for k in range(nodes)})
     messages = build("fedavg", fraction_train=fraction).configure_train(1, adapter([0]), ConfigRecord(), grid)

@@ -19,7 +19,7 @@ from strategies.fedtu import FedTU, Options, RequestList
 from strategies.history import MemoryHistory, RoundUpdates, mean_of_others
 from strategies.memory_grid import MemoryGrid
 from strategies.replies import Verdict
-from strategies.serving import ByErasure, ByUnlearning, WithReference
+from strategies.serving import Answer, ByErasure, ByUnlearning, WithReference
 
 
 def run(grid, history, stage, rounds, start, *, name="fedavg", due=(), fraction=0.5):
@@ -489,3 +489,45 @@ def test_nothing_is_rebuilt_for_who_never_took_part():
     found = FedEraser(build("fedavg"), by_hand(), local_epochs=2).erase(6, adapter([8.0]), [9], lambda *_: [])
     assert flat(found.arrays).tolist() == [8.0] and found.refused == {}
     assert [found.info[name] for name in protocol.ERASURE[:2]] == [0, 0] and 0 <= found.info[protocol.ERASURE[2]] < 60
+
+
+def test_where_nobody_calibrates_only_those_are_refused_that_were_to_be_erased():
+    """Client 9 never took part: it is served by doing nothing, whatever becomes of the others."""
+    federation()
+
+    def lost(clients, model, settings):
+        return [Verdict(client, None, "off") for client in clients]
+
+    found = FedEraser(build("fedavg"), by_hand(), local_epochs=2).erase(6, adapter([8.0]), [9, 0], lost)
+    assert found.refused == {0: "FedEraser: no client of round 3 of a answered its calibration"}
+    assert flat(found.arrays).tolist() == [8.0]
+
+
+def test_the_reference_of_pga_is_by_the_mean_that_was_chosen():
+    seen = []
+
+    def largest(rows, weights):
+        seen.append(([row.tolist() for row in rows], list(weights)))
+        return np.max(rows, axis=0)
+
+    history = MemoryHistory()
+    clients = [ClientUpdate(p, p + 1.0, adapter([float(p), -float(p)])) for p in range(4)]
+    history.record(RoundUpdates("train", 1, adapter([0.0, 0.0]), {}, clients))
+    (reference,) = WithReference(history, largest).beside({2}).values()
+    assert flat(reference).tolist() == [3, 0]
+    assert seen == [([[0, 0], [1, -1], [3, -3]], [1 / 7, 2 / 7, 4 / 7])]
+
+
+def test_one_answer_replaces_the_model_bit_for_bit_also_where_several_would_be_summed():
+    start, model = adapter([1e8, 1.0]), adapter([0.1, 1e-40])
+    served = ByUnlearning(summed=True).serve(1, start, [Answer(3, model, 5, {"x": 1.0})], lambda *_: [])
+    assert flat(served.arrays).tobytes() == flat(model).tobytes() and served.info == {3: {"x": 1.0}}
+
+
+def test_there_is_no_model_of_the_others_where_the_newest_round_is_not_stored():
+    history = MemoryHistory(every=2)
+    for server_round in (1, 2):
+        update = ClientUpdate(0, 1.0, adapter([1.0]))
+        history.record(RoundUpdates("train", server_round, adapter([0.0]), {}, [update]))
+    with pytest.raises(ValueError, match="the newest round is not stored"):
+        mean_of_others(history, {1})

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import random
+
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, MetricRecord
+from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.exception import AggregationError
 from support.fedtu_clients import (
     SIZE,
     Recorder,
+    Repeating,
     adapter,
     content,
     federation,
@@ -31,8 +35,10 @@ from strategies.fedtu import (
     UnlearnRequest,
 )
 from strategies.memory_grid import MemoryGrid
+from strategies.nodes import seeded
 from strategies.private_mean import PrivateMean
-from strategies.serving import ByUnlearning
+from strategies.secure.terms import SecureSettings
+from strategies.serving import ByUnlearning, Served
 
 
 @pytest.mark.parametrize("inner", inners(), ids=label)
@@ -131,20 +137,6 @@ def test_summed_each_client_moves_all_of_its_way():
     after, _ = recorder.checkpoints[1, "after_unlearn"]
     base, one, three = (x.astype(np.float64) for x in (start, models[1], models[3]))
     np.testing.assert_allclose(after, base + (one - base) + (three - base), rtol=1e-6, atol=1e-6)
-
-
-class Repeating(RequestList):
-    """Each served request is served again in the two rounds after."""
-
-    def __init__(self, due):
-        super().__init__(due)
-        self.known, self.repeated = {r.request_id: r for _, r in due}, []
-
-    def again(self, server_round):
-        return [self.known[i] for i, at in self.served_in.items() if at < server_round <= at + 2]
-
-    def served_again(self, request, server_round, info):
-        self.repeated.append((request.request_id, server_round))
 
 
 def test_what_was_served_is_served_again_for_a_while():
@@ -362,15 +354,17 @@ class AlsoAgain(RequestList):
         self.served_in[f"{request.request_id} again"] = server_round
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_moments_are_reset_where_any_request_is_served_for_the_first_time(first):
-    due = [(2, request(0))] if first else []
+@pytest.mark.parametrize(
+    "due", [[], [(2, request(0))], [(2, request(1, name="new"))]], ids=["none", "another's", "the same client's"]
+)
+def test_moments_are_reset_where_any_request_is_served_for_the_first_time(due):
     recorder, source = Recorder(), AlsoAgain(due)
     options = Options(server_state_on_unlearn="reset")
     fedtu = FedTU(build("fedavgm"), requests=source, listener=recorder, options=options)
     fedtu.start(federation(3), adapter(noise("start")), num_rounds=2)
-    assert recorder.checkpoints[1, "round"][1] and source.served_in.keys() == {"old again", *(["r0"] if first else [])}
-    assert (recorder.checkpoints[2, "after_unlearn"][1] == {}) is first
+    served = {"old again", *(new.request_id for _, new in due)}
+    assert recorder.checkpoints[1, "round"][1] and source.served_in.keys() == served
+    assert (recorder.checkpoints[2, "after_unlearn"][1] == {}) is bool(due)
 
 
 def test_rounds_that_are_added_for_a_request_count_as_planned():
@@ -460,3 +454,143 @@ def test_the_seconds_of_a_round_and_of_an_evaluation_are_those_that_they_took(mo
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     FedTU(build("fedavg"), listener=Seconds()).start(grid, adapter(noise("s")), num_rounds=2, evaluate_fn=evaluate)
     assert told == {(0, "initial"): 10, (1, "round"): 10, (2, "round"): 10, 1: 13, 2: 13, "train": 3}
+
+
+@pytest.mark.parametrize(
+    ("inner", "mode", "warned"),
+    [(flower.FedAvg, "reset", True), (flower.FedAvg, "keep", False), (lambda: build("fedavgm"), "reset", False)],
+)
+def test_who_cannot_forget_its_moments_is_named_where_they_are_to_be_forgotten(inner, mode, warned, caplog):
+    FedTU(inner(), options=Options(server_state_on_unlearn=mode))
+    named = [r for r in caplog.records if "FedAvg has no reset_state(): its state is kept" in r.getMessage()]
+    assert [r.levelno for r in named] == [logging.WARNING] * warned
+
+
+def test_the_settings_are_logged(caplog):
+    with caplog.at_level(logging.INFO):
+        FedTU(build("fedavgm"), options=Options(stage="retrain", seed=31, server_state_on_unlearn="reset")).summary()
+    assert "FedTU: stage retrain, seed 31, server state on unlearn: reset" in caplog.text
+    assert "FedAvgM: " in caplog.text
+
+
+def test_masked_requests_take_a_cover():
+    """A source of requests alone is refused: a cover of none would have them served openly, or not at all."""
+    options = {"secure": SecureSettings(clipping=1.0)}
+    with pytest.raises(ValueError, match="cover must say how many"):
+        FedTU(build("fedavg"), requests=RequestList(), options=Options(**options))
+    FedTU(build("fedavg"), options=Options(**options))
+    FedTU(build("fedavg"), requests=RequestList(), options=Options(**options, cover=3))
+
+
+def test_a_state_of_a_sampling_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="sampling/losses"):
+        FedTU(build("fedavg")).load_state_dict({"sampling/losses": np.ones(1)})
+
+
+def test_clients_are_evaluated_under_settings_and_a_draw_of_their_own():
+    """Of thirty three a round, by round and stage, and not those that train; the average is that round's."""
+    grid = federation(30)
+    options = Options(seed=5, stage="s")
+    fedtu = FedTU(build("fedavg", fraction_train=0.1, fraction_evaluate=0.1), options=options)
+    settings = {"train_config": ConfigRecord({"epochs": 3}), "evaluate_config": ConfigRecord({"epochs": 8})}
+    result = fedtu.start(grid, adapter(np.zeros(SIZE)), num_rounds=2, **settings)
+    drawn = {}
+    for kind in ("train", "evaluate"):
+        for server_round in (1, 2):
+            with seeded(5, "s", server_round, kind):
+                drawn[kind, server_round] = random.sample(range(30), 3)
+    found = {key: [] for key in drawn}
+    for kind, partition, c in grid.log:
+        if kind != "query":
+            config = dict(c["config"])
+            found[kind, config["server-round"]].append(partition)
+            common = {"server-round": config["server-round"], "stage": "s", "run-seed": 5}
+            assert config == {**common, "epochs": 3 if kind == "train" else 8}
+    assert found == drawn and len({tuple(clients) for clients in drawn.values()}) == 4
+    assert {r: dict(m) for r, m in result.evaluate_metrics_clientapp.items()} == {
+        1: {"accuracy": 0.25},
+        2: {"accuracy": 0.25},
+    }
+
+
+def test_what_clients_measure_is_averaged_over_those_that_answer_well():
+    grid = federation(3)
+    answers = {0: 0.1, 1: 0.7, 2: 0.9}
+    for p, node in list(grid.nodes.items()):
+
+        def answer(message, p=p, node=node):
+            if message.metadata.message_type != protocol.EVALUATE:
+                return node(message)
+            measured = {"num-examples": p + 1, "accuracy": answers[p]}
+            return Error(code=1, reason="off") if p == 1 else RecordDict({"metrics": MetricRecord(measured)})
+
+        grid.nodes[p] = answer
+    result = FedTU(build("fedavg", fraction_evaluate=1.0)).start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((1 * 0.1 + 3 * 0.9) / 4)
+
+
+def test_of_a_client_that_cannot_be_erased_the_new_requests_fail_alone():
+    """It is named once; what was served before fails nothing, and the model stays."""
+
+    class Refusing(ByUnlearning):
+        def serve(self, server_round, arrays, answers, train):
+            return Served(arrays, {}, {answer.client: f"not in round {server_round}" for answer in answers})
+
+    source, recorder = AlsoAgain([(2, request(1, name="new"))]), Recorder()
+    fedtu = FedTU(build("fedavg"), requests=source, serving=Refusing(), listener=recorder)
+    fedtu.start(federation(2), adapter(noise("start")), num_rounds=2)
+    assert source.attempts == {"new": 1} and source.reasons == {"new": "not in round 2"}
+    assert not source.served_in and not [event for event in recorder.of("checkpoint") if event[2] == "after_unlearn"]
+    assert [event for event in recorder.of("reply") if not event[2]] == [("reply", 1, False, "not in round 2")]
+
+
+def test_a_client_that_does_not_answer_counts_in_the_private_mean_of_an_unlearning():
+    """Three are asked, two answer: a third of their sum, and one release of three clients."""
+    grid, start, releases = federation(4), noise("start"), []
+    models = {p: noise("unlearned", p) for p in (1, 2)}
+    for p, model in models.items():
+        grid.nodes[p] = honest(p, unlearned=model)
+    grid.nodes[3] = lambda message: Error(code=1, reason="off")
+    private, recorder = PrivateMean(0.0, 1e6, seed=1, on_release=releases.append), Recorder()
+    requests = RequestList([(1, request(p, p)) for p in (1, 2, 3)])
+    options = Options(private_mean=private)
+    FedTU(build("fedavg"), requests=requests, listener=recorder, options=options).start(grid, adapter(start), 1)
+    after, _ = recorder.checkpoints[1, "after_unlearn"]
+    np.testing.assert_allclose(after, start + sum(model - start for model in models.values()) / 3, atol=1e-5)
+    assert [(r.kind, r.clients) for r in releases] == [("unlearn", 3), ("train", 4)]
+
+
+def test_a_client_that_asks_and_is_not_connected_fails_what_is_new_alone():
+    source, recorder = AlsoAgain([(2, request(1, name="new"))]), Recorder()
+    grid = federation(2)
+    del grid.nodes[1]
+    FedTU(build("fedavg"), requests=source, listener=recorder).start(grid, adapter(noise("start")), num_rounds=3)
+    assert source.attempts == {"new": 2} and source.reasons == {"new": "not connected"} and not source.served_in
+    assert recorder.of("reply").count(("reply", 1, False, "not connected")) == 2
+
+
+def test_what_several_requests_of_a_client_count_is_the_sum_of_what_each_says():
+    """Ten records that are not named and one that is, against one: 11/12 and 1/12 of the way. Lists are no numbers."""
+    start, models, told = noise("start"), {1: noise("one"), 2: noise("two")}, {}
+
+    class Telling(RequestList):
+        def served(self, request, server_round, info):
+            super().served(request, server_round, info)
+            told[request.request_id] = dict(info)
+
+    grid = federation(3)
+    for p, model in models.items():
+        node = honest(p)
+        grid.nodes[p] = lambda m, p=p, model=model, node=node: (
+            content(model, loss=p / 4, gaps=[1.0, 2.0]) if m.metadata.message_type == protocol.UNLEARN else node(m)
+        )
+    leaving = UnlearnRequest("bye", 1, (), 10, protocol.SCOPE_CLIENT)
+    requests, recorder = Telling([(1, leaving), (1, request(1, 1, "a")), (1, request(2, 1))]), Recorder()
+    options = Options(unlearn_config={"epochs": 9})
+    fedtu = FedTU(build("fedavg"), requests=requests, listener=recorder, options=options)
+    fedtu.start(grid, adapter(start), num_rounds=1, train_config=ConfigRecord({"epochs": 2, "batch": 3}))
+    after, _ = recorder.checkpoints[1, "after_unlearn"]
+    np.testing.assert_allclose(after, start + (11 * (models[1] - start) + models[2] - start) / 12, atol=1e-5)
+    assert told["bye"] == told["a"] == {"num-examples": 2, "loss": 0.25} and told["r2"]["loss"] == 0.5
+    settings = {kind: (c["config"]["epochs"], c["config"]["batch"]) for kind, _, c in grid.log if kind != "query"}
+    assert settings == {protocol.UNLEARN: (9, 3), protocol.TRAIN: (2, 3)}, "an unlearning's own settings count first"

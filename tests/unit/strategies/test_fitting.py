@@ -77,3 +77,8 @@ def test_a_packed_answer_that_cannot_be_read_is_a_fault_of_its_client():
     faults = read_answers(received, lambda client: numbers(10.0 + client), read, "arrays")
     assert of(good.content["arrays"]) == [10.5]
     assert faults == {1: "its update cannot be read: nonsense of two lines"}
+
+
+def test_an_answer_without_a_model_is_left_to_the_judge():
+    answer = Message(RecordDict({"metrics": MetricRecord({"num-examples": 1})}), reply_to=message(7))
+    assert read_answers([(0, answer)], lambda client: numbers(1.0), lambda sent, told: told, "arrays") == {}

@@ -182,3 +182,20 @@ def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> 
     with pytest.raises(ConfigError) as caught:
         compose("default", ["unlearning=fused", *overrides])
     assert [problem.path for problem in caught.value.problems].count(path) == 1
+
+
+def test_places_are_drawn_layer_by_layer_in_their_order_and_their_number_is_rounded() -> None:
+    """Of nine and seven numbers three tenths, 2.7 and 2.1, are three and two; layer 0 is drawn before layer 2."""
+    layer_of = np.repeat([2, 1, 0], [7, 5, 9])
+    where = adapter_places(np.array([0.2, 0.1, 0.9]), layer_of, layers=2, share=0.3, seed="run/3")
+    rng = np.random.default_rng([*b"run/3"])
+    expected = {*rng.choice(np.arange(12, 21), 3, replace=False), *rng.choice(np.arange(7), 2, replace=False)}
+    assert set(np.flatnonzero(where)) == expected
+
+
+def test_the_places_of_an_exchange_go_by_the_run_s_seed_and_its_round() -> None:
+    """Seed 7, round 1; the second layer moves most."""
+    _, sent = run()
+    (mask, *_) = [places(config) for config in sent if protocol.MOVING in config]
+    wanted = adapter_places(np.array([0.1, 1.0, 0.1]), LAYERS, layers=1, share=0.5, seed="7/overwriting/1")
+    assert np.array_equal(mask, wanted)

@@ -1,5 +1,6 @@
 """Rounds with a deadline and over-sampling: who counts, what becomes of the others, and that nothing else changes."""
 
+import random
 import time
 
 import numpy as np
@@ -11,8 +12,9 @@ from support.late import LateGrid
 from strategies import protocol
 from strategies.durations import Durations
 from strategies.factory import build, names
-from strategies.fedtu import FedTU, Options, RequestList
+from strategies.fedtu import FedTU, NodeMap, Options, RequestList
 from strategies.memory_grid import MemoryGrid
+from strategies.nodes import seeded
 from strategies.private_mean import PrivateMean
 
 
@@ -190,3 +192,63 @@ def test_a_message_that_flower_does_not_take_is_one_without_an_answer():
     told = run(Options(deadline=5.0), 3, 1, grid=Refusing(federation(3), lambda message: 0), timeout=0.2)[1]
     lost = "no reply within 0.2 s"
     assert told.of("reply") == [("reply", 0, False, lost), ("reply", 1, True, ""), ("reply", 2, False, lost)]
+
+
+def test_who_is_still_at_work_after_the_deadline_is_not_to_be_asked_until_the_stage_ends():
+    """By the machine's clock: client 1 goes on training when its round is over, and whoever asks would wait for it."""
+    nodes, seen = NodeMap(), {}
+
+    class Looking(Told):
+        def checkpoint(self, server_round, moment, arrays, state):
+            seen[server_round] = set(nodes.engaged())
+
+    grid = LateGrid(federation(3), lambda m: 9.0 if m.metadata.dst_node_id == 1001 else 0.0)
+    options = Options(deadline=0.03)
+    nodes.refresh(grid._grid)
+    told = Looking()
+    FedTU(build("fedavg"), listener=told, nodes=nodes, options=options).start(grid, adapter(noise("s")), num_rounds=1)
+    assert seen == {1: {1001}} and not nodes.engaged()
+    assert not told.of("clock"), "no clock is simulated"
+
+
+@pytest.mark.parametrize(("deadline", "late"), [(9.0, True), (10.0, False), (11.0, False)])
+def test_who_does_not_answer_in_the_whole_timeout_has_failed(deadline, late):
+    """It is late only where the deadline is the shorter one."""
+    options = Options(deadline=deadline, durations=Scripted(_1_1=25.0))
+    _, told, _, _ = run(options, clients=2, rounds=1, timeout=10)
+    assert told.of("late") == ([("late", 1, "late: no reply within 9 s")] if late else [])
+    assert [event for event in told.of("reply") if not event[2]] == (
+        [] if late else [("reply", 1, False, "no reply within 10 s")]
+    )
+    assert told.of("exchange_ended") == [("exchange_ended", "train", 1, 1)]
+
+
+def test_further_clients_are_drawn_by_seed_stage_and_round():
+    """By Python's own sampler among those that are not drawn yet; exchanges are told in the clients' order."""
+    found = []
+    for seed, stage in ((3, "s"), (4, "s"), (3, "t")):
+        told = run(Options(oversample=2.0, seed=seed, stage=stage), 12, rounds=2, fraction=0.25)[1]
+        for server_round, (_, _, asked) in enumerate(told.of("exchange_started"), 1):
+            with seeded(seed, stage, server_round, "train"):
+                first = random.sample(range(12), 3)
+            with seeded(seed, stage, server_round, "oversample"):
+                more = random.sample([c for c in range(12) if c not in first], 3)
+            assert asked == sorted(first + more)
+            found.append(tuple(more))
+    assert len(set(found)) > 4
+
+
+def test_an_error_counts_neither_as_an_answer_nor_as_one_of_the_others():
+    """Two of three are waited for: one answers, one fails, one is slow. How many have come of how many is told."""
+
+    class Counting(Told):
+        def arrived(self, answers, sent):
+            self.events.append(("arrived", answers, sent))
+
+    grid, told = federation(3), Counting()
+    grid.nodes[1] = lambda message: Error(code=1, reason="no memory")
+    options = Options(oversample=1.5, deadline=10.0, durations=Scripted(_1_1=2.0, _2_1=25.0))
+    fedtu = FedTU(build("fedavg", fraction_train=2 / 3), listener=told, options=options)
+    fedtu.start(grid, adapter(noise("start")), num_rounds=1)
+    assert told.of("late") == [("late", 2, "late: no reply within 10 s")]
+    assert told.of("arrived") == [("arrived", 1, 3), ("arrived", 2, 3)]

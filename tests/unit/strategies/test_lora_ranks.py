@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from support.fedtu_clients import Recorder, adapter, flat, request
 
 from strategies import protocol
@@ -297,3 +297,31 @@ def test_one_client_that_leaves_a_without_directions_stops_nobody(kind, values):
 def test_masks_and_several_forms_exclude_each_other():
     with pytest.raises(ValueError, match="no sum under masks"):
         Options(fitting=FITTING, secure=SecureSettings(clipping=1.0))
+
+
+@pytest.mark.parametrize("client", [0, 1])
+def test_factors_in_float64_come_back_in_float64(client):
+    """The client's product takes the place of its own one to the last digits, small changes of large numbers too."""
+    rng = np.random.default_rng(8)
+    start = 100 * rng.normal(size=SIZE)
+    own = FITTING("train", ArrayRecord({"adapter": Array(start)}))(client)
+    sent = own.sent["adapter"].numpy()
+    told = sent + 1e-9 * rng.normal(size=sent.size)
+    new = own.joined(ArrayRecord({"adapter": Array(told)}))["adapter"].numpy()
+    assert sent.dtype == new.dtype == np.float64
+    low = layout(RANKS[client])[0]
+    moved = [after - before for after, before in zip(products(new), products(start), strict=True)]
+    wanted = [after - before for after, before in zip(products(told, low), products(sent, low), strict=True)]
+    for found, expected in zip(moved, wanted, strict=True):
+        assert np.linalg.norm(expected) > 1e-8
+        np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [(1e-5, 1.0), (1e6, 1.0), (1.0, 1e-14), (1e-9, 1e-9)])
+def test_what_counts_as_nothing_goes_by_the_scale_of_the_factors(of_a, of_b):
+    rng = np.random.default_rng(3)
+    a, b = of_a * rng.normal(size=(6, 9)), of_b * rng.normal(size=(7, 6))
+    t, q = truncation(a, b, 2)
+    found, wanted = (b @ q) @ (t @ a), best(b @ a, 2)
+    np.testing.assert_allclose(found, wanted, atol=1e-10 * np.abs(wanted).max())
+    assert np.linalg.svd(t @ a, compute_uv=False)[-1] > 1e-3 * np.linalg.svd(a, compute_uv=False)[0]

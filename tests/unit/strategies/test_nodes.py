@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from flwr.app import Error, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, honest, noise, request
 
@@ -412,3 +412,86 @@ def test_a_strategy_that_names_no_fraction_has_clients_evaluate():
     inner = WrappingStrategy(build("fedavg", fraction_evaluate=1.0))
     result = FedTU(inner).start(grid, adapter(np.zeros(SIZE)), num_rounds=1)
     assert grid.sent["evaluate"] == 3 and result.evaluate_metrics_clientapp[1]["accuracy"] == 0.25
+
+
+class Asked(MemoryGrid):
+    """Answers a query with its partition and what it was asked, and writes down how long is waited."""
+
+    waited: float | None = None
+
+    def _deliver(self, message):
+        answer = super()._deliver(message)
+        if message.metadata.message_type == "query" and isinstance(answer, RecordDict):
+            answer["asked"] = ConfigRecord(dict(message.content["config"]))
+        return answer
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.waited = timeout
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+def test_a_query_carries_the_configuration_and_what_is_asked_of_a_partition_counts_first():
+    """All that was answered stays known, also of those that are not there when they are asked again."""
+    grid = Asked({p: honest(p) for p in range(3)})
+    nodes = NodeMap(config={"run": 4, "more": 1}, timeout_s=17.0)
+    nodes.refresh(grid)
+    assert grid.waited == 17.0
+    assert [dict(nodes.answers[p]["asked"]) for p in range(3)] == [{"run": 4, "more": 1}] * 3
+    del grid.nodes[0]
+    told = nodes.ask(grid, lambda partition: {"more": 10 + partition})
+    assert {p: dict(one["asked"]) for p, one in told.items()} == {p: {"run": 4, "more": 10 + p} for p in (1, 2)}
+    assert {p: one["asked"]["more"] for p, one in nodes.answers.items()} == {0: 1, 1: 11, 2: 12}
+
+
+def test_as_many_nodes_as_there_must_be_are_enough_and_are_waited_for_a_second_at_a_time(monkeypatch, caplog):
+    now, slept = [50.0], []
+
+    def sleep(seconds):
+        now[0] += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", sleep)
+    assert list(NodeMap(expected=4, min_nodes=2, wait_s=2.0).refresh(federation(2))) == [0, 1]
+    assert slept == [1.0, 1.0] and "2 of 4 clients connected within 2 s" in caplog.text
+    assert list(NodeMap(expected=4, min_nodes=2, wait_s=0.25).refresh(federation(2))) == [0, 1]
+    assert slept[2:] == [0.25]
+
+
+def test_nodes_beyond_the_clients_are_told_of_once_by_a_roster_too(caplog):
+    grid = federation(6)
+    nodes = NodeMap(partitions=4, roster=lambda: {1000 + p: p for p in range(6)})
+    for _ in range(2):
+        assert list(nodes.refresh(grid, retry=True)) == [0, 1, 2, 3]
+    assert caplog.text.count("2 nodes are left out: they claim partitions 4 to 5 of 4") == 1
+
+
+def test_a_roster_gives_nobody_a_partition_that_another_node_holds():
+    """Node 1003 is said to hold partition 1, which node 1001 does: it is asked, and holds 3."""
+    grid = federation(5)
+    known = {p: grid.nodes.pop(p) for p in (0, 3, 4)}
+    nodes = NodeMap(roster=lambda: {1000: 0, 1003: 1, 1004: 4})
+    assert nodes.refresh(grid) == {1: 1001, 2: 1002}
+    grid.nodes |= known
+    assert nodes.refresh(grid) == {p: 1000 + p for p in range(5)}
+
+
+def test_who_was_refused_is_asked_again_only_when_all_are_and_refused_by_name():
+    grid = Silent({p: honest(p) for p in range(3)})
+    grid.silent, grid.answer = {2}, claims(0)
+    nodes = NodeMap()
+    assert [list(nodes.refresh(grid, retry=retry)) for retry in (False, False, True)] == [[1]] * 3
+    assert grid.sent["query"] == 3 + 2
+    grid.silent = {0, 1, 2}
+    with pytest.raises(NodeMapError, match=r"none of 3 nodes .*: nodes 1000, 1001, 1002 all claim to be client 0"):
+        NodeMap().refresh(grid)
+    grid.answer = None
+    late = honest(3)
+    grid.nodes[3], grid.silent = late, {3}
+    grid.node_ids[3] = 1003
+    assert list(nodes.refresh(grid, retry=True)) == [0, 1, 2], "one new node that is silent is no error"
+
+
+def test_a_seed_is_made_of_all_labels_with_a_stroke_between_them():
+    with seeded(5, "s", 1, "train"):
+        assert random.random() == random.Random("5/s/1/train").random()

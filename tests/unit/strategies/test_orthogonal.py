@@ -191,3 +191,12 @@ def test_others_train_beside_an_exchange_of_its_own_name() -> None:
 
     Orthogonally(lambda: [0, 1, 2], epochs=3).serve(7, adapter(START), [Answer(1, adapter(START), 1, {})], train)
     assert seen == [([0, 2], {"epochs": 3, "stage": "orthogonal/7"})]
+
+
+def test_others_that_go_nearly_the_same_way_are_all_stood_aside_for():
+    """e1 and e1 + e2/10000 span both axes: of e1 + e2 + e3 the last is left, as long as it was."""
+    start = ArrayRecord({"a": Array(np.zeros(4))})
+    others = [ArrayRecord({"a": Array(np.array(x))}) for x in ([1.0, 0, 0, 0], [1.0, 1e-4, 0, 0])]
+    new = orthogonal_update(start, ArrayRecord({"a": Array(np.array([1.0, 1.0, 1.0, 0]))}), others)
+    assert new is not None
+    np.testing.assert_allclose(new["a"].numpy(), [0, 0, np.sqrt(3), 0], atol=1e-6)

@@ -152,9 +152,44 @@ def test_values_out_of_range(values):
 def test_more_models_than_clients():
     with pytest.raises(ValueError, match="3 models of 2 clients out of 9"):
         train(PrivateMean(1.0, C), [np.zeros(2)] * 3, clients=2, population=9)
+    with pytest.raises(ValueError, match="2 models of 4 clients out of 3"):
+        train(PrivateMean(1.0, C), [np.zeros(2)] * 2, clients=4, population=3)
     zero = adapter(np.zeros(2))
     with pytest.raises(ValueError, match="2 models of 1 clients"):
         PrivateMean(1.0, C).unlearn(1, zero, [zero, zero], clients=1)
+
+
+def test_the_noise_of_the_share_that_was_cut_is_that_of_the_count_over_the_clients():
+    """σ_b = max(m/20, z) clients: 2 of 40 for small z, 3 of 10 for z = 3. Nobody is cut: C e^(−0.2 (1 + noise − ½))."""
+    for z, clients, deviation in ((0.1, 40, 2 / 40), (3.0, 10, 3 / 10)):
+        found = []
+        for seed in range(40):
+            private = PrivateMean(z, C, adaptive=True, seed=seed)
+            train(private, [np.zeros(1)] * clients)
+            found.append(-np.log(private.clipping_norm / C) / 0.2 - 0.5)
+        low, high = (np.sqrt(q / 40) for q in stats.chi2.ppf([1e-4, 1 - 1e-4], 40))
+        assert low < np.sqrt(np.mean(np.square(found))) / deviation < high
+
+
+@pytest.mark.parametrize(("adaptive", "kind"), [(False, "train"), (True, "unlearn"), (True, "train")])
+def test_terms_of_a_secure_sum_have_the_noise_of_all_its_numbers(adaptive, kind):
+    """Where the norm moves, of one number more and of a longer vector, by the paper's formula with the threshold."""
+    terms = SecureSettings(clipping=5.0).terms(kind, 12, (), 3)
+    z = 0.8
+    shared = PrivateMean(z, C, adaptive=adaptive).shared(kind, terms, 3)
+    moving = adaptive and kind == "train"
+    count = C / np.sqrt((max(12 / 20, z) / z) ** 2 - 0.25) if moving else 0.0
+    step = max(C, count / 2) / (2**21 - 1)
+    longest = np.hypot(C, count / 2) / step + np.sqrt(3 + moving) / 2
+    assert (shared.norm, shared.counting) == (C, pytest.approx(count))
+    assert shared.step == pytest.approx(step) and terms.threshold == 8
+    assert shared.noise == pytest.approx(z * longest / np.sqrt(8), rel=1e-12)
+
+
+def test_the_reply_of_all_is_of_no_client_and_tells_no_number_of_theirs():
+    reply = PrivateMean(1.0, C).reply(adapter(np.arange(3)), "model", "n")
+    assert flat(reply.content["model"]).tolist() == [0, 1, 2]
+    assert [dict(record) for record in reply.content.metric_records.values()] == [{"n": 1, "partition-id": -1}]
 
 
 # -- around an aggregator ------------------------------------------------------------------------------------------

@@ -144,3 +144,18 @@ def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> 
     with pytest.raises(ConfigError) as caught:
         compose("default", ["unlearning=rapid_retraining", *overrides])
     assert [problem.path for problem in caught.value.problems].count(path) == 1
+
+
+def test_the_moments_of_the_old_model_take_no_part_and_those_of_the_new_one_go_on() -> None:
+    """FedAvgM by hand: two rounds from no velocity, then the round's own training with that of the new model."""
+    grid = MemoryGrid({p: client(p) for p in range(3)})
+    inner = build("fedavgm", server_momentum=0.5)
+    inner.load_state_dict({"m/adapter": np.full(SIZE, 9, dtype=np.float32)})
+    serving = ByRetraining(RoundsBeside("rapid retraining", inner, lambda: range(3), 2, 3, 7), adapter(BEGINNING))
+    requests = RequestList([(1, UnlearnRequest("r1", 1, ("x",)))])
+    result = FedTU(inner, requests=requests, serving=serving).start(grid, adapter(ASKED), 1)
+    model, velocity = BEGINNING.astype(np.float64), np.zeros(SIZE)
+    for number in (1, 2, 1):
+        velocity = 0.5 * velocity + mean((0, 1, 2), number)
+        model = model + velocity
+    np.testing.assert_allclose(flat(result.arrays), model, rtol=0, atol=1e-5)

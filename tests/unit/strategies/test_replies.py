@@ -298,6 +298,7 @@ def test_the_metrics_of_most_replies_count(odd, accepted):
             "\x1b[36mray::run\x1b[39m\nTraceback (most recent call last):\n  x\nValueError: b\n\n",
             "error 2: ValueError: b",
         ),
+        ("ray.exceptions.RayTaskError: ray::run()\n  x\nKeyError: 'c'", "error 2: KeyError: 'c'"),
         ("x" * 5000, "error 2: " + "x" * 499 + "…"),
     ],
 )
@@ -366,3 +367,36 @@ def test_what_a_client_says_is_one_plain_line():
     grid.nodes[1] = lambda m: RecordDict({"arrays": m.content["arrays"], "metrics": metrics})
     FedTU(build("fedavg"), listener=recorder).start(grid, adapter(noise("start")), num_rounds=1)
     assert recorder.of("reply")[-1][3].isprintable() and len(recorder.of("reply")[-1][3]) <= 520
+
+
+def test_no_client_says_that_another_one_failed():
+    """Flower's own errors come from the SuperLink, or from the node itself."""
+    grid = MemoryGrid({p: lambda m: content([9.0]) for p in range(2)})
+    messages = [Message(content([float(p)]), dst_node_id=1000 + p, message_type="train") for p in range(2)]
+    replies = grid.send_and_receive(messages)
+    for sender, believed in ((1, True), (1001, True), (1000, False)):
+        error = Message(Error(code=5), reply_to=messages[1])
+        error.metadata.__dict__["_src_node_id"] = sender
+        found = answers(messages, [error, *replies])
+        assert found == [(messages[0], replies[0]), (messages[1], error if believed else replies[1])]
+
+
+@pytest.mark.parametrize("lengths", [(2, 2, 3), (3, 2, 3)])
+def test_lists_of_another_length_than_most_are_other_metrics(lengths):
+    grid, recorder = federation(3), Recorder()
+    for p, length in enumerate(lengths):
+        grid.nodes[p] = lambda m, p=p, length=length: content(flat(m.content["arrays"]), losses=[0.5] * length)
+    FedTU(build("fedavg"), listener=recorder).start(grid, adapter(noise("start")), num_rounds=1)
+    odd = 2 if lengths[1] == lengths[0] else 1
+    assert [event[1] for event in recorder.of("reply") if not event[2]] == [odd]
+
+
+def test_a_record_of_another_name_than_that_of_most_is_another_layout():
+    grid, recorder = federation(3), Recorder()
+    for p in range(3):
+        name = "mine" if p == 1 else "metrics"
+        grid.nodes[p] = lambda m, name=name: RecordDict(
+            {"arrays": m.content["arrays"], name: MetricRecord({"num-examples": 2})}
+        )
+    FedTU(build("fedavg"), listener=recorder).start(grid, adapter(noise("start")), num_rounds=1)
+    assert [event[1] for event in recorder.of("reply") if not event[2]] == [1]

@@ -355,3 +355,19 @@ def test_one_candidate_is_enough():
     assert len(drawn.clients) == 3
     with pytest.raises(ValueError, match="candidates is 0, expected at least 1"):
         PowerOfChoice(0, lambda client: 1)
+
+
+def test_probabilities_are_sizes_over_the_step_and_certain_ones_are_one():
+    """Of 1, 2, 3 and 14 two: 14 for certain, then one of 6: a sixth, a third, a half."""
+    told = {}
+    for seed in range(60):
+        told |= by_size({0: 1, 1: 2, 2: 3, 3: 14}, 2, random.Random(seed))
+    assert told == {0: Fraction(1, 6), 1: Fraction(1, 3), 2: Fraction(1, 2), 3: 1}
+    for seed in range(60):
+        told |= by_size({0: 1, 1: 2, 2: 3, 3: 4}, 2, random.Random(seed))
+    assert told == {0: Fraction(1, 5), 1: Fraction(2, 5), 2: Fraction(3, 5), 3: Fraction(4, 5)}
+
+
+def test_no_fewer_candidates_are_drawn_than_are_to_train():
+    drawn = PowerOfChoice(1, lambda client: 1).draw(range(5), 3, random.Random(0), nobody)
+    assert len(drawn.clients) == 3

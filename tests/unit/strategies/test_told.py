@@ -7,6 +7,7 @@ import math
 import pytest
 from flwr.app import MetricRecord
 
+from strategies import told as tables
 from strategies.told import Number, fault, known
 
 NUMBERS = {"count": Number(0, 5, whole=True, required=True), "loss": Number(-1.5, 2)}
@@ -32,3 +33,31 @@ def test_what_is_required_must_be_told_and_nothing_else_is_taken() -> None:
     assert fault({"loss": 1}, NUMBERS) == "metric 'count' is missing" and fault({"count": 1}, NUMBERS) == ""
     told = MetricRecord({"count": 1, "secret": 2.0, "partition-id": 3})
     assert dict(known(told, NUMBERS)) == {"count": 1, "partition-id": 3}
+
+
+MOST = 9_007_199_254_740_992
+
+
+def test_what_clients_may_tell_of_each_exchange() -> None:
+    """(lowest, highest, whole, required); a calibration tells what training does, and counts hide what came of it."""
+    weight, count, seconds = (1, MOST, True, True), (0, MOST, True, False), (0, 1e9, False, False)
+    loss, nats = (-1e12, 1e12, False, False), (0, 1e9, False, False)
+    train = {
+        "num-examples": weight,
+        "train-loss": (*loss[:3], True),
+        "train-seconds": (*seconds[:3], True),
+        "train-steps": count,
+    }
+    unlearn = {
+        "num-examples": weight,
+        "unlearn-loss": loss,
+        "unlearn-seconds": seconds,
+        "unlearn-steps": count,
+        **{f"forget-{of}-{when}": nats for of in ("nll", "entropy", "gap") for when in ("before", "after")},
+        "live-records": count,
+    }
+    assert {"train": train, "calibrate": train, "unlearn": unlearn} == tables.NUMBERS
+    counts = {kind: {*numbers} for kind, numbers in tables.COUNTS.items()}
+    trained = {"num-examples", "train-seconds", "train-steps"}
+    unlearned = {"num-examples", "unlearn-seconds", "unlearn-steps", "live-records"}
+    assert counts == {"train": trained, "calibrate": trained, "unlearn": unlearned}

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
+from evaluation.engine.backends.fused import fused_workers
 from evaluation.engine.models import each_module, evaluation_mode, keep_freed_memory
 
 
@@ -52,3 +53,12 @@ def test_freed_memory_is_kept_by_glibcs_two_thresholds(monkeypatch: pytest.Monke
     assert not keep_freed_memory.__wrapped__()
     del library.mallopt
     assert not keep_freed_memory.__wrapped__()
+
+
+@pytest.mark.parametrize(("vocabulary", "workers"), [(1000, 131), (32_000, 4), (128_256, 1), (500_000, 1)])
+def test_as_many_batches_are_scored_at_once_as_have_logits_in_a_quarter_of_a_gibibyte(
+    vocabulary: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 rows of four bytes for each token of the vocabulary; one batch at least."""
+    monkeypatch.setattr("evaluation.engine.backends.fused.vocabulary_size", lambda model: vocabulary)
+    assert fused_workers(nn.Linear(1, 1)) == workers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
@@ -10,12 +12,14 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from statsmodels.stats.proportion import proportion_confint
-from support.fedtu_clients import Recorder, adapter, flat
+from support.fedtu_clients import Recorder, Repeating, adapter, flat
 from support.secure import SecureClient, vanishing
 
 from strategies import build, protocol
+from strategies.arrays import fingerprint
 from strategies.fedtu import FedTU, NodeMap, Options, RequestList, UnlearnRequest
 from strategies.memory_grid import MemoryGrid
+from strategies.nodes import seeded
 from strategies.secure import words as w
 from strategies.secure.exchange import moved
 from strategies.secure.masks import unpacked
@@ -99,7 +103,7 @@ def test_an_asker_that_drops_out_stays_pending(stage):
     nodes[2] = _client(2, spoil=vanishing(stage))
     grid = MemoryGrid(nodes, keep_log=True)
     _, requests = _run(grid, [(1, _ask(2))])
-    assert requests.attempts == {"request-2": 1}
+    assert requests.attempts == {"request-2": 1} and requests.reasons == {"request-2": "no reply within 1 s"}
     assert not requests.served_in
     sent = next(content for kind, _, content in grid.log if kind == protocol.TRAIN)
     assert np.array_equal(flat(sent["arrays"]), START)
@@ -320,6 +324,7 @@ def test_sealed_requests_are_served_without_a_name():
     ((server_round, session, commitments, survivors, before, after, records),) = source.exchanges
     assert (server_round, commitments, survivors, records) == (1, hexes, (0, 1, 2, 3), 1)
     assert len(session) == 32
+    assert (before, after) == (fingerprint(adapter(START)), fingerprint(adapter(model)))
     assert before != after
     asked = [content.config_records[protocol.CONFIG] for kind, _, content in grid.log if kind == protocol.UNLEARN]
     assert len({tuple(sorted(config.items())) for config in asked}) == 1
@@ -372,10 +377,11 @@ def test_moments_are_reset_after_a_sealed_sum_in_which_somebody_forgets(on_unlea
 
 def test_an_update_moves_all_arrays_one_after_the_other():
     """Each in its own form and number format, integers to the nearest."""
-    model = ArrayRecord({"a": Array(np.ones((2, 3), np.float32)), "b": Array(np.array([5, 7], np.int32))})
-    new = moved(model, np.arange(8) + 0.6)
+    arrays = {"a": np.ones((2, 3), np.float32), "b": np.array([5, 7], np.int32), "c": np.zeros(1, np.float64)}
+    new = moved(ArrayRecord({name: Array(numbers) for name, numbers in arrays.items()}), np.arange(9) + 0.6)
     np.testing.assert_allclose(new["a"].numpy(), 1.6 + np.arange(6).reshape(2, 3), rtol=1e-6)
-    assert new["b"].numpy().tolist() == [12, 15] and [new[n].dtype for n in "ab"] == ["float32", "int32"]
+    assert new["b"].numpy().tolist() == [12, 15] and new["c"].numpy().tolist() == [8.6]
+    assert [new[name].dtype for name in "abc"] == ["float32", "int32", "float64"]
 
 
 def test_terms_that_cannot_be_serve_nobody_that_is_sealed():
@@ -386,7 +392,7 @@ def test_terms_that_cannot_be_serve_nobody_that_is_sealed():
     assert np.array_equal(flat(result.arrays), START) and source.exchanges == [] == source.failures
 
 
-def test_where_a_sum_fails_no_client_counts_as_heard():
+def test_where_a_sum_fails_no_client_counts_as_heard(caplog):
     """Not those either whose part came: what they sent is in no model."""
     nodes = {c: _client(c) for c in range(4)} | {c: _client(c, spoil=vanishing("vectors")) for c in (1, 2)}
     recorder, settings = Recorder(), SecureSettings(clipping=10.0, patience=1.0)
@@ -396,3 +402,71 @@ def test_where_a_sum_fails_no_client_counts_as_heard():
     assert heard.keys() == set(range(4)) and not any(ok for ok, _ in heard.values())
     assert all(heard[client][1].startswith("the secure sum failed: 2 clients are left") for client in (0, 3))
     assert recorder.of("exchange_ended") == [("exchange_ended", "train", 0, 4)]
+    named = [c for c in range(4) if f"client {c} left out of the train exchange" in caplog.text]
+    assert named == [1, 2] and caplog.text.count("the secure sum failed") == 1, "the fault itself is told once"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_was_served_under_cover_is_served_again_beside_new_requests(answers):
+    """Client 0 is asked again with 3 and two that cover them; where its part does not come, nothing new has failed."""
+    nodes, rounds = {c: _client(c) for c in range(6)}, []
+
+    def gone(stage, answer):
+        return None if stage == "vectors" and len(rounds) > 1 and not answers else answer
+
+    asked = _client(0, spoil=gone)
+
+    def leaving(message):
+        if message.metadata.message_type == protocol.UNLEARN:
+            rounds.append(message.content["config"]["server-round"])
+        return asked(message)
+
+    nodes[0] = leaving
+    grid, settings = MemoryGrid(nodes, keep_log=True), SecureSettings(clipping=10.0, patience=1.0)
+    requests = Repeating([(1, _ask(0, 2)), (2, _ask(3))])
+    options = Options(secure=settings, cover=4, unlearn_config={"method": "npo"})
+    FedTU(build("fedavg"), requests=requests, options=options).start(grid, adapter(START), num_rounds=2, timeout=1.0)
+    assert requests.served_in == {"request-0": 1, "request-3": 2} and not requests.attempts
+    assert requests.repeated == ([("request-0", 2)] if answers else [])
+    sent = {c: content["config"] for kind, c, content in grid.log if kind == protocol.UNLEARN and len(rounds) == 2}
+    second = {c: config for c, config in sent.items() if config["server-round"] == 2}
+    assert len(second) == 4 and {c for c, config in second.items() if protocol.REQUEST_IDS in config} == {0, 3}
+    assert all(config[protocol.COVER] and config["method"] == "npo" for config in second.values())
+
+
+def test_who_covers_is_drawn_by_seed_stage_and_round():
+    """Two of those that do not ask, in partition order, by Python's own sampler; another stage draws others."""
+    found = []
+    for seed, stage in ((3, "s"), (4, "s"), (3, "t")):
+        grid = MemoryGrid({c: _client(c) for c in range(9)}, keep_log=True)
+        due = [(1, _ask(7)), (2, UnlearnRequest("later", 7, ("7-1",)))]
+        _run(grid, due, rounds=2, cover=3, seed=seed, stage=stage, unlearn_config={"x": 1})
+        sent = {1: {}, 2: {}}
+        for kind, client, content in grid.log:
+            if kind == protocol.UNLEARN:
+                sent[content["config"]["server-round"]][client] = dict(content["config"])
+        for server_round, configs in sent.items():
+            with seeded(seed, stage, server_round, "cover"):
+                drawn = random.sample([c for c in range(9) if c != 7], 2)
+            found.append(tuple(sorted(drawn)))
+            assert configs.keys() == {7, *drawn}
+            common = {"server-round": server_round, "stage": stage, "run-seed": seed, "x": 1, protocol.COVER: True}
+            assert [configs[c] for c in drawn] == [common] * 2 and common.items() <= configs[7].items()
+    assert len(set(found)) > 3
+
+
+def test_moments_stay_where_a_sum_served_nobody_for_the_first_time():
+    """Once for a request, neither when it is served again nor when it asks for nothing: a sum of no records."""
+    resets, settings = [], SecureSettings(clipping=10.0, patience=1.0)
+    inner = build("fedavgm")
+    inner.reset_state = lambda: resets.append(1)
+    options = Options(secure=settings, cover=3, server_state_on_unlearn="reset")
+    requests = Repeating([(1, _ask(0))])
+    fedtu = FedTU(inner, requests=requests, options=options)
+    fedtu.start(MemoryGrid({c: _client(c) for c in range(4)}), adapter(START), num_rounds=2, timeout=1.0)
+    assert requests.repeated == [("request-0", 2)] and len(resets) == 1
+    nobody = SecureClient(0, _client(0).update, lambda m: int(m.metadata.message_type == protocol.TRAIN))
+    fedtu = FedTU(inner, requests=RequestList([(1, _ask(0))]), options=options)
+    nodes = {0: nobody} | {c: _client(c) for c in range(1, 4)}
+    fedtu.start(MemoryGrid(nodes), adapter(START), num_rounds=1, timeout=1.0)
+    assert len(resets) == 1

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from strategies.secure.masks import Stream, agreed, new_private, packed, public_of, quantised, signed, unpacked
+from strategies.secure.masks import (
+    Stream,
+    agreed,
+    fixed_point,
+    new_private,
+    packed,
+    public_of,
+    quantised,
+    signed,
+    unpacked,
+)
 from strategies.secure.terms import Terms
 
 TERMS = Terms("s", 10, 10, 7, 0.5)
@@ -68,3 +78,23 @@ def test_why_flowers_generator_is_not_used():
     seed, other = bytes(28) + b"\x07\x00\x00\x00", b"\x07\x00\x00\x00" + bytes(28)
     first, second = (pseudo_rand_gen(s, 1 << 20, [(100,)])[0] for s in (seed, other))
     assert np.array_equal(first, second), "Flower mended it: `strategies.secure.masks.Stream` could go"
+
+
+def test_a_number_at_the_end_of_the_range_is_not_cut():
+    integers, clipped = quantised(np.array([0.5, -0.5, 0.5000001, -3.0]), TERMS)
+    assert integers.tolist() == [TERMS.levels, -TERMS.levels] * 2 and clipped == 2
+
+
+def test_numbers_beside_the_update_are_in_steps_of_a_65536th_within_32768():
+    told = [1.5, -1.5, 0.3, -0.3, 1e9, -1e9]
+    assert fixed_point(told).tolist() == [98304, -98304, 19661, -19661, 2**31, -(2**31)]
+
+
+def test_a_mask_of_many_words_goes_on_where_the_last_word_ended():
+    """More than a block, at once or in two parts: the same words, none of them repeated."""
+    at_once, parts = np.zeros(300_000, np.uint64), np.zeros(300_000, np.uint64)
+    Stream(bytes(32), "s").add(at_once)
+    stream = Stream(bytes(32), "s")
+    stream.add(parts[:1000])
+    stream.add(parts[1000:])
+    assert np.array_equal(at_once, parts) and len(np.unique(at_once)) == 300_000

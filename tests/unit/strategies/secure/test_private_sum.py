@@ -41,7 +41,7 @@ def _run(multiplier: float, norm: float, length: float, due=(), strategy="fedavg
     options = Options(secure=settings, private_mean=private, cover=CLIENTS if due else 0, stage="unlearn")
     clients = {c: _client(c, length, **({"spoil": spoil} if spoil and c == 1 else {})) for c in range(CLIENTS)}
     grid = MemoryGrid(clients, keep_log=True)
-    fedtu = FedTU(build(strategy), requests=RequestList(due), options=options)
+    fedtu = FedTU(build(strategy), requests=RequestList(due) if due else None, options=options)
     result = fedtu.start(grid, adapter(START), num_rounds=1, timeout=1.0)
     return flat(result.arrays), releases, grid
 
@@ -70,7 +70,8 @@ def test_every_client_counts_alike_and_no_longer_than_the_norm():
 def test_a_request_is_one_more_release(strategy):
     due = [(1, UnlearnRequest("one", 3, ("a", "b")))]
     _, releases, grid = _run(1e-3, 2.0, 30.0, due, strategy)
-    assert [(r.kind, r.population) for r in releases] == [("unlearn", None), ("train", None)]
+    told = [(r.kind, r.server_round, r.clients, r.population) for r in releases]
+    assert told == [("unlearn", 1, CLIENTS, None), ("train", 1, CLIENTS, None)], "one asks, all of them are in the sum"
     sent = next(flat(content["arrays"]) for kind, _, content in grid.log if kind == protocol.TRAIN)
     expected = np.zeros(CLIENTS)
     expected[3] = 2.0
@@ -126,3 +127,24 @@ def test_a_grid_too_coarse_for_the_noise_is_no_exchange():
     grid = MemoryGrid({c: _client(c, 1.0) for c in range(3)})
     result = fedtu.start(grid, adapter(START), num_rounds=1, timeout=1.0)
     assert np.array_equal(flat(result.arrays), START)
+
+
+def test_the_number_that_tells_who_was_cut_is_no_number_of_the_model():
+    """With next to no noise: the mean of what is shorter than the norm, place by place, and its count at the end."""
+    private, told = PrivateMean(1e-3, 4.0, adaptive=True, seed=0), []
+    settings = SecureSettings(
+        clipping=50.0, patience=1.0, tell=False, private=private.shared, follow=lambda *t: told.append(t)
+    )
+    update = np.zeros(SIZE)
+    update[[0, 1, SIZE - 2, SIZE - 1]] = 1.0, 2.0, -1.5, 0.5
+    clients = {c: SecureClient(c, lambda _, c=c: update * (9 if c == 1 else 1), lambda _: 3) for c in range(4)}
+    options = Options(secure=settings, private_mean=private)
+    result = FedTU(build("fedavg"), options=options).start(
+        MemoryGrid(clients), adapter(START), num_rounds=1, timeout=1.0
+    )
+    cut = 9 * update * 4.0 / np.linalg.norm(9 * update)
+    np.testing.assert_allclose(flat(result.arrays) - START, (3 * update + cut) / 4, atol=0.02)
+    ((halves, count),) = told
+    assert count == 4 and halves == pytest.approx((3 - 1) / 2, abs=0.8), (
+        "one was longer; the noise on that is of 0.2 clients"
+    )

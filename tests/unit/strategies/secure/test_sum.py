@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import suppress
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from scipy.stats import kstest, pearsonr
 from support.secure import STAGES, hold, vanishing
 
+from strategies.flower import encrypt, share_keys_plaintext_concat
 from strategies.memory_grid import MemoryGrid
 from strategies.private_mean import PrivateMean
 from strategies.secure import words as w
 from strategies.secure.client import Participant, SecureError
-from strategies.secure.masks import Stream, agreed, public_of, signed, unpacked
-from strategies.secure.terms import SecureSettings, Terms
+from strategies.secure.masks import Stream, agreed, packed, public_of, signed, unpacked
+from strategies.secure.server import _Ring
+from strategies.secure.terms import LARGEST_TALLY, TALLY_STEP, WIDEST, SecureSettings, Terms
 
 
 def _updates(count: int, size: int = 40, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, int]]:
@@ -535,3 +539,150 @@ def test_a_reply_without_the_record_is_no_part_of_a_sum():
 
     updates, weights = _updates(5)
     assert hold(updates, weights, grid=Bare).left_out == {1: "the reply is no part of a secure sum"}
+
+
+MOST_TALLY = int(LARGEST_TALLY / TALLY_STEP)
+
+
+@pytest.mark.parametrize(
+    ("place", "by", "sound"),
+    [
+        (0, 14 * MOST_TALLY - 7 * 2**16, True),  # the tallies, Σ w / 2 = 7
+        (0, 14 * MOST_TALLY - 7 * 2**16 + 1, False),
+        (0, -14 * MOST_TALLY - 7 * 2**16 - 1, False),
+        (1, 3 * 20 - 14, True),  # the weight, 2 + 5 + 7
+        (1, 3 * 20 - 14 + 1, False),
+        (1, -15, False),
+        (2, 3, True),  # how many weights were cut
+        (2, 4, False),
+        (2, -1, False),
+        (3, 3 * 40, True),  # how many numbers were clipped
+        (3, 3 * 40 + 1, False),
+        (3, -1, False),
+    ],
+)
+def test_sums_beside_the_update_lie_within_what_all_clients_can_add_up_to(place, by, sound):
+    """Whoever adds `by` under the mask is noticed where the sum then lies outside; at its very end it may lie."""
+
+    def more(stage, answer):
+        if stage != "vectors":
+            return answer
+        tail = unpacked(answer[w.TAIL], 4, WIDEST)
+        tail[place] += np.array(by, np.int64).astype(np.uint64)
+        return ConfigRecord({**answer, w.TAIL: packed(tail, WIDEST)})
+
+    updates = {c: np.zeros(40) for c in range(3)}
+    summed = hold(updates, {0: 2, 1: 5, 2: 7}, {1: more}, max_weight=20)
+    assert (summed.fault == "") is sound
+
+
+@pytest.mark.parametrize(("by", "sound"), [(0, True), (1, False), (-20 * 127, True)])
+def test_no_number_of_a_sum_is_larger_than_the_weights_allow(by, sound):
+    """Weights of 10 in all, ±127 each: a sum at the end may be, one step further cannot."""
+
+    def more(stage, answer):
+        if stage != "vectors":
+            return answer
+        bits = SecureSettings(clipping=1.0, bits=8).terms("train", 3, ["x"], 2).modulus_bits
+        words = unpacked(answer[w.SUM], 2, bits) + np.array([by, 0], np.int64).astype(np.uint64)
+        return ConfigRecord({**answer, w.SUM: packed(words, bits)})
+
+    updates = {c: np.ones(2) for c in range(3)}
+    summed = hold(updates, {0: 2, 1: 5, 2: 3}, {1: more}, bits=8)
+    assert (summed.fault == "") is sound
+
+
+def test_of_what_is_told_beside_a_vector_short_texts_alone_are_kept():
+    told = {"a": "x" * 200, "b": "x" * 201, "c": 3}
+    summed = hold(
+        *_updates(3), {2: lambda now, answer: ConfigRecord({**answer, **told}) if now == "vectors" else answer}
+    )
+    assert summed.fault == "" and dict(summed.told) == {0: {}, 1: {}, 2: {"a": "x" * 200}}
+
+
+def test_nobody_is_called_active_whom_a_neighbour_calls_dropped():
+    """Nor is the list of another one believed that is sent under a neighbour's name."""
+    terms, members, _ = _session(5)
+    views = {c: members[c].confirm(_ask(terms, [0, 2, 3, 4], [1] if c == 0 else [])) for c in (0, 2, 3, 4)}
+    sealed = [views[o][w.SEALED][views[o][w.CLIENTS].index(2)] for o in (3, 4, 0)]
+    with pytest.raises(SecureError, match="client 0 was told of other survivors"):
+        state = {**members[2]._state, w.ACTIVE: [0, 1, 2, 3, 4]}
+        Participant(state, 2).unmask({w.SESSION: terms.session, w.CLIENTS: [3, 4, 0], w.SEALED: sealed})
+    forged = encrypt(members[0]._view_key(2, terms), json.dumps([4, [0, 2, 3, 4], []]).encode())
+    with pytest.raises(SecureError, match="client 0 was told of other survivors"):
+        members[2].unmask({w.SESSION: terms.session, w.CLIENTS: [3, 4, 0], w.SEALED: [*sealed[:2], forged]})
+
+
+@pytest.mark.parametrize(("source", "target"), [(2, 0), (1, 3)])
+def test_shares_of_or_for_somebody_else_are_not_taken(source, target):
+    terms, members, sent = _session()
+    plain = share_keys_plaintext_concat(source, target, b"a" * 52, b"b" * 52)
+    own = sent[0]["keys"][0][w.SHARE_PUBLIC]
+    forged = encrypt(members[1]._key_with(own, terms), plain)
+    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    post = {**sent[0]["post"], w.SEALED: [forged, *sent[0]["post"][w.SEALED][1:]]}
+    with pytest.raises(SecureError, match="the shares of client 1 are of or for somebody else"):
+        fresh.check(post)
+
+
+def test_no_secret_is_kept_after_a_session_nor_into_the_next_one():
+    terms, members, _ = _session(3)
+    views = {c: members[c].confirm(_ask(terms, [0, 1, 2], [])) for c in range(3)}
+    sealed = [views[o][w.SEALED][views[o][w.CLIENTS].index(0)] for o in (1, 2)]
+    members[0].unmask({w.SESSION: terms.session, w.CLIENTS: [1, 2], w.SEALED: sealed})
+    secrets = {w.SEED, w.MASK_KEY, w.SHARE_KEY, w.HELD_SEEDS, w.HELD_KEYS}
+    assert not secrets & set(members[0]._state) and secrets <= set(members[1]._state)
+    members[1].keys(SecureSettings(clipping=1.0).terms("train", 3, (), 3).to_wire())
+    assert secrets & set(members[1]._state) == {w.MASK_KEY, w.SHARE_KEY}
+
+
+def test_enough_must_be_left_around_each_client_of_a_ring():
+    """Twelve in a ring, all five neighbours of each are needed: one that is gone ends it, though eleven stay."""
+    updates, weights = _updates(12)
+    summed = hold(updates, weights, {4: vanishing(w.SHARES_TYPE)}, shares=5, threshold=5)
+    assert re.match(r"4 of the clients that share the secrets of client \d+ are left, 5 are needed", summed.fault)
+    assert summed.left_out == {4: "no reply within 1 s"}
+
+
+def test_a_key_that_is_not_the_one_that_was_told_takes_no_mask_off():
+    """All give back fitting shares, but of another secret than that of client 4, which dropped out."""
+    updates, weights = _updates(5)
+    wrong = create_shares(bytes(range(32)), 4, 5)
+
+    def lying(me):
+        def change(stage, answer):
+            known = stage == w.UNMASK_TYPE and answer[w.DROPPED] == [4]
+            return ConfigRecord({**answer, w.KEY_SHARES: [wrong[me]]}) if known else answer
+
+        return change
+
+    spoils = {c: lying(c) for c in range(4)} | {4: vanishing("vectors")}
+    summed = hold(updates, weights, spoils)
+    assert summed.fault == "the shares of the key of client 4 do not fit together: somebody sent wrong ones"
+
+
+def test_neighbours_on_a_ring_are_as_many_on_either_side_and_drawn_anew():
+    """Of twelve, five each: the client, and two on both sides, so that who has a neighbour is one of it."""
+    clients, found = [3 * c for c in range(12)], set()
+    for _ in range(20):
+        ring = _Ring(clients, 5)
+        around = {c: ring.around(c) for c in clients}
+        assert all(len(others) == 5 and c in others and others == sorted(others) for c, others in around.items())
+        assert all((a in around[b]) == (b in around[a]) for a in clients for b in clients)
+        found.add(tuple(around[0]))
+    assert len(found) > 5
+    for shares in (12, 13):
+        assert _Ring(clients, shares).around(3) == clients
+
+
+def test_fewer_shares_than_the_threshold_give_no_secret_away():
+    """Four of five give the seed and the key back; three give something else, or nothing."""
+    terms, members, _ = _session()
+    assert terms.threshold == 4
+    for held, secret in ((w.HELD_SEEDS, w.SEED), (w.HELD_KEYS, w.MASK_KEY)):
+        states = [member._state for member in members.values()]
+        shares = [state[held][list(state[w.HELD]).index(2)] for state in states]
+        wanted = members[2]._state[secret]
+        assert combine_shares(shares[:4]) == combine_shares(shares[1:]) == wanted
+        with suppress(ValueError, IndexError):
+            assert combine_shares(shares[:3]) != wanted
