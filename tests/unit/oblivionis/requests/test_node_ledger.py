@@ -134,8 +134,8 @@ def did(ledger, name, round=1, run="run", kind="train.unlearn", **more):
 
 
 def measured(ledger, name, recited=0.0, before=1.0, moment="final", **more):
-    """Two audits of the node's own: of the model before the exchange, and of one `moment` more."""
-    for of, count in (("before", before), (moment, recited)):
+    """The node's own audits: of the models before and right after the exchange, and of one `moment` more."""
+    for of, count in (("before", before), ("after", 0.0), (moment, recited)):
         numbers = {"request_recited": count, "request_rouge": 0.125}
         did(ledger, name, kind="evaluate.audit", **{"moment": of, "numbers": numbers, **more})
 

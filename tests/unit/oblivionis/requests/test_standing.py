@@ -245,10 +245,10 @@ def test_what_was_withheld_when_something_was_sent_is_known_afterwards(node):
     ledger = NodeLedger(node.path)
     ask(node, subject="Mara Voss", identifier="art17")
     for step in (lambda: write(node.path, HOME, OTHER, NEW), lambda: withdraw(node.path, "art17", "")):
-        ledger.note(EXCHANGED)
+        ledger.note(EXCHANGED, run="run")
         step()
         trained(node)
-    ledger.note(EXCHANGED)
+    ledger.note(EXCHANGED, run="run")
     assert [sorted(e["asked"]) for e in ledger.exchanges()] == [["a"], ["a", "n"], ["a"]]
     assert ledger.verify().faults == ()
 

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from support.commands import call
 from support.nodes import write_nodes
 from support.reports import make_run
 from support.window import ADDRESS, PORT, TOKEN, Visitor
 
+from oblivionis.cli.view import view
 from oblivionis.errors import OblivionisError
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.view import serve
@@ -51,14 +51,15 @@ def test_a_code_lets_one_browser_in_and_is_spent(tmp_path):
     assert Visitor(tmp_path).get("/?code=None", cookies={}).status_code == 403
 
 
-def test_the_command_line_of_the_browser_tells_no_token(tmp_path, monkeypatch):
+def test_the_command_line_of_the_browser_tells_no_token(tmp_path, monkeypatch, capsys):
     make_run(tmp_path)
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [socket.close() for socket in sockets])
-    told = call("view", tmp_path, "--open", "--port", "0")
+    monkeypatch.setattr("oblivionis.view.library.Library.glances", lambda self: {})
+    view(tmp_path, port=0, open_=True)
     (address,) = opened
-    token = re.search(r"token=([\w-]+)", told.out)[1]
+    (token,) = re.findall(r"token=([\w-]+)", capsys.readouterr().out)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?code=[\w-]{43}", address) and token not in address
 
 
