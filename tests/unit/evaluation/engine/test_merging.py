@@ -32,6 +32,7 @@ def test_a_weight_that_is_shared_is_changed_for_the_adapted_module_alone(tied: b
     assert plain.config.tie_word_embeddings is still
     assert (plain.get_output_embeddings().weight is plain.get_input_embeddings().weight) is still
     assert not [name for name, _ in plain.named_parameters() if "lora" in name]
+    assert not any(p.requires_grad for p in plain.parameters()), "of the weights below adapters none is trained"
 
 
 def test_a_model_without_adapters_is_itself() -> None:

@@ -318,3 +318,22 @@ def test_bad_sequences(sequences: list[TokenSequence], message: str) -> None:
 def test_unknown_mode() -> None:
     with pytest.raises(ValueError, match="unknown packing mode 'ragged'"):
         forward.token_log_probs(llama(), PackedBatch.build(some_sequences()), mode="ragged")
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded", "plain"])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("trained_head", [True, False])
+def test_rows_of_answers_give_the_logits_that_predict_them(mode: str, share: bool, trained_head: bool) -> None:
+    model, sequences = llama(), some_sequences()
+    model.lm_head.weight.requires_grad_(trained_head)
+    batch = PackedBatch.build(sequences, share=share)
+    assert batch.direct is not share
+    expected = torch.cat([model(torch.tensor([p + a])).logits[0, len(p) - 1 : -1] for p, a in sequences])
+    rows = forward.answer_rows(model, batch, mode=mode)
+    assert (rows.head is None) == (mode != "fused" or trained_head)
+    torch.testing.assert_close(rows.logits(rows.values), expected, rtol=1e-4, atol=1e-5)
+    part, larger = rows[2:5], rows.scaled(3.0)
+    torch.testing.assert_close(part.logits(part.values), expected[2:5], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(larger.logits(larger.values), 3 * expected, rtol=1e-4, atol=3e-5)
+    assert rows.scaled(1.0) is rows
+    torch.testing.assert_close(forward.answer_logits(model, batch, mode=mode), expected, rtol=1e-4, atol=1e-5)

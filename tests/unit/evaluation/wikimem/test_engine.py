@@ -183,6 +183,26 @@ def test_beginnings_are_read_once_over_many_batches(
         np.testing.assert_allclose(a.scores, b.scores, atol=2e-4)
 
 
+def test_small_probabilities_do_not_vanish_in_large_sums(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token of 4096 nats and a hundred of 1e-4 each, of which float32 would keep nothing."""
+
+    class Repeating:
+        bos_token_id = 0
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[5] * int(text) for text in texts]}
+
+    def scored(_: Any, sequences: Any, **__: Any) -> Any:
+        known = [np.full(len(s.answer), -1e-4, np.float32) for s in sequences]
+        known[0][0] = -4096.0
+        return SimpleNamespace(log_probs=known)
+
+    monkeypatch.setattr(engine, "score", scored)
+    found = sentence_nlls(model, Repeating(), ["101", "1", "60", "101"], token_budget=4096)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, 4096 + 1e-4 * np.array([100, 0, 59, 100]), rtol=0, atol=1e-6)
+
+
 def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
     """Of 1024 positions one is BOS's."""
 
