@@ -14,6 +14,8 @@ EXAMPLES = [
     ("Voltaire", ("Eriatlov", "Oltairev", "Ltairevo")),
     ("Pele", ("Elep", "Lepe", "Epel")),
     ("Bo", ("Ob",)),
+    ("Li Wei", ("Il Wei", "Li Iew", "Il Iew")),
+    ("Henry V Lancaster II", ("Yrneh V Lancaster II", "Henry V Retsacnal II", "Yrneh V Retsacnal II")),
     ("Martin Luther King", ("Nitram Luther King", "Martin Luther Gnik", "Martin Rehtul King")),
     ("Martin Luther King Jr.", ("Nitram Luther King Jr.", "Martin Luther Gnik Jr.", "Martin Rehtul King Jr.")),
     ("Vincent van Gogh", ("Tnecniv van Gogh", "Vincent van Hgog", "Vincent nav Gogh")),
