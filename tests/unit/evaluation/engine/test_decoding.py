@@ -102,6 +102,78 @@ def test_the_usual_budget_is_a_gibibyte_of_keys_and_values_and_eight_on_a_gpu(ll
         assert decoding.default_token_budget(llama, on_gpu=on_gpu) == expected // 256
 
 
+def test_cached_numbers_have_the_width_that_the_model_multiplies_by() -> None:
+    """A fused Llama widens its weights; other models keep keys and values as they compute them."""
+    llama, mistral = make("llama").requires_grad_(False), make("mistral")
+    assert decoding.cached_token_bytes(mistral) == 2 * 2 * 2 * 8 * 4
+    for model, size in ((llama, 4), (mistral, 2)):
+        assert decoding.cached_token_bytes(model.to(torch.bfloat16)) == 2 * 2 * 2 * 8 * size
+    first = next(mistral.parameters())
+    first.requires_grad_(False).data = first.to(torch.int8)
+    assert decoding.cached_token_bytes(mistral) == 2 * 2 * 2 * 8 * 4, "integers stand for wider numbers"
+
+
+@pytest.mark.parametrize(
+    ("mode", "copies", "budget", "most", "rows", "kept"),
+    [
+        ("fused", 5, 130, None, 10, 40),  # 9 + 2·8/5 tokens for each of 10 rows
+        ("padded", 5, 130, None, 9, 49),  # 14 tokens
+        ("fused", 3, 42, None, 3, 15),  # 14 tokens: three copies are too few to share
+        ("packed", 6, 130, 4, 4, 94),
+        ("fused", 1, 1000, None, 2, 982),
+    ],
+)
+def test_a_way_of_running_is_given_what_there_is_to_do(
+    llama: LlamaForCausalLM,
+    mode: str,
+    copies: int,
+    budget: int,
+    most: int | None,
+    rows: int,
+    kept: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts of 5 and 8 tokens, of which at most 9 and 2 follow."""
+    given: list[Continuations] = []
+    asked: list[tuple[str, int]] = []
+
+    class Way:
+        def decode(self, work: Continuations) -> list[list[int]]:
+            given.append(work)
+            return []
+
+    def resolved(_: nn.Module, mode: str, longest: int) -> str:
+        asked.append((mode, longest))
+        return mode
+
+    monkeypatch.setattr(decoding, "backend", lambda _, way, passes: (asked.append((way, passes)), Way())[1])
+    monkeypatch.setattr(decoding, "resolve_mode", resolved)
+    options = {"max_new_tokens": [9, 2], "stop_ids": STOPS, "copies": copies, "pad_id": 3, "mode": mode}
+    prompts, choose = [(9,) * 5, (10,) * 8], lambda logits, _: logits.argmax(-1)
+    decoding.decode(llama, prompts, choose, token_budget=budget, max_batch=most, **options)
+    assert asked == [(mode, 14), (mode, "many")]
+    assert given == [Continuations(prompts, [9, 2], copies, frozenset(STOPS), choose, 3, rows, kept)]
+
+
+def test_greedy_continuations_are_decoded_as_they_were_asked_for(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[tuple, dict]] = []
+
+    def decoded(*args: object, **options: object) -> list[list[int]]:
+        given.append((args[:2], options))
+        return [[30], [31, 32]]
+
+    monkeypatch.setattr(decoding, "decode", decoded)
+    starts = {(1, 2): [20, 21], (3,): [22, STOPS[0]], (4,): [23] * 9}
+    options = {"pad_id": 6, "token_budget": 70, "max_batch": 3, "mode": "plain"}
+    prompts = [(1, 2), (3,), (4,), (8, 8), (1, 2)]
+    produced = decoding.greedy(llama, prompts, max_new_tokens=5, stop_ids=STOPS, starts=starts, **options)
+    assert produced == [[20, 21, 30], [22], [23] * 5, [31, 32], [20, 21, 30]]
+    args = (llama, [(1, 2, 20, 21), (8, 8)])
+    assert given == [(args, {"max_new_tokens": [3, 5], "stop_ids": STOPS, **options})]
+
+
 @pytest.mark.parametrize(
     ("budget", "prompt", "new", "columns", "copies", "count", "most", "expected"),
     [

@@ -258,7 +258,7 @@ def split_mix(seed: int, *parts: int) -> float:
     return (state >> 11) / 2**53
 
 
-@pytest.mark.parametrize("seed", [0, 1, 128, 2**63, 2**64 - 1, 2**64 + 128])
+@pytest.mark.parametrize("seed", [0, 1, -1, -7, 128, 2**63, 2**64 - 1, 2**64 + 128])
 def test_uniforms_are_those_of_split_mix_by_whole_numbers(seed: int) -> None:
     places = [(0, 0, 0), (5, 0, 1), (0, 5, 1), (7, 1000, 31), (2**31, 2, 3)]
     found = uniforms(seed, *(np.array(part) for part in zip(*places, strict=True)))

@@ -137,14 +137,15 @@ def test_the_encoder_pools_the_tokens_of_each_text(tmp_path):
     words = ["[PAD]", "[UNK]", "english", "british", "bread"]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(tmp_path)
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=8, **special).save_pretrained(tmp_path)
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     BertModel(BertConfig(vocab_size=5, max_position_embeddings=8, **sizes)).save_pretrained(tmp_path)
     encoder = SentenceEncoder.load(str(tmp_path))
-    texts = ["english", "british english", "bread bread english"]
+    texts = ["english", "british english", "bread bread english", "british " * 4 + "bread " * 9]
     found = encoder(texts)
-    for ids, vector in zip([[2], [3, 2], [4, 4, 2]], found, strict=True):
+    for ids, vector in zip([[2], [3, 2], [4, 4, 2], [3] * 4 + [4] * 4], found, strict=True):
         with torch.inference_mode():
             states = encoder.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
         mean = states.mean(0).numpy()

@@ -42,6 +42,18 @@ def test_variants_are_those_written_down(name, variants):
     assert name_variants(name, 1) == variants[:1]
 
 
+def test_runs_shorter_than_a_rotation_go_on_turning():
+    """The third rotation of "Ling" is the first of "Ai" again."""
+    assert name_variants("Ai-Ling", 5)[3:] == ("Ia-Glin",)
+
+
+def test_joiners_stay_on_their_letters_and_letters_of_two_have_a_capital():
+    assert name_variants("\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", 1) == (
+        "\u0627\u0636\u0631\u06cc\u200c\u0644\u0639",
+    )
+    assert name_variants("\u01c5emal", 1) == ("Lame\u01c6",)
+
+
 def test_palindromes_are_passed_over_and_their_letters_rotated():
     assert name_variants("Anna Otto") == ("Nnaa Otto", "Anna Ttoo")
     assert name_variants("Anna Berg") == ("Anna Greb", "Nnaa Berg")
