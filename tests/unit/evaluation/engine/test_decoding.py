@@ -19,7 +19,9 @@ from transformers import (
 from evaluation.engine import decoding, shared_decoder
 from evaluation.engine.architectures import way
 from evaluation.engine.backends.generation import _parts
-from evaluation.engine.decoders import Continuations
+from evaluation.engine.decoder_loop import _Table
+from evaluation.engine.decoders import PREFILL_TOKENS, Continuations, _attend_few, prefill_parts
+from evaluation.engine.watch import watched
 
 VOCABULARY = 40
 STOPS = (5, 7)
@@ -382,3 +384,76 @@ def test_continuations_run_in_batches_of_the_rows_that_there_are(rows: int, toge
     assert max(map(len, parts)) <= rows and (together or all(len(set(part)) == 1 for part in lengths))
     expected = -(-10 // rows) if together else sum(-(-n // rows) for n in (4, 4, 2))
     assert len(parts) == expected
+
+
+def test_prompts_begin_together_up_to_a_number_of_tokens() -> None:
+    half = PREFILL_TOKENS // 2
+    prompts = [[9] * n for n in (half, half, 1, 2 * half, half - 1, half, 1, 3 * half, 5)]
+    assert prefill_parts(range(9), prompts) == [[0, 1], [2], [3], [4, 5, 6], [7], [8]]
+    assert prefill_parts([8, 3, 8], prompts) == [[8], [3], [8]] and prefill_parts([], prompts) == []
+
+
+def test_long_prompts_begin_first_and_further_ones_once_a_quarter_of_the_rows_is_free() -> None:
+    added: list[list[int]] = []
+    forgotten: list[int] = []
+
+    class Rows:
+        open = True
+
+        def admits(self, number: int) -> bool:
+            return True
+
+        def add(self, numbers: list[int]) -> torch.Tensor:
+            added.append(numbers)
+            return torch.zeros(len(numbers), 3)
+
+        def keep(self, rows: list[int]) -> list[int]:
+            return rows
+
+        def forget(self, number: int) -> None:
+            forgotten.append(number)
+
+    prompts, stop = [(9,) * n for n in (2, 7, 4)], 5
+    work = Continuations(prompts, [50, 2, 50], 5, frozenset({stop}), lambda x, _: x, 0, 8, 100)
+    table = _Table(Rows(), work)  # type: ignore[arg-type]
+    logits = table.admit()
+    assert logits is not None and logits.shape == (8, 3)
+    # Of the longest prompt all five, of the next three.
+    assert added == [[1] * 5 + [2] * 3] and forgotten == [1]
+    assert table.running == [9, 8, 7, 6, 5, 14, 13, 12] and table.admit() is None
+    assert table.take(torch.tensor([stop, *[6] * 7])).tolist() == [6] * 7
+    assert table.admit() is None, "one row of eight is free"
+    # The first one's second token is its last; a stop is none.
+    assert table.take(torch.tensor([7, 8, 8, stop, 8, 8, 8])).tolist() == [8, 8, 8]
+    assert table.running == [14, 13, 12] and [table.produced[i] for i in (9, 8, 7, 5, 14)] == [
+        [],
+        [6, 7],
+        [6, 8],
+        [6],
+        [6, 8],
+    ]
+    assert table.admit() is not None
+    assert added[1:] == [[2, 2, 0, 0, 0]] and forgotten == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded", "plain"])
+@pytest.mark.parametrize("copies", [1, 5])
+def test_who_watches_is_told_how_many_answers_are_done(llama: LlamaForCausalLM, mode: str, copies: int) -> None:
+    seen: list[tuple[str, str, int, int]] = []
+    options = {"copies": copies, "stop_ids": STOPS, "max_batch": 3, "mode": mode}
+    with watched(lambda *progress: seen.append(progress)):
+        decoding.decode(llama, some_prompts(4), lambda logits, _: logits.argmax(-1), max_new_tokens=6, **options)
+    done = [count for *_, count, _ in seen]
+    assert {(part, what, total) for part, what, _, total in seen} == {("", "answers", 5 * copies)}
+    assert done[0] == 0 and done[-1] == 5 * copies and done == sorted(set(done)) and len(done) > 2
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_few_queries_attend_as_many_do(scale: float | None) -> None:
+    draws = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(3, 2, n, d, generator=draws) for n, d in ((2, 4), (5, 4), (5, 6)))
+    mask = torch.zeros(3, 1, 1, 5).masked_fill_(torch.arange(5) > torch.tensor([4, 2, 0])[:, None, None, None], -1e30)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    told = {"attn_mask": mask, "scale": scale}
+    torch.testing.assert_close(_attend_few(query, key, value, dropout_p=0.0, **told), expected)
+    assert not _attend_few(query, key, value, dropout_p=1.0, **told).any(), "all weights are dropped"

@@ -453,7 +453,7 @@ def test_a_record_that_is_no_direction_is_found_in_every_block(
 
 
 def test_arrays_that_nobody_may_write_to_are_read_without_a_warning() -> None:
-    rows = np.arange(1.0, 9.0).reshape(4, 2)
+    rows = np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2)
     rows.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
