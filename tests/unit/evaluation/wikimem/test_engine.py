@@ -179,7 +179,11 @@ def test_beginnings_are_read_once_over_many_batches(
     total = len(sentences(FACTS, asking))
     assert told[-1] == (total, total) and told == sorted(told) and len(told) > 3
     monkeypatch.setattr(engine, "PART", 1)
-    for a, b in zip(small, score_facts(model, tokenizer, FACTS, asking), strict=True):
+    told.clear()
+    again = score_facts(model, tokenizer, FACTS, asking, progress=lambda *of: told.append(of))
+    assert told[-1] == (total, total) and told == sorted(told) and {of for _, of in told} == {total}
+    assert len({done for done, _ in told}) >= 3, "each of three properties by itself"
+    for a, b in zip(small, again, strict=True):
         np.testing.assert_allclose(a.scores, b.scores, atol=2e-4)
 
 
