@@ -12,7 +12,7 @@ from support import architectures
 from support.architectures import examine, greedy_alone, log_probs_alone, records, tiny_model
 
 from evaluation.engine import likelihood
-from evaluation.engine.architectures import refusal, way
+from evaluation.engine.architectures import _longest_of_one_kind, is_known, refusal, way
 from evaluation.engine.backends import plain
 from evaluation.engine.decoding import greedy
 from evaluation.engine.forward import resolve_mode, token_log_probs
@@ -176,3 +176,21 @@ def test_a_model_that_was_packed_still_reads_padded_texts_by_their_mask(kind: st
         assert model.config._attn_implementation == "oblivionis_packed"
         ids[0, :2] = 3
         torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits[:, 2:], before)
+
+
+def test_the_shortest_limit_of_several_kinds_of_positions_counts() -> None:
+    """Layers of one kind change at 20 tokens, of another at 39; without the own number, that of the whole model is."""
+    rope = {"full_attention": LONG, "sliding_attention": DYNAMIC, "chunked_attention": YARN}
+    config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=40)
+    assert _longest_of_one_kind(config) == 20
+    config.max_position_embeddings = 15
+    assert _longest_of_one_kind(config) == 14
+    config.rope_parameters = {"a": {"rope_type": "longrope"}, "b": YARN}
+    assert _longest_of_one_kind(config) == 15
+    config.rope_parameters = {"b": YARN}
+    assert _longest_of_one_kind(config) is None
+
+
+def test_the_own_cache_of_a_known_model_is_right() -> None:
+    known = {kind: is_known(tiny_model(kind)) for kind in ("llama", "qwen3", "gemma2", "mamba", "rwkv")}
+    assert known == {"llama": True, "qwen3": True, "gemma2": True, "mamba": True, "rwkv": False}
