@@ -12,7 +12,7 @@ from support import architectures
 from support.architectures import examine, greedy_alone, log_probs_alone, records, tiny_model
 
 from evaluation.engine import likelihood
-from evaluation.engine.architectures import _longest_of_one_kind, is_known, refusal, way
+from evaluation.engine.architectures import _longest_of_one_kind, _window, is_known, refusal, way
 from evaluation.engine.backends import plain
 from evaluation.engine.decoding import greedy
 from evaluation.engine.forward import resolve_mode, token_log_probs
@@ -194,3 +194,26 @@ def test_the_shortest_limit_of_several_kinds_of_positions_counts() -> None:
 def test_the_own_cache_of_a_known_model_is_right() -> None:
     known = {kind: is_known(tiny_model(kind)) for kind in ("llama", "qwen3", "gemma2", "mamba", "rwkv")}
     assert known == {"llama": True, "qwen3": True, "gemma2": True, "mamba": True, "rwkv": False}
+
+
+def test_a_window_or_a_chunk_is_the_longest_sequence_without_a_border() -> None:
+    sizes = {"sliding_window": 12, "attention_chunk_size": 8}
+    assert _window(SimpleNamespace(**sizes)) == 8 and _window(SimpleNamespace(sliding_window=12)) == 12
+    assert _window(SimpleNamespace(attention_chunk_size=9, sliding_window=None)) == 9
+    assert _window(SimpleNamespace(sliding_window=0)) is _window(SimpleNamespace()) is None
+    assert _window(SimpleNamespace(layer_types=["full_attention"] * 2, **sizes)) is None
+    assert _window(SimpleNamespace(layer_types=["full_attention", "sliding_attention"], **sizes)) == 8
+    assert _window(SimpleNamespace(layer_types=[], **sizes)) == 8
+
+
+def test_a_model_of_its_own_class_and_one_of_other_layers_run_plainly_and_say_why() -> None:
+    model = tiny_model("qwen3")
+    model.__class__ = type("Own", (type(model),), {})
+    assert way(model).name == "plain" and way(model).reason == "Own is not transformers' own class of a qwen3"
+    model = tiny_model("qwen3")
+    model.config.model_type = "mamba2"
+    assert "mamba2 mixes positions by more than attention" in way(model).reason
+    model = tiny_model("qwen3")
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    assert way(model).reason == "it has layers of the kind linear_attention"
+    assert "is not known here" in way(tiny_model("rwkv")).reason

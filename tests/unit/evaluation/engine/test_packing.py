@@ -194,6 +194,9 @@ def test_prefixes_are_not_shared_where_dropout_draws_for_each_sequence_nor_off_t
     ):
         assert not forward.packed_batch(model.train(), sequences).layout.shared
         assert forward.packed_batch(model.eval(), sequences).layout.shared
+    idle = llama()
+    idle.add_module("idle", nn.Dropout(0.0))
+    assert forward.packed_batch(idle.train(), sequences).layout.shared
 
 
 def test_answer_logits_and_sums() -> None:
