@@ -217,3 +217,16 @@ def test_a_model_of_its_own_class_and_one_of_other_layers_run_plainly_and_say_wh
     model.config.layer_types = ["full_attention", "linear_attention"]
     assert way(model).reason == "it has layers of the kind linear_attention"
     assert "is not known here" in way(tiny_model("rwkv")).reason
+
+
+def test_frequencies_that_grew_with_a_longer_batch_are_those_of_the_next() -> None:
+    """Of 40, 25 and 30 tokens one after the other, all beyond the 20 from which frequencies grow."""
+    model = tiny_model("llama", rope_parameters=DYNAMIC, max_position_embeddings=20)
+    for length in (40, 25, 30):
+        sequence = TokenSequence(tuple(3 + i % 50 for i in range(length)), (5, 6))
+        fresh = tiny_model("llama", rope_parameters=DYNAMIC, max_position_embeddings=20)
+        with torch.no_grad():
+            found = token_log_probs(model, PackedBatch.build([sequence]), mode="plain")
+            torch.testing.assert_close(found, log_probs_alone(fresh, [sequence]), atol=2e-5, rtol=0)
+        prompts = [sequence.prompt]
+        assert greedy(model, prompts, max_new_tokens=4, stop_ids=(), mode="plain") == greedy_alone(fresh, prompts, 4)

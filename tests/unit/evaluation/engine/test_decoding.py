@@ -10,6 +10,7 @@ from torch import nn
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -18,7 +19,7 @@ from transformers import (
 
 from evaluation.engine import decoding, shared_decoder
 from evaluation.engine.architectures import way
-from evaluation.engine.backends.generation import _parts
+from evaluation.engine.backends.generation import _parts, _plain_settings
 from evaluation.engine.decoder_loop import _Table
 from evaluation.engine.decoders import PREFILL_TOKENS, Continuations, _attend_few, prefill_parts
 from evaluation.engine.watch import watched
@@ -457,3 +458,20 @@ def test_few_queries_attend_as_many_do(scale: float | None) -> None:
     told = {"attn_mask": mask, "scale": scale}
     torch.testing.assert_close(_attend_few(query, key, value, dropout_p=0.0, **told), expected)
     assert not _attend_few(query, key, value, dropout_p=1.0, **told).any(), "all weights are dropped"
+
+
+@pytest.mark.parametrize("mode", ["padded", "plain"])
+def test_a_models_own_settings_of_generation_are_left_out_and_left_alone(llama: LlamaForCausalLM, mode: str) -> None:
+    own, prompts = llama.generation_config, some_prompts(3)
+    expected = decoding.greedy(llama, prompts, max_new_tokens=5, stop_ids=STOPS, mode=mode)
+    try:
+        llama.generation_config = GenerationConfig(repetition_penalty=9.0, suppress_tokens=[9, 10], max_length=2)
+        theirs = llama.generation_config
+        assert decoding.greedy(llama, prompts, max_new_tokens=5, stop_ids=STOPS, mode=mode) == expected
+        assert llama.generation_config is theirs
+        with pytest.raises(KeyError), _plain_settings(llama, use_cache=False):
+            assert llama.generation_config == GenerationConfig(do_sample=False, use_cache=False, pad_token_id=0)
+            raise KeyError
+        assert llama.generation_config is theirs
+    finally:
+        llama.generation_config = own

@@ -290,3 +290,14 @@ def test_a_prompt_that_the_sequence_before_begins_with_costs_nothing() -> None:
     assert list(likelihood.ordered_batches(sequences, 4)) == [[0, 1], [2]]
     assert list(likelihood.ordered_batches(sequences, 7)) == [[0, 1, 2]]
     assert list(likelihood.ordered_batches(sequences, 3)) == [[0], [1], [2]]
+
+
+def test_as_many_batches_run_at_once_as_a_quarter_of_a_gibibyte_holds_logits_of(model: LlamaForCausalLM) -> None:
+    """In float32, of 512 rows each."""
+    words = model.config.vocab_size
+    assert fused.fused_workers(model) == 2**28 // (4 * 512 * words)
+    model.config.vocab_size, before = 2**20, words
+    try:
+        assert fused.fused_workers(model) == 1
+    finally:
+        model.config.vocab_size = before

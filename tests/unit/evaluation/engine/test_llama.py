@@ -560,3 +560,22 @@ def test_short_answers_to_a_long_question_are_those_of_each_alone(prompt: int) -
         found = token_log_probs(model, PackedBatch.build(records, share=True), mode="fused")
         expected = torch.cat([tiny_llama.padded_log_probs(model, [record])[0] for record in records])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("passes", ["one", "many"])
+@pytest.mark.parametrize("rank", [None, 1, 30])
+def test_biases_are_added_beside_adapters_of_any_rank_and_without(rank: int | None, passes: str) -> None:
+    model: Any = tiny_llama.base(attention_bias=True, mlp_bias=True)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("bias"):
+                p.copy_(torch.linspace(-0.5, 0.7, p.numel()))
+    if rank is not None:
+        config = LoraConfig(r=rank, target_modules=["q_proj", "o_proj", "down_proj"], init_lora_weights=False)
+        model = get_peft_model(model, config).eval()
+    batch = PackedBatch.build(tiny_llama.sequences(5), share=True)
+    with torch.no_grad():
+        found = FusedLlama(model, passes=passes).token_log_probs(batch)
+        expected = torch.cat(tiny_llama.padded_log_probs(model, list(batch.sequences)))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(FusedLlama(model, passes=passes).token_log_probs(batch), expected, rtol=1e-4, atol=1e-4)
