@@ -475,3 +475,17 @@ def test_a_models_own_settings_of_generation_are_left_out_and_left_alone(llama: 
         assert llama.generation_config is theirs
     finally:
         llama.generation_config = own
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("copies", [1, 6])
+def test_scores_are_scaled_as_the_model_scales_them(mode: str, copies: int) -> None:
+    model, prompts = make("llama"), some_prompts(5)
+    usual = reference(model, prompts, 8)
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.self_attn.scaling = 3.0
+    expected = reference(model, prompts, 8)
+    assert expected != usual
+    options = {"copies": copies, "max_new_tokens": 8, "stop_ids": STOPS, "mode": mode}
+    produced = decoding.decode(model, prompts, lambda logits, _: logits.argmax(-1), **options)
+    assert produced == [tokens for tokens in expected for _ in range(copies)]

@@ -301,3 +301,17 @@ def test_as_many_batches_run_at_once_as_a_quarter_of_a_gibibyte_holds_logits_of(
         assert fused.fused_workers(model) == 1
     finally:
         model.config.vocab_size = before
+
+
+def test_the_longest_of_one_prompt_and_the_prompt_of_the_longest_come_first() -> None:
+    answers = {(1, 2): (1, 5), (3,): (9,), (4, 4): (2, 6, 4)}
+    sequences = [TokenSequence(prompt, (7,) * n) for prompt, sizes in answers.items() for n in sizes]
+    assert list(likelihood.batches(sequences, 1000)) == [[2, 4, 5, 3, 1, 0]]
+    assert list(likelihood.batches(sequences, 13)) == [[2], [4, 5], [3, 1, 0]]
+
+
+@pytest.mark.parametrize(("words", "tokens"), [(1, 32768), (2**13, 2**14), (2**20, 256)])
+def test_elsewhere_than_on_the_cpu_batches_are_four_times_as_large_and_may_be_larger(words: int, tokens: int) -> None:
+    model = tiny_llama.base().to("meta")
+    model.config.vocab_size = words
+    assert likelihood.default_token_budget(model) == tokens

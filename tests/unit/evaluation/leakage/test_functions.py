@@ -55,6 +55,8 @@ def test_rouge_equals_rouge_score() -> None:
         ("C++", "I like C++ a lot", 1),
         ("C++", "c++", 1),
         ("C++", "ABC++", 0),
+        ("C++", "C++11", 1),
+        (".com", "x.com1", 0),
         ("C++", "I like C", 0),
         (".com", "at x.com", 1),
         (".com", "at x.community", 0),
@@ -205,6 +207,19 @@ def test_labels_add_up() -> None:
     np.testing.assert_allclose(total, 1, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"problem_type": "multi_label_classification"}])
+def test_probabilities_are_taken_in_double_precision(options: dict[str, Any]) -> None:
+    model, tokens = classifier_model("bert", **options).eval(), tokenizer()
+    for p in model.parameters():
+        p.data.div_(4.0)
+    for text in samples(5):
+        with torch.inference_mode():
+            logits = model(**tokens([text], return_tensors="pt")).logits.double()
+        expected = logits.sigmoid() if options else logits.softmax(-1)
+        found = [Classifier(model, tokens, label)([text], ASKED)[0] for label in range(3)]
+        np.testing.assert_allclose(found, expected[0], rtol=1e-13)
+
+
 def test_template() -> None:
     model, tokens = classifier_model("bert"), tokenizer()
     asked = Asked("q", "w1 {w2}", None)
@@ -323,3 +338,21 @@ def test_a_classifier_is_loaded_as_of_one_revision_without_code_of_its_own(
     monkeypatch.setattr(classifier.AutoModelForSequenceClassification, "from_pretrained", lacking)
     with pytest.raises(ValueError, match=r"owner/name is no trained text classifier: it lacks the weights a, b, c$"):
         Classifier.load("owner/name", 0)
+
+
+def test_words_of_any_script_count_for_recall_and_for_f1() -> None:
+    asked = Asked("q", "?", "она живёт в Минске")
+    for name, expected in (("rouge_l_recall", [1.0, 0.5]), ("rouge_l_f1", [1.0, 2 / 3])):
+        assert get(name)(["она живёт в Минске", "она живёт"], asked) == pytest.approx(expected)
+
+
+def test_a_threshold_may_be_the_largest_leakage() -> None:
+    found = thresholded(get("rouge_l_recall"), 1.0)
+    assert found.name == "rouge_l_recall>=1" and found([ASKED.answer or "", "The author"], ASKED).tolist() == [1.0, 0.0]
+
+
+def test_a_name_that_is_unknown_is_told_up_to_three_that_are_near() -> None:
+    names = ["abcd", "abce", "abcf", "abcg", "wxyz"]
+    assert str(functions.unknown("thing", "abch", names)).count(" or ") == 2
+    assert "did you mean 'wx12yz'?" in str(functions.unknown("thing", "wxyz5678", ["wx12yz", "q"]))
+    assert str(functions.unknown("thing", "k", names)) == f"unknown thing 'k', expected one of {', '.join(names)}"
