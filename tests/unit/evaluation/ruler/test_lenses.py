@@ -441,7 +441,7 @@ def test_sizes_that_are_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, "infinity"), (0.0, "zero vector")])
-@pytest.mark.parametrize("place", [2, 3, 7])
+@pytest.mark.parametrize("place", [0, 2, 3, 7])
 def test_a_record_that_is_no_direction_is_found_in_every_block(
     place: int, bad: float, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
