@@ -379,7 +379,7 @@ def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.Monke
     assert told.get("forget_strength") == (np.mean([2.0 + i for i in known]) if known else None)
     assert [f["memorized"] for f in result.details["forget"]["facts"]] == [int(i in known) for i in range(2)]
     first = [f["first"] for f in result.details["forget"]["facts"]]
-    assert first == [["x", "x"] if i in known else ["y", "y"] for i in range(2)], "lists, as JSON has them"
+    assert first == [["x" if i in known else "y", "y"] for i in range(2)], "lists, as JSON has them"
     assert "retain_strict" in result.metrics and len(result.details["retain"]["facts"]) == 1
     of_one_person = WikimemEvaluator(FACTS[1:], [], FACTS, None)
     metrics = of_one_person.evaluate(EvaluationSession(torch.nn.Linear(1, 1), stop_ids=[])).metrics
