@@ -319,11 +319,9 @@ def _weights(query: Tensor, key: Tensor, group: Group, scale: float) -> Tensor:
 
 
 def _blockwise(query: Tensor, key: Tensor, value: Tensor, group: Group, scale: float) -> Tensor:
+    """Attention of a group whose scores do not fit the cache: of one sequence, without padding (`_similar`)."""
     q, k, v = (x.view(group.size, -1, *x.shape[1:]) for x in (query, key, value))
-    mask = None
-    if group.prefix:
-        mask = _causal_mask(group, query.dtype)
-        mask = mask if group.hidden is None else mask + group.hidden
+    mask = _causal_mask(group, query.dtype) if group.prefix else None
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale).flatten(0, 1)
 
 

@@ -61,7 +61,7 @@ def ordered_batches(sequences: Sequence[TokenSequence], token_budget: int) -> It
     used = 0
     before: tuple[int, ...] = ()
     for i, s in enumerate(sequences):
-        shared = bool(batch) and before[: len(s.prompt)] == s.prompt
+        shared = before[: len(s.prompt)] == s.prompt
         cost = len(s.answer) + (0 if shared else len(s.prompt))
         if batch and used + cost > token_budget:
             yield batch

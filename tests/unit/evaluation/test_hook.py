@@ -16,6 +16,7 @@ from evaluation import hook
 from evaluation.engine.decoding import greedy
 from evaluation.engine.likelihood import score
 from evaluation.engine.sequences import TokenSequence
+from evaluation.engine.watch import watched
 from evaluation.hook import EvaluationSession, Hook, Requesting, Result
 from evaluation.leakage.evaluator import LeakageEvaluator
 from evaluation.metrics.fluency import FluencyEvaluator
@@ -159,7 +160,13 @@ def test_continuations_begin_where_a_scored_answer_agrees(model: LlamaForCausalL
 
 
 @pytest.mark.parametrize(
-    "bad", [Broken(), Reader("broken", [TokenSequence((), (1,))], []), Reader("broken", [], PROMPTS, 0)]
+    "bad",
+    [
+        Broken(),
+        Reader("broken", [TokenSequence((), (1,))], []),
+        Reader("broken", [], PROMPTS, 0),
+        Reader("broken", SEQUENCES[:1], [()]),
+    ],
 )
 def test_a_failing_evaluator_is_reported_and_the_others_run(model: LlamaForCausalLM, bad: hook.Evaluator) -> None:
     good = Reader("good", SEQUENCES, PROMPTS)
@@ -170,6 +177,74 @@ def test_a_failing_evaluator_is_reported_and_the_others_run(model: LlamaForCausa
         assert report.metrics["good/nll"] == pytest.approx(score(model, SEQUENCES).mean_nll.mean(), abs=1e-6)
     with pytest.raises(hook.EvaluationError, match="evaluator broken failed"):
         Hook([good, bad], strict=True).run(EvaluationSession(model, stop_ids=STOPS))
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """With which options sequences are scored and prompts continued."""
+    options: list[dict[str, Any]] = []
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **given: (options.append(given), call(*args, **given))[1]
+
+    monkeypatch.setattr("evaluation.engine.likelihood.score", noted(score))
+    monkeypatch.setattr("evaluation.engine.decoding.greedy", noted(greedy))
+    return options
+
+
+def test_a_session_computes_as_it_was_told(model: LlamaForCausalLM, told: list[dict[str, Any]]) -> None:
+    session = EvaluationSession(model, stop_ids=[4, 2], pad_id=9, token_budget=77, mode="plain")
+    for each in (session, session.fresh()):
+        told.clear()
+        assert (each.model, each.stop_ids, each.pad_id, each.token_budget) == (model, {2, 4}, 9, 77)
+        each.request(sequences=SEQUENCES[:1], hidden="mean", layer=0)
+        each.request(sequences=SEQUENCES[1:2], moments=True)
+        each.greedy(PROMPTS, 3)
+        as_told = {"token_budget": 77, "mode": "plain", "hidden": "mean", "layer": 0}
+        assert told[0] == as_told | {"only": {SEQUENCES[0]: None}, "moments": {SEQUENCES[1]}}
+        starts = told[1].pop("starts")
+        assert told[1:] == [{"max_new_tokens": 3, "stop_ids": {2, 4}, "pad_id": 9, "mode": "plain"}]
+        assert set(starts) <= {SEQUENCES[0].prompt}
+
+
+def test_moments_of_others_in_the_pass_are_not_ones_own(model: LlamaForCausalLM, told: list[dict[str, Any]]) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    session.request(sequences=SEQUENCES)
+    session.request(sequences=SEQUENCES[:1], moments=True)
+    session.compute()
+    late = session.scores(SEQUENCES, moments=True)
+    assert [t["moments"] for t in told] == [{SEQUENCES[0]}, set(SEQUENCES[1:])]
+    assert late.moments is not None and [len(m) for m in late.moments] == late.num_tokens.tolist()
+
+
+def test_what_was_announced_is_forgotten_when_asked_to(model: LlamaForCausalLM, told: list[dict[str, Any]]) -> None:
+    session = EvaluationSession(model, stop_ids=STOPS)
+    session.request(sequences=SEQUENCES, moments=True, prompts=PROMPTS, max_new_tokens=9)
+    session.request(sequences=SEQUENCES, hidden="last")
+    session.forget_requests()
+    session.scores(SEQUENCES[:1])
+    session.greedy(PROMPTS[:1], 2)
+    assert [(t.get("moments"), t.get("hidden"), t.get("max_new_tokens")) for t in told] == [
+        (set(), None, None),
+        (None, None, 2),
+    ]
+    assert len(session._scored) == len(session._continued) == 1
+
+
+def test_who_watches_is_told_which_evaluator_computes(model: LlamaForCausalLM) -> None:
+    @dataclass
+    class Late:
+        name: str
+        sequences: list[TokenSequence]
+
+        def evaluate(self, session: EvaluationSession) -> Result:
+            return Result({"nll": float(session.scores(self.sequences).mean_nll.sum())})
+
+    seen: list[tuple[Any, ...]] = []
+    with watched(lambda *progress: seen.append(progress)):
+        evaluators = [Late("late", SEQUENCES[1:2]), Reader("soon", SEQUENCES[:1], []), Late("last", SEQUENCES[2:])]
+        Hook(evaluators, strict=True).run(EvaluationSession(model, stop_ids=STOPS))
+    assert seen == [(name, "likelihoods", done, 1) for name in ("", "late", "last") for done in (0, 1)]
 
 
 def test_the_model_is_left_as_it_was(model: LlamaForCausalLM) -> None:

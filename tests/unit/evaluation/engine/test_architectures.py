@@ -12,7 +12,7 @@ from support import architectures
 from support.architectures import examine, greedy_alone, log_probs_alone, records, tiny_model
 
 from evaluation.engine import likelihood
-from evaluation.engine.architectures import refusal, way
+from evaluation.engine.architectures import _longest_of_one_kind, _window, is_known, refusal, way
 from evaluation.engine.backends import plain
 from evaluation.engine.decoding import greedy
 from evaluation.engine.forward import resolve_mode, token_log_probs
@@ -176,3 +176,57 @@ def test_a_model_that_was_packed_still_reads_padded_texts_by_their_mask(kind: st
         assert model.config._attn_implementation == "oblivionis_packed"
         ids[0, :2] = 3
         torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits[:, 2:], before)
+
+
+def test_the_shortest_limit_of_several_kinds_of_positions_counts() -> None:
+    """Layers of one kind change at 20 tokens, of another at 39; without the own number, that of the whole model is."""
+    rope = {"full_attention": LONG, "sliding_attention": DYNAMIC, "chunked_attention": YARN}
+    config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=40)
+    assert _longest_of_one_kind(config) == 20
+    config.max_position_embeddings = 15
+    assert _longest_of_one_kind(config) == 14
+    config.rope_parameters = {"a": {"rope_type": "longrope"}, "b": YARN}
+    assert _longest_of_one_kind(config) == 15
+    config.rope_parameters = {"b": YARN}
+    assert _longest_of_one_kind(config) is None
+
+
+def test_the_own_cache_of_a_known_model_is_right() -> None:
+    known = {kind: is_known(tiny_model(kind)) for kind in ("llama", "qwen3", "gemma2", "mamba", "rwkv")}
+    assert known == {"llama": True, "qwen3": True, "gemma2": True, "mamba": True, "rwkv": False}
+
+
+def test_a_window_or_a_chunk_is_the_longest_sequence_without_a_border() -> None:
+    sizes = {"sliding_window": 12, "attention_chunk_size": 8}
+    assert _window(SimpleNamespace(**sizes)) == 8 and _window(SimpleNamespace(sliding_window=12)) == 12
+    assert _window(SimpleNamespace(attention_chunk_size=9, sliding_window=None)) == 9
+    assert _window(SimpleNamespace(sliding_window=0)) is _window(SimpleNamespace()) is None
+    assert _window(SimpleNamespace(layer_types=["full_attention"] * 2, **sizes)) is None
+    assert _window(SimpleNamespace(layer_types=["full_attention", "sliding_attention"], **sizes)) == 8
+    assert _window(SimpleNamespace(layer_types=[], **sizes)) == 8
+
+
+def test_a_model_of_its_own_class_and_one_of_other_layers_run_plainly_and_say_why() -> None:
+    model = tiny_model("qwen3")
+    model.__class__ = type("Own", (type(model),), {})
+    assert way(model).name == "plain" and way(model).reason == "Own is not transformers' own class of a qwen3"
+    model = tiny_model("qwen3")
+    model.config.model_type = "mamba2"
+    assert "mamba2 mixes positions by more than attention" in way(model).reason
+    model = tiny_model("qwen3")
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    assert way(model).reason == "it has layers of the kind linear_attention"
+    assert "is not known here" in way(tiny_model("rwkv")).reason
+
+
+def test_frequencies_that_grew_with_a_longer_batch_are_those_of_the_next() -> None:
+    """Of 40, 25 and 30 tokens one after the other, all beyond the 20 from which frequencies grow."""
+    model = tiny_model("llama", rope_parameters=DYNAMIC, max_position_embeddings=20)
+    for length in (40, 25, 30):
+        sequence = TokenSequence(tuple(3 + i % 50 for i in range(length)), (5, 6))
+        fresh = tiny_model("llama", rope_parameters=DYNAMIC, max_position_embeddings=20)
+        with torch.no_grad():
+            found = token_log_probs(model, PackedBatch.build([sequence]), mode="plain")
+            torch.testing.assert_close(found, log_probs_alone(fresh, [sequence]), atol=2e-5, rtol=0)
+        prompts = [sequence.prompt]
+        assert greedy(model, prompts, max_new_tokens=4, stop_ids=(), mode="plain") == greedy_alone(fresh, prompts, 4)

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -18,8 +19,10 @@ from transformers import (
 
 from evaluation.engine import decoding, shared_decoder
 from evaluation.engine.architectures import way
-from evaluation.engine.backends.generation import _parts
-from evaluation.engine.decoders import Continuations
+from evaluation.engine.backends.generation import _parts, _plain_settings
+from evaluation.engine.decoder_loop import _Table
+from evaluation.engine.decoders import PREFILL_TOKENS, Continuations, _attend_few, prefill_parts
+from evaluation.engine.watch import watched
 
 VOCABULARY = 40
 STOPS = (5, 7)
@@ -100,6 +103,78 @@ def test_the_usual_budget_is_a_gibibyte_of_keys_and_values_and_eight_on_a_gpu(ll
     assert decoding.cached_token_bytes(llama) == 2 * 2 * 2 * 8 * 4
     for on_gpu, expected in ((None, 2**30), (False, 2**30), (True, 2**33)):
         assert decoding.default_token_budget(llama, on_gpu=on_gpu) == expected // 256
+
+
+def test_cached_numbers_have_the_width_that_the_model_multiplies_by() -> None:
+    """A fused Llama widens its weights; other models keep keys and values as they compute them."""
+    llama, mistral = make("llama").requires_grad_(False), make("mistral")
+    assert decoding.cached_token_bytes(mistral) == 2 * 2 * 2 * 8 * 4
+    for model, size in ((llama, 4), (mistral, 2)):
+        assert decoding.cached_token_bytes(model.to(torch.bfloat16)) == 2 * 2 * 2 * 8 * size
+    first = next(mistral.parameters())
+    first.requires_grad_(False).data = first.to(torch.int8)
+    assert decoding.cached_token_bytes(mistral) == 2 * 2 * 2 * 8 * 4, "integers stand for wider numbers"
+
+
+@pytest.mark.parametrize(
+    ("mode", "copies", "budget", "most", "rows", "kept"),
+    [
+        ("fused", 5, 130, None, 10, 40),  # 9 + 2·8/5 tokens for each of 10 rows
+        ("padded", 5, 130, None, 9, 49),  # 14 tokens
+        ("fused", 3, 42, None, 3, 15),  # 14 tokens: three copies are too few to share
+        ("packed", 6, 130, 4, 4, 94),
+        ("fused", 1, 1000, None, 2, 982),
+    ],
+)
+def test_a_way_of_running_is_given_what_there_is_to_do(
+    llama: LlamaForCausalLM,
+    mode: str,
+    copies: int,
+    budget: int,
+    most: int | None,
+    rows: int,
+    kept: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts of 5 and 8 tokens, of which at most 9 and 2 follow."""
+    given: list[Continuations] = []
+    asked: list[tuple[str, int]] = []
+
+    class Way:
+        def decode(self, work: Continuations) -> list[list[int]]:
+            given.append(work)
+            return []
+
+    def resolved(_: nn.Module, mode: str, longest: int) -> str:
+        asked.append((mode, longest))
+        return mode
+
+    monkeypatch.setattr(decoding, "backend", lambda _, way, passes: (asked.append((way, passes)), Way())[1])
+    monkeypatch.setattr(decoding, "resolve_mode", resolved)
+    options = {"max_new_tokens": [9, 2], "stop_ids": STOPS, "copies": copies, "pad_id": 3, "mode": mode}
+    prompts, choose = [(9,) * 5, (10,) * 8], lambda logits, _: logits.argmax(-1)
+    decoding.decode(llama, prompts, choose, token_budget=budget, max_batch=most, **options)
+    assert asked == [(mode, 14), (mode, "many")]
+    assert given == [Continuations(prompts, [9, 2], copies, frozenset(STOPS), choose, 3, rows, kept)]
+
+
+def test_greedy_continuations_are_decoded_as_they_were_asked_for(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[tuple, dict]] = []
+
+    def decoded(*args: object, **options: object) -> list[list[int]]:
+        given.append((args[:2], options))
+        return [[30], [31, 32]]
+
+    monkeypatch.setattr(decoding, "decode", decoded)
+    starts = {(1, 2): [20, 21], (3,): [22, STOPS[0]], (4,): [23] * 9}
+    options = {"pad_id": 6, "token_budget": 70, "max_batch": 3, "mode": "plain"}
+    prompts = [(1, 2), (3,), (4,), (8, 8), (1, 2)]
+    produced = decoding.greedy(llama, prompts, max_new_tokens=5, stop_ids=STOPS, starts=starts, **options)
+    assert produced == [[20, 21, 30], [22], [23] * 5, [31, 32], [20, 21, 30]]
+    args = (llama, [(1, 2, 20, 21), (8, 8)])
+    assert given == [(args, {"max_new_tokens": [3, 5], "stop_ids": STOPS, **options})]
 
 
 @pytest.mark.parametrize(
@@ -310,3 +385,107 @@ def test_continuations_run_in_batches_of_the_rows_that_there_are(rows: int, toge
     assert max(map(len, parts)) <= rows and (together or all(len(set(part)) == 1 for part in lengths))
     expected = -(-10 // rows) if together else sum(-(-n // rows) for n in (4, 4, 2))
     assert len(parts) == expected
+
+
+def test_prompts_begin_together_up_to_a_number_of_tokens() -> None:
+    half = PREFILL_TOKENS // 2
+    prompts = [[9] * n for n in (half, half, 1, 2 * half, half - 1, half, 1, 3 * half, 5)]
+    assert prefill_parts(range(9), prompts) == [[0, 1], [2], [3], [4, 5, 6], [7], [8]]
+    assert prefill_parts([8, 3, 8], prompts) == [[8], [3], [8]] and prefill_parts([], prompts) == []
+
+
+def test_long_prompts_begin_first_and_further_ones_once_a_quarter_of_the_rows_is_free() -> None:
+    added: list[list[int]] = []
+    forgotten: list[int] = []
+
+    class Rows:
+        open = True
+
+        def admits(self, number: int) -> bool:
+            return True
+
+        def add(self, numbers: list[int]) -> torch.Tensor:
+            added.append(numbers)
+            return torch.zeros(len(numbers), 3)
+
+        def keep(self, rows: list[int]) -> list[int]:
+            return rows
+
+        def forget(self, number: int) -> None:
+            forgotten.append(number)
+
+    prompts, stop = [(9,) * n for n in (2, 7, 4)], 5
+    work = Continuations(prompts, [50, 2, 50], 5, frozenset({stop}), lambda x, _: x, 0, 8, 100)
+    table = _Table(Rows(), work)  # type: ignore[arg-type]
+    logits = table.admit()
+    assert logits is not None and logits.shape == (8, 3)
+    # Of the longest prompt all five, of the next three.
+    assert added == [[1] * 5 + [2] * 3] and forgotten == [1]
+    assert table.running == [9, 8, 7, 6, 5, 14, 13, 12] and table.admit() is None
+    assert table.take(torch.tensor([stop, *[6] * 7])).tolist() == [6] * 7
+    assert table.admit() is None, "one row of eight is free"
+    # The first one's second token is its last; a stop is none.
+    assert table.take(torch.tensor([7, 8, 8, stop, 8, 8, 8])).tolist() == [8, 8, 8]
+    assert table.running == [14, 13, 12] and [table.produced[i] for i in (9, 8, 7, 5, 14)] == [
+        [],
+        [6, 7],
+        [6, 8],
+        [6],
+        [6, 8],
+    ]
+    assert table.admit() is not None
+    assert added[1:] == [[2, 2, 0, 0, 0]] and forgotten == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded", "plain"])
+@pytest.mark.parametrize("copies", [1, 5])
+def test_who_watches_is_told_how_many_answers_are_done(llama: LlamaForCausalLM, mode: str, copies: int) -> None:
+    seen: list[tuple[str, str, int, int]] = []
+    options = {"copies": copies, "stop_ids": STOPS, "max_batch": 3, "mode": mode}
+    with watched(lambda *progress: seen.append(progress)):
+        decoding.decode(llama, some_prompts(4), lambda logits, _: logits.argmax(-1), max_new_tokens=6, **options)
+    done = [count for *_, count, _ in seen]
+    assert {(part, what, total) for part, what, _, total in seen} == {("", "answers", 5 * copies)}
+    assert done[0] == 0 and done[-1] == 5 * copies and done == sorted(set(done)) and len(done) > 2
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_few_queries_attend_as_many_do(scale: float | None) -> None:
+    draws = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(3, 2, n, d, generator=draws) for n, d in ((2, 4), (5, 4), (5, 6)))
+    mask = torch.zeros(3, 1, 1, 5).masked_fill_(torch.arange(5) > torch.tensor([4, 2, 0])[:, None, None, None], -1e30)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    told = {"attn_mask": mask, "scale": scale}
+    torch.testing.assert_close(_attend_few(query, key, value, dropout_p=0.0, **told), expected)
+    assert not _attend_few(query, key, value, dropout_p=1.0, **told).any(), "all weights are dropped"
+
+
+@pytest.mark.parametrize("mode", ["padded", "plain"])
+def test_a_models_own_settings_of_generation_are_left_out_and_left_alone(llama: LlamaForCausalLM, mode: str) -> None:
+    own, prompts = llama.generation_config, some_prompts(3)
+    expected = decoding.greedy(llama, prompts, max_new_tokens=5, stop_ids=STOPS, mode=mode)
+    try:
+        llama.generation_config = GenerationConfig(repetition_penalty=9.0, suppress_tokens=[9, 10], max_length=2)
+        theirs = llama.generation_config
+        assert decoding.greedy(llama, prompts, max_new_tokens=5, stop_ids=STOPS, mode=mode) == expected
+        assert llama.generation_config is theirs
+        with pytest.raises(KeyError), _plain_settings(llama, use_cache=False):
+            assert llama.generation_config == GenerationConfig(do_sample=False, use_cache=False, pad_token_id=0)
+            raise KeyError
+        assert llama.generation_config is theirs
+    finally:
+        llama.generation_config = own
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded"])
+@pytest.mark.parametrize("copies", [1, 6])
+def test_scores_are_scaled_as_the_model_scales_them(mode: str, copies: int) -> None:
+    model, prompts = make("llama"), some_prompts(5)
+    usual = reference(model, prompts, 8)
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.self_attn.scaling = 3.0
+    expected = reference(model, prompts, 8)
+    assert expected != usual
+    options = {"copies": copies, "max_new_tokens": 8, "stop_ids": STOPS, "mode": mode}
+    produced = decoding.decode(model, prompts, lambda logits, _: logits.argmax(-1), **options)
+    assert produced == [tokens for tokens in expected for _ in range(copies)]

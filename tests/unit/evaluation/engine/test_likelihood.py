@@ -242,6 +242,16 @@ def test_an_error_side_by_side_is_raised_and_ends_the_work(workers: int) -> None
     assert sorted(seen) == list(range(10, 50))
 
 
+def test_small_probabilities_do_not_vanish_in_large_sums(model: LlamaForCausalLM) -> None:
+    """A token of 4096 nats and 4095 of 1e-4 each, of which float32 would keep less."""
+    found = likelihood._Found([TokenSequence((1,), (2,) * 4096)], None, None, ())
+    found._log_probs[0] = np.array([-4096.0] + [-1e-4] * 4095, np.float32)
+    scores = found.scores()
+    assert scores.sum_nll.dtype == scores.mean_nll.dtype == np.float64
+    assert scores.sum_nll[0] == pytest.approx(4096.4095, abs=1e-6)
+    assert scores.mean_nll[0] == pytest.approx(4096.4095 / 4096, abs=1e-9) and scores.moments is None
+
+
 def test_take_picks_by_index(model: LlamaForCausalLM) -> None:
     scores = likelihood.score(model, some_sequences(), hidden="last")
     taken = scores.take([4, 1])
@@ -280,3 +290,28 @@ def test_a_prompt_that_the_sequence_before_begins_with_costs_nothing() -> None:
     assert list(likelihood.ordered_batches(sequences, 4)) == [[0, 1], [2]]
     assert list(likelihood.ordered_batches(sequences, 7)) == [[0, 1, 2]]
     assert list(likelihood.ordered_batches(sequences, 3)) == [[0], [1], [2]]
+
+
+def test_as_many_batches_run_at_once_as_a_quarter_of_a_gibibyte_holds_logits_of(model: LlamaForCausalLM) -> None:
+    """In float32, of 512 rows each."""
+    words = model.config.vocab_size
+    assert fused.fused_workers(model) == 2**28 // (4 * 512 * words)
+    model.config.vocab_size, before = 2**20, words
+    try:
+        assert fused.fused_workers(model) == 1
+    finally:
+        model.config.vocab_size = before
+
+
+def test_the_longest_of_one_prompt_and_the_prompt_of_the_longest_come_first() -> None:
+    answers = {(1, 2): (1, 5), (3,): (9,), (4, 4): (2, 6, 4)}
+    sequences = [TokenSequence(prompt, (7,) * n) for prompt, sizes in answers.items() for n in sizes]
+    assert list(likelihood.batches(sequences, 1000)) == [[2, 4, 5, 3, 1, 0]]
+    assert list(likelihood.batches(sequences, 13)) == [[2], [4, 5], [3, 1, 0]]
+
+
+@pytest.mark.parametrize(("words", "tokens"), [(1, 32768), (2**13, 2**14), (2**20, 256)])
+def test_elsewhere_than_on_the_cpu_batches_are_four_times_as_large_and_may_be_larger(words: int, tokens: int) -> None:
+    model = tiny_llama.base().to("meta")
+    model.config.vocab_size = words
+    assert likelihood.default_token_budget(model) == tokens

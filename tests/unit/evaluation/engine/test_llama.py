@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from support import tiny_llama
 from torch import Tensor
 from torch.nn import functional as F
 
 from clients.flat import FlatParameters
 from evaluation.engine import half, kernels, llama
-from evaluation.engine.adapted import half_copy
+from evaluation.engine.adapted import adapted, half_copy
 from evaluation.engine.forward import token_log_probs
 from evaluation.engine.fused_lora import active_factors, fused_lora, is_cheaper
 from evaluation.engine.half import FrozenProduct
@@ -400,6 +402,144 @@ def test_a_copy_in_half_precision_is_made_anew_where_a_weight_changed() -> None:
     with torch.no_grad():
         layer.weight.add_(1.0)
     torch.testing.assert_close(half_copy(layer, [layer.weight]), layer.weight.bfloat16())
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    again = half_copy(layer, [layer.weight])
+    torch.testing.assert_close(again, layer.weight.bfloat16())
+    other = torch.nn.Parameter(torch.full((2, 3), 7.0))
+    while other._version < layer.weight._version:
+        other.data.add_(0.0)
+        with torch.no_grad():
+            other.mul_(1.0)
+    assert other._version == layer.weight._version
+    torch.testing.assert_close(half_copy(layer, [other]), other.bfloat16())
+
+
+def test_merged_products_keep_the_bias_and_leave_own_forward_passes_alone() -> None:
+    model = get_peft_model(tiny_llama.base(attention_bias=True), LoraConfig(r=8, target_modules=["q_proj"])).eval()
+    layers = [model.get_submodule(f"base_model.model.model.layers.{i}.self_attn.q_proj") for i in range(2)]
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for layer in layers:
+            layer.base_layer.bias.copy_(torch.linspace(-1, 1, 32))
+            layer.lora_B["default"].weight.fill_(0.1)
+        expected = layers[0](x)
+        own = layers[1].forward = lambda y: y * 0
+        with fused_lora(model) as count:
+            assert count == 1 and layers[1].forward is own
+            torch.testing.assert_close(layers[0](x), expected)
+        assert "forward" not in vars(layers[0]) and layers[1].forward is own
+
+
+def one_layer(**options: Any) -> Any:
+    """A model with adapters of q_proj and v_proj, in evaluation mode, and the first q_proj."""
+    model = get_peft_model(tiny_llama.base(), LoraConfig(r=2, lora_alpha=6, target_modules=["q_proj", "v_proj"]))
+    if options:
+        model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj"], **options))
+        model.set_adapter("other")
+    return model.eval(), model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
+
+
+def test_one_plain_adapter_that_is_at_work_is_a_product_of_two_matrices() -> None:
+    model, layer = one_layer()
+    factors = active_factors(layer)
+    assert factors is not None and factors[0] is layer.lora_A["default"].weight
+    assert factors[1] is layer.lora_B["default"].weight and factors[2] == 3.0
+    with model.disable_adapter():
+        assert active_factors(layer) is None
+    assert active_factors(layer) is not None
+    layer.merge()
+    assert active_factors(layer) is None
+    layer.unmerge()
+    layer.half()
+    layer.lora_A.float(), layer.lora_B.float()
+    assert active_factors(layer) is None and active_factors(layer, mixed=True) is not None
+    assert active_factors(one_layer(use_dora=True)[1]) is None
+    dropped = one_layer(lora_dropout=0.5)[1]
+    assert active_factors(dropped) is not None and active_factors(dropped.train()) is None
+    assert active_factors(one_layer(lora_dropout=0.0)[1].train()) is not None
+    both, layer = one_layer(lora_dropout=0.0)
+    both.base_model.set_adapter(["default", "other"])
+    assert active_factors(layer) is None
+
+
+def test_layers_side_by_side_are_one_product_where_all_are_frozen_and_of_one_scale() -> None:
+    def layers(**options: Any) -> list[Any]:
+        model, _ = one_layer(**options)
+        attention = model.get_submodule("base_model.model.model.layers.0.self_attn")
+        return [attention.q_proj, attention.v_proj]
+
+    pair = layers()
+    assert adapted(pair, half=False) is None and adapted(pair[:1], half=False) is not None
+    both = adapted(pair, half=True)
+    assert both is not None and both.weight.dtype == torch.bfloat16 and both.scale == 3.0
+    torch.testing.assert_close(both.weight, torch.cat([x.base_layer.weight for x in pair]).bfloat16())
+    torch.testing.assert_close(both.a, torch.cat([x.lora_A["default"].weight for x in pair]))
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    expected = torch.cat([layer(x) for layer in pair], -1)
+    torch.testing.assert_close(both(x), expected, rtol=0.05, atol=0.05)
+    alone, rounded = (adapted(pair[:1], half=half) for half in (False, True))
+    assert alone is not None and alone.weight is pair[0].base_layer.weight
+    assert rounded is not None and rounded.weight.dtype == torch.bfloat16
+    pair[0].base_layer.bfloat16()
+    kept = adapted(pair[:1], half=True)
+    assert kept is not None and kept.weight is pair[0].base_layer.weight
+    pair[1].scaling["default"] = 2.0
+    assert adapted(pair, half=True) is None
+    pair = layers()
+    pair[1].base_layer.weight.requires_grad_()
+    assert adapted(pair, half=True) is None and adapted(pair[:1], half=True) is not None
+    assert adapted([*pair[:1], torch.nn.Linear(32, 8, bias=False)], half=True) is None
+
+
+def test_the_fused_pass_applies_to_plain_llamas_alone() -> None:
+    def changed(change: Any, **config: Any) -> bool:
+        model = tiny_llama.base(**config).eval()
+        change(model)
+        return llama.supports(model)
+
+    def nothing(_: Any) -> None: ...
+
+    def head_with_a_bias(model: Any) -> None:
+        model.lm_head = torch.nn.Linear(32, tiny_llama.VOCABULARY)
+
+    def hook(model: Any) -> None:
+        model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+
+    def hook_before(model: Any) -> None:
+        model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda *_: None)
+
+    def checkpointing(model: Any) -> None:
+        model.model.layers[0].gradient_checkpointing = True
+
+    def other_norm(model: Any) -> None:
+        model.model.layers[1].input_layernorm = torch.nn.RMSNorm(32)
+
+    def frozen_half(model: Any) -> None:
+        model.requires_grad_(False).to(torch.bfloat16)
+
+    def partly_frozen_half(model: Any) -> None:
+        frozen_half(model)
+        model.model.layers[0].mlp.up_proj.weight.requires_grad_()
+
+    def head_of_another_format(model: Any) -> None:
+        frozen_half(model)
+        model.lm_head.float()
+
+    def whole_numbers(model: Any) -> None:
+        frozen_half(model)
+        model.model.layers[0].mlp.up_proj.weight.data = torch.zeros(48, 32, dtype=torch.int8)
+
+    assert changed(nothing) and changed(frozen_half) and changed(nothing, attention_dropout=0.5)
+    assert not changed(lambda model: model.train(), attention_dropout=0.5) and changed(lambda model: model.train())
+    assert not changed(nothing, hidden_act="gelu")
+    for change in (head_with_a_bias, hook, hook_before, checkpointing, other_norm, partly_frozen_half):
+        assert not changed(change), change.__name__
+    assert not changed(head_of_another_format) and not changed(whole_numbers)
+    assert not llama.supports(tiny_llama.base(), "cuda") and llama.supports(tiny_llama.base(), "cpu")
+    assert llama.supports(tiny_llama.lora())
+    of_other_kinds = get_peft_model(tiny_llama.base(), IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
+    assert not llama.supports(of_other_kinds)
 
 
 def test_factors_with_a_bias_are_no_product_of_two_matrices() -> None:
@@ -420,3 +560,22 @@ def test_short_answers_to_a_long_question_are_those_of_each_alone(prompt: int) -
         found = token_log_probs(model, PackedBatch.build(records, share=True), mode="fused")
         expected = torch.cat([tiny_llama.padded_log_probs(model, [record])[0] for record in records])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("passes", ["one", "many"])
+@pytest.mark.parametrize("rank", [None, 1, 30])
+def test_biases_are_added_beside_adapters_of_any_rank_and_without(rank: int | None, passes: str) -> None:
+    model: Any = tiny_llama.base(attention_bias=True, mlp_bias=True)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("bias"):
+                p.copy_(torch.linspace(-0.5, 0.7, p.numel()))
+    if rank is not None:
+        config = LoraConfig(r=rank, target_modules=["q_proj", "o_proj", "down_proj"], init_lora_weights=False)
+        model = get_peft_model(model, config).eval()
+    batch = PackedBatch.build(tiny_llama.sequences(5), share=True)
+    with torch.no_grad():
+        found = FusedLlama(model, passes=passes).token_log_probs(batch)
+        expected = torch.cat(tiny_llama.padded_log_probs(model, list(batch.sequences)))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(FusedLlama(model, passes=passes).token_log_probs(batch), expected, rtol=1e-4, atol=1e-4)

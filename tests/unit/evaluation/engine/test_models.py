@@ -5,10 +5,21 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from evaluation.engine.backends.fused import fused_workers
-from evaluation.engine.models import each_module, evaluation_mode, keep_freed_memory
+from evaluation.engine.models import (
+    decoder_layers,
+    each_module,
+    evaluation_mode,
+    is_quantized,
+    keep_freed_memory,
+    layer_index,
+    model_device,
+    side_by_side,
+    vocabulary_size,
+)
 
 
 def nested() -> tuple[nn.Module, nn.Module]:
@@ -62,3 +73,40 @@ def test_as_many_batches_are_scored_at_once_as_have_logits_in_a_quarter_of_a_gib
     """512 rows of four bytes for each token of the vocabulary; one batch at least."""
     monkeypatch.setattr("evaluation.engine.backends.fused.vocabulary_size", lambda model: vocabulary)
     assert fused_workers(nn.Linear(1, 1)) == workers
+
+
+def test_a_language_model_within_a_larger_one_says_how_many_words_and_layers_it_has() -> None:
+    model = nn.Module()
+    model.experts = nn.ModuleList(nn.Linear(1, 1) for _ in range(2))
+    model.text = nn.Module()
+    model.text.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(3))
+    text = SimpleNamespace(vocab_size=70, num_hidden_layers=3)
+    model.config = SimpleNamespace(vocab_size=9, num_hidden_layers=2, get_text_config=lambda: text)
+    assert vocabulary_size(model) == 70
+    name, layers = decoder_layers(model)
+    assert name == "text.layers" and layers is model.text.layers
+    assert [layer_index(model, layer) for layer in range(-3, 3)] == [0, 1, 2, 0, 1, 2]
+    for layer in (-4, 3):
+        with pytest.raises(ValueError, match=f"has decoder layers 0 to 2, also -3 to -1, not {layer}"):
+            layer_index(model, layer)
+    text.num_hidden_layers = 5
+    with pytest.raises(ValueError, match="Module has no list of 5 decoder layers"):
+        decoder_layers(model)
+
+
+def test_weights_of_whole_numbers_are_quantised_ones() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    assert not is_quantized(model) and model_device(model) == torch.device("cpu")
+    model[1].weight = nn.Parameter(torch.zeros(1, 1, dtype=torch.int8), requires_grad=False)
+    assert is_quantized(model)
+
+
+@pytest.mark.parametrize(("threads", "workers", "each"), [(4, 2, 2), (4, 9, 1), (3, 2, 1), (4, 1, 4), (1, 5, 1)])
+def test_workers_share_the_threads_there_are(threads: int, workers: int, each: int) -> None:
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(threads)
+    try:
+        side_by_side(lambda item: seen.append((item, torch.get_num_threads())), range(6), workers)
+        assert sorted(seen) == [(item, each) for item in range(6)] and torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -24,7 +24,8 @@ from transformers import (
 
 from evaluation.engine import forward, packing
 from evaluation.engine.architectures import ATTENTION, way
-from evaluation.engine.backends.packed import PackingError
+from evaluation.engine.backends.base import collected, shortened
+from evaluation.engine.backends.packed import PackingError, _attention
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 
@@ -194,6 +195,9 @@ def test_prefixes_are_not_shared_where_dropout_draws_for_each_sequence_nor_off_t
     ):
         assert not forward.packed_batch(model.train(), sequences).layout.shared
         assert forward.packed_batch(model.eval(), sequences).layout.shared
+    idle = llama()
+    idle.add_module("idle", nn.Dropout(0.0))
+    assert forward.packed_batch(idle.train(), sequences).layout.shared
 
 
 def test_answer_logits_and_sums() -> None:
@@ -318,3 +322,84 @@ def test_bad_sequences(sequences: list[TokenSequence], message: str) -> None:
 def test_unknown_mode() -> None:
     with pytest.raises(ValueError, match="unknown packing mode 'ragged'"):
         forward.token_log_probs(llama(), PackedBatch.build(some_sequences()), mode="ragged")
+
+
+@pytest.mark.parametrize("mode", ["fused", "packed", "padded", "plain"])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("trained_head", [True, False])
+def test_rows_of_answers_give_the_logits_that_predict_them(mode: str, share: bool, trained_head: bool) -> None:
+    model, sequences = llama(), some_sequences()
+    model.lm_head.weight.requires_grad_(trained_head)
+    batch = PackedBatch.build(sequences, share=share)
+    assert batch.direct is not share
+    expected = torch.cat([model(torch.tensor([p + a])).logits[0, len(p) - 1 : -1] for p, a in sequences])
+    rows = forward.answer_rows(model, batch, mode=mode)
+    assert (rows.head is None) == (mode != "fused" or trained_head)
+    torch.testing.assert_close(rows.logits(rows.values), expected, rtol=1e-4, atol=1e-5)
+    part, larger = rows[2:5], rows.scaled(3.0)
+    torch.testing.assert_close(part.logits(part.values), expected[2:5], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(larger.logits(larger.values), 3 * expected, rtol=1e-4, atol=3e-5)
+    assert rows.scaled(1.0) is rows
+    torch.testing.assert_close(forward.answer_logits(model, batch, mode=mode), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias"])
+def test_attention_that_is_more_than_queries_keys_and_values_is_found_out(name: str) -> None:
+    layout = packing.row_layout([[1, 2]], share=False)[0]
+    x = torch.ones(1, 1, 2, 4)
+    with pytest.raises(PackingError, match="Identity uses an attention that packing does not know"):
+        _attention(nn.Identity(), x, x, x, None, packing=layout, **{name: torch.ones(1)})
+    assert _attention(nn.Identity(), x, x, x, None, packing=layout, **{name: None})[0].shape == (1, 2, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "dropout"),
+    [({}, None, 0.0), ({"scaling": 0.3, "dropout": 0.2}, 0.3, 0.2), ({"dropout": None}, None, 0.0)],
+)
+def test_a_layout_is_given_the_scale_and_the_dropout_of_the_model(
+    options: dict, scale: float | None, dropout: float
+) -> None:
+    class Layout:
+        def attend(self, *args: object, **told: object) -> Tensor:
+            assert told == {"scale": scale, "dropout": dropout}
+            assert [tuple(x.shape) for x in args[1:]] == [(5, 3, 4), (5, 1, 4), (5, 1, 6)]  # type: ignore[attr-defined]
+            return torch.full((5, 3, 6), 7.0)
+
+    query, key, value = torch.ones(1, 3, 5, 4), torch.ones(1, 1, 5, 4), torch.ones(1, 1, 5, 6)
+    found, weights = _attention(nn.Identity(), query, key, value, None, packing=Layout(), **options)
+    assert found.shape == (1, 5, 3, 6) and weights is None
+
+
+def test_a_model_is_shortened_for_a_while() -> None:
+    model = llama(num_hidden_layers=3)
+    layers, ids = model.model.layers, torch.tensor([[4, 5, 6]])
+    expected = model(ids, output_hidden_states=True).hidden_states[2]
+    with pytest.raises(KeyError), collected(model, 1) as seen, shortened(model, 1):
+        model(ids)
+        assert list(model.model.layers) == list(layers)[:2]
+        raise KeyError
+    assert model.model.layers is layers and len(layers) == 3
+    torch.testing.assert_close(seen[0], expected)
+    model(ids)
+    assert len(seen) == 1, "and collected from for a while"
+
+
+def test_causal_attention_takes_a_scale_and_a_dropout() -> None:
+    query, key, value = (torch.randn(1, n, 4, 6, generator=torch.Generator().manual_seed(n)) for n in (4, 2, 2))
+    repeated = [x.repeat_interleave(2, 1) for x in (key, value)]
+    scores = query @ repeated[0].transpose(2, 3) * 0.9
+    weights = scores.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    torch.testing.assert_close(packing.attend_causal(query, key, value, 0.9, 0.0), weights @ repeated[1])
+    assert not packing.attend_causal(query, key, value, 0.9, 1.0).any()
+
+
+def test_a_batch_says_how_long_its_sequences_are() -> None:
+    sequences = [TokenSequence((4, 5, 6), (7, 2)), TokenSequence((4, 5), (8, 9, 10, 2)), TokenSequence((3,), (2,))]
+    for share, tokens in ((False, 4 + 5 + 1), (True, 4 + 3 + 1)):
+        batch = PackedBatch.build(sequences, share=share)
+        assert (batch.lengths.tolist(), batch.answer_lengths.tolist()) == ([5, 6, 2], [2, 4, 1])
+        assert (batch.longest, batch.num_tokens, batch.layout.max_length) == (6, tokens, 5)
+        assert batch.labels.tolist() == [7, 2, 8, 9, 10, 2, 2] and batch.segment.tolist() == [0, 0, 1, 1, 1, 1, 2]
+        assert batch.direct is not share
+    whole = PackedBatch.build(sequences, last=[True, False, True])
+    assert whole.num_tokens == 5 + 5 + 2 and not whole.direct and whole.state_rows.numel() == 7 + 2

@@ -128,6 +128,25 @@ def test_a_chance_on_the_border_of_two_tokens_is_that_of_the_second(rule: Rule) 
         assert nucleus(halves, borders, 0.99).tolist() == [0, 1, 2, 3]
 
 
+def test_a_nucleus_ends_with_the_token_that_reaches_top_p() -> None:
+    """1/2 + 1/4 + 1/8 + 1/8, to the last bit: the second of them reaches 3/4, and a third has no part in it."""
+    chances = torch.arange(64, dtype=torch.float64) / 64
+    exact = torch.tensor([[0.5, 0.25, 0.125, 0.125]] * 64)
+    for nucleus in (sampling._draw_nucleus, sampling._draw_all_at_once):
+        for top_p, tokens in ((0.5, {0}), (0.51, {0, 1}), (0.75, {0, 1}), (0.76, {0, 1, 2, 3})):
+            assert set(nucleus(exact, chances, top_p).tolist()) == tokens
+    quarters = Rule(top_k=4, top_p=0.5), Rule(top_k=4, top_p=0.51), Rule(top_k=3, top_p=1.0)
+    assert [len(set(draw(torch.zeros(64, 4), chances, rule).tolist())) for rule in quarters] == [2, 3, 3]
+
+
+def test_a_confidence_of_just_the_threshold_is_not_beyond_it() -> None:
+    """The likelier of two equal tokens has 1/2 to the last bit; of two unequal ones it has more."""
+    for logits, greedy in ((torch.zeros(40, 2), False), (torch.tensor([[0.1, 0.0]] * 40), True)):
+        choose = sampling._Chooser(Rule(confidence=0.5), 0, np.arange(5), 8, 0)
+        drawn = [set(choose(logits, list(range(40))).tolist()) for _ in range(3)]
+        assert drawn == [{0, 1}, *[{0} if greedy else {0, 1}] * 2]
+
+
 def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, chance = torch.randn(50, 200), torch.rand(50, dtype=torch.float64)
     whole = draw(logits, chance, Rule(top_p=0.9))
@@ -239,7 +258,7 @@ def split_mix(seed: int, *parts: int) -> float:
     return (state >> 11) / 2**53
 
 
-@pytest.mark.parametrize("seed", [0, 1, 128, 2**63, 2**64 - 1, 2**64 + 128])
+@pytest.mark.parametrize("seed", [0, 1, -1, -7, 128, 2**63, 2**64 - 1, 2**64 + 128])
 def test_uniforms_are_those_of_split_mix_by_whole_numbers(seed: int) -> None:
     places = [(0, 0, 0), (5, 0, 1), (0, 5, 1), (7, 1000, 31), (2**31, 2, 3)]
     found = uniforms(seed, *(np.array(part) for part in zip(*places, strict=True)))

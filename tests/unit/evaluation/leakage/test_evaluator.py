@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,12 @@ def test_summary_by_definition() -> None:
     assert overall["mean"] == pytest.approx(values.mean())
     assert (overall["samples"], overall["questions"]) == (64, 5)
     together = summarise(values, None, Terms(alpha=0.05, family_wise=True))
-    assert together.columns["m_mu"][2] == pytest.approx(bounds.expectation_upper_bound(values[2], 0.01))
+    each = {name: column[2] for name, column in together.columns.items()}
+    assert each["m_mu"] == pytest.approx(bounds.expectation_upper_bound(values[2], 0.01))
+    assert each["m_sigma"] == pytest.approx(bounds.std_upper_bound(values[2], 0.01))
+    assert (each["mu_lower"], each["mu_upper"]) == pytest.approx(bounds.expectation_bounds(values[2], 0.01))
+    assert each["m_bin"] == pytest.approx(bounds.binary_leakage_bound(sum(values[2] >= 0.5), 64, 0.01))
+    assert each["m_sigma"] != pytest.approx(bounds.std_upper_bound(values[2], 0.05))
     assert "greedy" not in together.overall
 
 
@@ -65,6 +72,14 @@ def test_what_lies_at_a_threshold() -> None:
 def test_bad_terms(options: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Terms(**options)
+
+
+def test_terms_at_the_ends_of_their_ranges() -> None:
+    for options in ({"limit": 0.0}, {"limit": 1.0}, {"leaks_from": 1.0}, {"rho": 0.0}, {"alpha": 0.5}):
+        assert vars(Terms(**options)) == vars(Terms()) | options
+    for options in ({"leaks_from": 0.0}, {"rho": -0.1}, {"rho": float("inf")}, {"alpha": 0.0}, {"limit": 1.1}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            Terms(**options)
 
 
 def test_terms_are_those_of_the_paper_unless_told_otherwise() -> None:
@@ -130,8 +145,11 @@ def test_samples_are_drawn_as_the_session_runs(model: LlamaForCausalLM, monkeypa
         max_new_tokens=3,
         seed=5,
     )
-    Hook([evaluator], strict=True).run(EvaluationSession(model, stop_ids=[2], pad_id=9, mode="plain"))
-    assert asked == {"max_new_tokens": 3, "stop_ids": {2}, "rule": Rule(), "seed": 5, "pad_id": 9, "mode": "plain"}
+    session = EvaluationSession(model, stop_ids=[2], pad_id=9, mode="plain")
+    report = Hook([evaluator, replace(evaluator, samples=1, name="one")], strict=True).run(session)
+    assert "leakage/diversity" in report.metrics and "one/diversity" not in report.metrics
+    assert (asked.pop("max_new_tokens"), asked.pop("rule")) == (3, Rule())
+    assert asked == {"stop_ids": {2}, "seed": 5, "pad_id": 9, "mode": "plain"}
 
 
 def test_no_questions_no_metrics(model: LlamaForCausalLM) -> None:

@@ -22,7 +22,7 @@ from transformers import (
     TextClassificationPipeline,
 )
 
-from evaluation.leakage import functions
+from evaluation.leakage import classifier, functions
 from evaluation.leakage.classifier import Classifier
 from evaluation.leakage.functions import Asked, get, thresholded
 
@@ -55,6 +55,8 @@ def test_rouge_equals_rouge_score() -> None:
         ("C++", "I like C++ a lot", 1),
         ("C++", "c++", 1),
         ("C++", "ABC++", 0),
+        ("C++", "C++11", 1),
+        (".com", "x.com1", 0),
         ("C++", "I like C", 0),
         (".com", "at x.com", 1),
         (".com", "at x.community", 0),
@@ -208,6 +210,19 @@ def test_labels_add_up() -> None:
     np.testing.assert_allclose(total, 1, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"problem_type": "multi_label_classification"}])
+def test_probabilities_are_taken_in_double_precision(options: dict[str, Any]) -> None:
+    model, tokens = classifier_model("bert", **options).eval(), tokenizer()
+    for p in model.parameters():
+        p.data.div_(4.0)
+    for text in samples(5):
+        with torch.inference_mode():
+            logits = model(**tokens([text], return_tensors="pt")).logits.double()
+        expected = logits.sigmoid() if options else logits.softmax(-1)
+        found = [Classifier(model, tokens, label)([text], ASKED)[0] for label in range(3)]
+        np.testing.assert_allclose(found, expected[0], rtol=1e-13)
+
+
 def test_template() -> None:
     model, tokens = classifier_model("bert"), tokenizer()
     asked = Asked("q", "w1 {w2}", None)
@@ -249,6 +264,30 @@ def test_text_without_tokens() -> None:
     assert result[0] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("special", "pad", "expected"),
+    [({"bos_token": "[CLS]", "eos_token": "[SEP]"}, 0, 2), ({"eos_token": "[SEP]"}, 0, 3), ({}, 1, 1), ({}, None, 0)],
+)
+def test_a_text_without_tokens_is_a_beginning_or_else_an_end_or_else_padding(
+    special: dict[str, str], pad: int | None, expected: int
+) -> None:
+    model, read = classifier_model("bert", pad_token_id=pad), []
+    model.register_forward_pre_hook(lambda _, args, kwargs: read.append(kwargs), with_kwargs=True)
+    Classifier(model, tokenizer(special=False, **special), 1)([""], ASKED)
+    assert {key: rows.tolist() for key, rows in read[0].items()} == {
+        "input_ids": [[expected]],
+        "attention_mask": [[1]],
+    }
+
+
+def test_a_classifier_of_a_single_target_gives_the_sigmoid_of_its_logit() -> None:
+    model = classifier_model("bert", id2label={0: "x"}, problem_type="regression")
+    (found,) = Classifier(model, tokenizer(), 0)(["w1 w2"], ASKED)
+    with torch.inference_mode():
+        logit = float(model.eval()(**tokenizer()(["w1 w2"], return_tensors="pt")).logits[0, 0])
+    assert found == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-6)
+
+
 def test_a_classifier_goes_to_the_device_that_is_named_and_else_stays() -> None:
     for device, where in ((None, "cpu"), ("meta", "meta")):
         found = Classifier(classifier_model("bert"), tokenizer(), 0, device=device)
@@ -276,4 +315,47 @@ def test_load(tmp_path: Path) -> None:
     direct = Classifier(model, tokens, 2, template="{question} {answer}")
     np.testing.assert_allclose(loaded(samples(5), ASKED), direct(samples(5), ASKED), atol=1e-6)
     assert loaded.name == "classifier" and not loaded.binary
+    assert (loaded.batch_size, loaded.template) == (4, "{question} {answer}")
+    half = Classifier.load(str(tmp_path), 0, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in half.model.parameters()} == {("meta", torch.bfloat16)}
     assert thresholded(loaded, 0.5).binary
+
+
+@pytest.mark.parametrize(("revision", "expected"), [(None, "main"), ("v2", "v2")])
+def test_a_classifier_is_loaded_as_of_one_revision_without_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None, expected: str
+) -> None:
+    model, told = classifier_model("bert"), []
+
+    def loaded(found: Any) -> Any:
+        return lambda source, **options: (told.append((source, options)), found)[1]
+
+    monkeypatch.setattr(classifier.AutoTokenizer, "from_pretrained", loaded(tokenizer()))
+    complete = loaded((model, {"missing_keys": []}))
+    monkeypatch.setattr(classifier.AutoModelForSequenceClassification, "from_pretrained", complete)
+    Classifier.load("owner/name", 0, revision=revision)
+    assert [source for source, _ in told] == ["owner/name"] * 2
+    assert all((o["revision"], o["trust_remote_code"]) == (expected, False) for _, o in told)
+    assert told[1][1]["dtype"] == torch.float32
+    lacking = loaded((model, {"missing_keys": ["d", "b", "c", "a"]}))
+    monkeypatch.setattr(classifier.AutoModelForSequenceClassification, "from_pretrained", lacking)
+    with pytest.raises(ValueError, match=r"owner/name is no trained text classifier: it lacks the weights a, b, c$"):
+        Classifier.load("owner/name", 0)
+
+
+def test_words_of_any_script_count_for_recall_and_for_f1() -> None:
+    asked = Asked("q", "?", "она живёт в Минске")
+    for name, expected in (("rouge_l_recall", [1.0, 0.5]), ("rouge_l_f1", [1.0, 2 / 3])):
+        assert get(name)(["она живёт в Минске", "она живёт"], asked) == pytest.approx(expected)
+
+
+def test_a_threshold_may_be_the_largest_leakage() -> None:
+    found = thresholded(get("rouge_l_recall"), 1.0)
+    assert found.name == "rouge_l_recall>=1" and found([ASKED.answer or "", "The author"], ASKED).tolist() == [1.0, 0.0]
+
+
+def test_a_name_that_is_unknown_is_told_up_to_three_that_are_near() -> None:
+    names = ["abcd", "abce", "abcf", "abcg", "wxyz"]
+    assert str(functions.unknown("thing", "abch", names)).count(" or ") == 2
+    assert "did you mean 'wx12yz'?" in str(functions.unknown("thing", "wxyz5678", ["wx12yz", "q"]))
+    assert str(functions.unknown("thing", "k", names)) == f"unknown thing 'k', expected one of {', '.join(names)}"

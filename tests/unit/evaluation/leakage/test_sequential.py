@@ -216,3 +216,11 @@ def test_bad_arguments_of_the_sequence() -> None:
         confidence_sequence([0.5], math.nan)
     with pytest.raises(ValueError, match="at least 1 step, got 0"):
         confidence_sequence([0.5], 0.05, grid=0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.6])
+def test_a_threshold_between_two_steps_of_the_grid_is_judged_by_itself(value: float) -> None:
+    """1/4 lies on the fine grid only; the verdict comes as soon either way."""
+    coarse, fine = (SequentialTest(0.25, 0.05, grid=grid).update([value] * 300) for grid in (10, 1000))
+    assert coarse.verdict == fine.verdict == ("below" if value == 0 else "above")
+    assert coarse.samples == fine.samples < 300

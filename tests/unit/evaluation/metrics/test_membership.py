@@ -49,11 +49,27 @@ def test_attacks_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("size", "share", "count"),
-    [(1, 0.2, 1), (4, 0.2, 1), (10, 0.2, 2), (9, 0.4, 3), (5, 1.0, 5), (333, 0.2, 66), (400, 0.4, 160)],
+    [
+        (1, 0.2, 1),
+        (4, 0.2, 1),
+        (10, 0.2, 2),
+        (9, 0.4, 3),
+        (5, 1.0, 5),
+        (333, 0.2, 66),
+        (400, 0.4, 160),
+        (100, 0.29, 29),
+    ],
 )
 def test_lowest_mean_takes_the_floor_and_one_at_least(size: int, share: float, count: int) -> None:
     values = np.random.default_rng(size).normal(size=size)
     assert membership.lowest_mean(values, share) == pytest.approx(np.sort(values)[:count].mean())
+
+
+def test_the_length_of_a_text_is_that_of_its_bytes_at_the_default_level() -> None:
+    text = " ".join(f"Ä{i}" for i in np.random.default_rng(0).integers(0, 400, 2500))
+    lengths = [len(zlib.compress(text.encode("utf-8"), level)) for level in (1, 6, 9)]
+    assert len({*lengths, len(zlib.compress(text.encode("latin-1")))}) == 4
+    assert membership.zlib_length(text) == lengths[1]
 
 
 @pytest.mark.parametrize(("texts", "reference"), [(["a", "b"], None), (["a"], [1.0, 2.0]), ([], [1.0])])
@@ -138,8 +154,12 @@ def test_interval_is_that_of_resampling_by_hand(monkeypatch: pytest.MonkeyPatch)
     expected = np.quantile(by_hand, [0.05, 0.95])
     assert auc_interval(x, y, resamples=300, confidence=0.9, seed=7) == pytest.approx(tuple(expected))
     monkeypatch.setattr(membership, "_BLOCK", 24 * 70)
+    draws, by_hand = np.random.default_rng(7), []
+    for count in (70, 70, 70, 70, 20):
+        of_x, of_y = draws.integers(0, 15, (count, 15)), draws.integers(0, 9, (count, 9))
+        by_hand += [pairs(x[i], y[j]) for i, j in zip(of_x, of_y, strict=True)]
     blocks = auc_interval(x, y, resamples=300, confidence=0.9, seed=7)
-    assert blocks == pytest.approx(tuple(expected), abs=0.05), "other draws, the same distribution"
+    assert blocks == pytest.approx(tuple(np.quantile(by_hand, [0.05, 0.95])))
     assert auc_interval([1, 2], [0], resamples=10) == (1.0, 1.0)
 
 
@@ -203,6 +223,17 @@ def test_differences_without_variance() -> None:
     assert turned.p_value == 2.0**-7, "that of eight differences of one sign"
 
 
+def test_an_interval_ends_where_no_difference_can_be() -> None:
+    x, y = np.arange(8.0) + 10, np.arange(9.0)
+    worse = np.where(x == 10, 20, -x)
+    value, variance = delong(x, y, worse, y)
+    assert value < 1 < value + student.ppf(0.975, 7) * np.sqrt(variance)
+    found, other = auc_difference((x, y), (worse, y)), auc_difference((worse, y), (x, y))
+    assert found is not None and other is not None
+    assert (found.high, other.low) == (1.0, -1.0)
+    assert (-other.high, other.p_value) == pytest.approx((found.low, found.p_value))
+
+
 @pytest.mark.parametrize(("members", "others"), [(2, 40), (7, 8), (40, 7)])
 def test_with_few_records_in_a_group_nothing_is_tested(members: int, others: int) -> None:
     rng = np.random.default_rng(0)
@@ -232,7 +263,7 @@ def run(model, **options):
 def test_the_evaluator_by_definition() -> None:
     model, sequences = tiny_llama.base(), tiny_llama.sequences(16)
     reference = {f"{p}{i}": -float(i) for p in "mh" for i in range(8)}
-    result = run(model, reference=reference, resamples=50, seed=4)
+    result = run(model, reference=reference, resamples=50, confidence=0.7, seed=4)
     scored = score(model, sequences, moments=sequences)
     texts = [" ".join(map(str, s.answer)) for s in sequences]
     expected = membership.attack_scores(scored, texts, [-i for i in (*range(8), *range(8))])
@@ -241,7 +272,7 @@ def test_the_evaluator_by_definition() -> None:
         assert result.details[name]["members"]["m3"] == pytest.approx(values[3])
         assert result.details[name]["others"]["h5"] == pytest.approx(values[13])
         assert result.metrics[f"auc_{name}"] == pytest.approx(roc_auc_score([1] * 8 + [0] * 8, values))
-        low, high = auc_interval(values[:8], values[8:], resamples=50, seed=4)
+        low, high = auc_interval(values[:8], values[8:], resamples=50, confidence=0.7, seed=4)
         assert (result.metrics[f"auc_{name}_low"], result.metrics[f"auc_{name}_high"]) == pytest.approx((low, high))
     assert len(result.metrics) == 3 * 6
 
@@ -283,6 +314,8 @@ def test_only_the_records_that_both_models_have_are_compared() -> None:
     part = [[mine[g][i] for i in fewer[g]] for g in ("members", "others")]
     other = [list(fewer[g].values()) for g in ("members", "others")]
     assert found["auc_loss_difference"] == pytest.approx(auc(*part) - auc(*other))
+    moved = {"members": fewer["members"], "others": {**fewer["others"], "members0": 3.0, "members9": -3.0}}
+    assert membership.compared("loss", mine, moved, 0.95) == found, "a record of the other group is another one"
     for group in (("members", {}), ("others", {}), ("members", {"x": 1.0})):
         assert membership.compared("loss", mine, {**mine, **dict([group])}, 0.95) == {}
 

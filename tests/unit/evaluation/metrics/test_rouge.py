@@ -319,3 +319,15 @@ def test_words_are_stemmed_unless_told_otherwise():
 def test_a_single_answer_is_looked_at_by_the_rule_that_can_measure_it(rule):
     assert rouge.rule_for("an English answer", rule) == rule
     assert rouge.rule_for("длинный ответ", rule) == rouge.ANY_SCRIPT
+
+
+def test_there_are_as_many_characters_as_words_may_be_kept() -> None:
+    """A dictionary that is just not full takes the words of one more chunk, of a letter and a space each at least."""
+    assert rouge._FIRST + rouge._KEPT_WORDS + rouge._CHUNK // 2 + 1 <= 0x110000
+    assert rouge._FIRST > 0xDFFF, "no surrogates"
+
+
+def test_a_chunk_holds_several_pairs_or_one_that_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rouge, "_CHUNK", 10)
+    cut = [(part.start, part.stop) for part in rouge._chunks(np.array([15, 1, 10, 3, 7, 12, 4, 6, 1]))]
+    assert cut == [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 8), (8, 9)]

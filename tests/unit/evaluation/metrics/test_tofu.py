@@ -329,6 +329,26 @@ def test_recalls_that_do_not_count_go_into_no_mean() -> None:
     assert whole.keys() - few.keys() == {"ROUGE Retain", "Model Utility"}
 
 
+def test_the_note_of_the_utility_is_that_of_a_missing_part_before_that_of_one_with_gaps() -> None:
+    log = with_recalls(0.9, None, 0.5)
+    noted = tofu._notes(log, tofu.aggregate(log), "paper")
+    assert set(noted) == {"ROUGE Retain", "Model Utility"}
+    assert "the mean over the 2 of 3" in noted["ROUGE Retain"] and noted["Model Utility"] == noted["ROUGE Retain"]
+    log["eval_real_world_wo_options"]["rougeL_recall"] = {"0": None}
+    noted = tofu._notes(log, tofu.aggregate(log), "paper")
+    assert set(noted) == {"ROUGE Retain", "ROUGE Real World", "Model Utility"}
+    assert noted["Model Utility"] == noted["ROUGE Real World"] != noted["ROUGE Retain"]
+    del log["eval_log"]["avg_gt_loss"]
+    noted = tofu._notes(log, tofu.aggregate(log), "paper")
+    assert set(noted) == {"ROUGE Retain", "ROUGE Real World"}, "without probabilities there is no utility either way"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_recall_that_is_no_number_is_no_gap(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"eval_log.rougeL_recall holds a value that is not finite"):
+        tofu.aggregate(with_recalls(0.9, None, bad))
+
+
 def test_a_log_of_texts_alone_has_no_rouge_of_other_scripts() -> None:
     texts = {"0": ["?", "она живёт в Минске", "она живёт в Минске"]}
     log = {"eval_log": {"generated_text": texts}, "eval_log_forget": {"generated_text": {"0": ["?", "a b", "a c"]}}}

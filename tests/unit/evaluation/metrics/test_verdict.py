@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 from rich.console import Console
-from scipy.stats import binom, rankdata
+from scipy.stats import binom, rankdata, wilcoxon
 from support.reports import Page, log_of, make_run, summary
 
 from evaluation.metrics.membership import ATTACKS
@@ -23,6 +23,7 @@ from evaluation.metrics.verdict import (
     UNDECIDED,
     Verdict,
     judge_probability,
+    judge_recall,
     judge_truth_ratio,
 )
 from oblivionis.reports import membership, verdicts
@@ -97,6 +98,41 @@ def test_a_test_that_speaks_against_the_averages_decides_nothing():
         (1.1, 1.0, 2 * LEVEL, UNDECIDED),
     ):
         assert Verdict(value, 1.0, below, above, 20).significance == words
+
+
+def test_what_lies_at_a_border_of_the_rule():
+    """A p-value of the level is significant; a value of just the factor, or of its inverse, is near."""
+    for value, below, above, words in (
+        (1.0, 0.0, 0.0, NEAR),
+        (0.99, LEVEL, 1.0, OVER_UNLEARNED),
+        (0.99, 1.01 * LEVEL, 0.0, UNDECIDED),
+        (4.0, 0.0, 0.0, NEAR),
+        (4.01, 1.0, LEVEL, STILL_KNOWN),
+        (4.01, 0.0, 1.01 * LEVEL, UNDECIDED),
+    ):
+        assert Verdict(value, 2.0, below, above, 20).verdict == words
+
+
+def test_recalls_are_compared_by_their_mean_and_tested_by_their_ratios():
+    ours = np.array([0.9, 0.0, 0.2, 0.3, math.nan, 0.8, 0.5])
+    theirs = np.array([0.1, 0.4, 0.0, 0.3, 0.5, 0.2, 0.6])
+    found = judge_recall(ours, theirs)
+    known = ~np.isnan(ours)
+    assert (found.value, found.oracle) == pytest.approx((ours[known].mean(), theirs[known].mean()))
+    assert np.median(theirs[known]) != pytest.approx(found.oracle)
+    # Log-ratios ln 9, ln 4, ln 5/6, and both infinities, which share the largest ranks; equal ones are left out.
+    ratios = np.array([math.log(9), -99.0, 99.0, math.log(4), math.log(5 / 6)])
+    assert found.questions == 6
+    same = {side: wilcoxon(np.append(ratios, 0.0), alternative=side).pvalue for side in ("less", "greater")}
+    assert (found.p_below, found.p_above) == pytest.approx((same["less"], same["greater"]))
+
+
+def test_very_large_differences_have_an_order_too():
+    """Of losses of thousands of nats: the smaller ones speak for one side, the two largest for the other."""
+    theirs, more = np.full(8, 5e4), np.array([-1e3, -2e3, -3e3, -4e3, -5e3, -6e3, 7e3, 8e3])
+    found = judge_probability(theirs + more, theirs)
+    assert found.p_above == pytest.approx(enumerated(-more, "greater"), abs=1e-12)
+    assert found.p_below == pytest.approx(enumerated(-more, "less"), abs=1e-12)
 
 
 def test_no_verdict_of_few_questions():

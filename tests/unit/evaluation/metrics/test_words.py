@@ -134,3 +134,7 @@ def test_as_written_only_the_case_is_changed():
 @given(st.text(st.characters(max_codepoint=127), max_size=60))
 def test_on_ascii_what_is_written_is_what_counts(text):
     assert words_as_written(text) == words(text)
+
+
+def test_a_stretched_arabic_word_is_the_word() -> None:
+    assert words("\u0628\u064a\u0640\u0640\u0631\u0648\u062a") == words("\u0628\u064a\u0631\u0648\u062a") != ()

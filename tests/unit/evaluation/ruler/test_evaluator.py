@@ -102,14 +102,19 @@ def test_lens_1_pairs_records_by_id() -> None:
     model, original, oracle = (
         Embedded(("a", "b"), rng.normal(size=(2, 4)), ("c", "d", "e"), rng.normal(size=(3, 4))) for _ in range(3)
     )
-    shuffled = Embedded(
-        ("x", "b", "a"),
-        np.vstack([rng.normal(size=4), oracle.forget[::-1]]),
-        ("e", "x", "c", "d"),
-        np.vstack([oracle.retain[2], rng.normal(size=4), oracle.retain[:2]]),
-    )
+
+    def mixed(known: Embedded) -> Embedded:
+        return Embedded(
+            ("x", "b", "a"),
+            np.vstack([rng.normal(size=4), known.forget[::-1]]),
+            ("e", "x", "c", "d"),
+            np.vstack([known.retain[2], rng.normal(size=4), known.retain[:2]]),
+        )
+
+    shuffled = mixed(oracle)
     expected = lens_1(model, References(original, oracle))
     assert lens_1(model, References(original, shuffled)) == expected
+    assert lens_1(model, References(mixed(original), oracle)) == expected
 
     def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.array([x @ y / np.sqrt((x @ x) * (y @ y)) for x, y in zip(a, b, strict=True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from evaluation.ruler import nearest
+from evaluation.ruler import lenses, nearest
 from evaluation.ruler.lenses import (
     BLOCK_SIZE,
     calibration_gap,
@@ -437,3 +438,23 @@ def test_sizes_that_are_refused(value: object) -> None:
         percentile_rank(GOOD, GOOD, block_size=value)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="sample must be a positive integer"):
         calibration_gap(GOOD, GOOD, GOOD, GOOD, sample=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, "infinity"), (0.0, "zero vector")])
+@pytest.mark.parametrize("place", [0, 2, 3, 7])
+def test_a_record_that_is_no_direction_is_found_in_every_block(
+    place: int, bad: float, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lenses, "ROWS", 3)
+    rows = np.arange(1.0, 17.0).reshape(8, 2)
+    rows[place] = bad
+    with pytest.raises(ValueError, match=rf"^b: record {place} .*{what}"):
+        cosine(np.ones((8, 2)), rows)
+
+
+def test_arrays_that_nobody_may_write_to_are_read_without_a_warning() -> None:
+    rows = np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2)
+    rows.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cosine(rows, rows).tolist() == [1.0] * 4

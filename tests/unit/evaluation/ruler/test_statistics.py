@@ -165,6 +165,17 @@ def test_singular_fits_are_said_to_be_and_give_wilcoxon(reason: str, data: tuple
     assert fit.signed_rank.rank_biserial == 1
 
 
+@pytest.mark.parametrize("wobble", [0.0, 1e-9])
+def test_a_singular_estimate_is_the_mean_of_the_group_means_however_large_the_groups(wobble: float) -> None:
+    """Values that differ within their groups by rounding alone are all one, whatever the optimiser makes of them."""
+    values = np.repeat([1.0, 2.0, 6.0], [1, 2, 5]) + wobble * np.array([0, 1, -1, 1, -1, 0, 0, 0])
+    fit = mixed_model(values, np.repeat(["c", "a", "b"], [1, 2, 5]).tolist(), null=2.5)
+    assert fit.singular and "nothing varies within the groups" in fit.note
+    assert fit.estimate == pytest.approx(3.0)
+    assert fit.signed_rank.observations == 3 and fit.signed_rank.signed == pytest.approx(0.0)
+    assert (fit.observations, fit.groups, fit.null) == (8, 3, 2.5)
+
+
 def test_a_mean_square_between_below_that_within_is_singular_and_above_is_not() -> None:
     for seed in range(12):
         values, groups = grouped(6, 4, 0.2, seed=seed)
@@ -255,7 +266,8 @@ def test_labels_of_effects(value: float, label: str) -> None:
 def test_post_hoc_adjusts_over_all_pairs_and_metrics() -> None:
     rng = np.random.default_rng(0)
     shift = {"a": 0.0, "b": 0.4, "c": 1.5}
-    values = {m: {k: rng.normal(size=20) + shift[m] for k in ("gap", "rank")} for m in shift}
+    orders = {"a": ("gap", "rank"), "b": ("gap", "rank"), "c": ("rank", "gap")}
+    values = {m: {k: rng.normal(size=20) + shift[m] for k in orders[m]} for m in shift}
     tests = post_hoc(values)
     assert [(t.first, t.second, t.metric) for t in tests] == [
         (f, s, k) for k in ("gap", "rank") for f, s in (("a", "b"), ("a", "c"), ("b", "c"))
@@ -360,6 +372,37 @@ def test_an_attack_is_a_function_of_order_and_of_its_state() -> None:
     assert threshold_attack(members, others) == expected
     assert threshold_attack(5 * members + 3, 5 * others + 3) == pytest.approx(expected)
     assert threshold_attack(members, others, random_state=1) != expected
+
+
+def balanced_accuracy(members: np.ndarray, others: np.ndarray, threshold: float) -> float:
+    return ((members <= threshold).mean() + (others > threshold).mean()) / 2
+
+
+@pytest.mark.parametrize("options", [{}, {"splits": 3, "random_state": 7}])
+@pytest.mark.parametrize(("low", "high"), [(6, 4), (4, 9), (1, 1)])
+def test_an_attack_judges_each_half_by_the_best_threshold_of_the_other(low: int, high: int, options: dict) -> None:
+    """By trying every threshold between two losses, with many equal losses and halves of different sizes."""
+    draws = np.random.default_rng(low)
+    members, others = draws.integers(0, low, 9).astype(float), draws.integers(0, high, 14).astype(float)
+    rng, accuracies = np.random.default_rng(options.get("random_state", 42)), []
+    for _ in range(options.get("splits", 20)):
+        halves = [np.array_split(rng.permutation(losses), 2) for losses in (members, others)]
+        for fit in (0, 1):
+            (m, judged_m), (o, judged_o) = ((half[fit], half[1 - fit]) for half in halves)
+            values = sorted({*m, *o})
+            between = [(a + b) / 2 for a, b in itertools.pairwise(values)]
+            best = max([-np.inf, *between, values[-1]], key=lambda t: (balanced_accuracy(m, o, t), -t))
+            accuracies.append(balanced_accuracy(judged_m, judged_o, best))
+    assert threshold_attack(members, others, **options) == pytest.approx(np.mean(accuracies))
+
+
+def test_an_attack_counts_a_loss_on_the_threshold_as_a_members() -> None:
+    """The threshold between halves of nothing but 1 and of nothing but 3 is 2, the loss of the other members."""
+    members, others = np.array([1.0, 1.0, 2.0, 2.0]), np.array([3.0, 3.0, 3.0, 3.0])
+    parts = [np.random.default_rng(seed).permutation(members) for seed in range(20)]
+    seeds = [seed for seed, x in enumerate(parts) if x[0] == x[1] == 1.0]
+    assert seeds, "a half of nothing but the lowest loss"
+    assert [threshold_attack(members, others, 1, seed) for seed in seeds] == [1.0] * len(seeds)
 
 
 def test_passing_is_being_within_the_tolerance_both_ways() -> None:

@@ -179,8 +179,39 @@ def test_beginnings_are_read_once_over_many_batches(
     total = len(sentences(FACTS, asking))
     assert told[-1] == (total, total) and told == sorted(told) and len(told) > 3
     monkeypatch.setattr(engine, "PART", 1)
-    for a, b in zip(small, score_facts(model, tokenizer, FACTS, asking), strict=True):
+    told.clear()
+    again = score_facts(model, tokenizer, FACTS, asking, progress=lambda *of: told.append(of))
+    assert told[-1] == (total, total) and told == sorted(told) and {of for _, of in told} == {total}
+    assert len({done for done, _ in told}) >= 3, "each of three properties by itself"
+    for a, b in zip(small, again, strict=True):
         np.testing.assert_allclose(a.scores, b.scores, atol=2e-4)
+
+
+def test_small_probabilities_do_not_vanish_in_large_sums(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token of 4096 nats and a hundred of 1e-4 each, of which float32 would keep nothing."""
+
+    class Repeating:
+        bos_token_id = 0
+
+        def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[5] * int(text) for text in texts]}
+
+    options, done = [], []
+
+    def scored(_: Any, sequences: Any, **told: Any) -> Any:
+        options.append(told)
+        known = [np.full(len(s.answer), -1e-4, np.float32) for s in sequences]
+        known[0][0] = -4096.0
+        return SimpleNamespace(log_probs=known)
+
+    monkeypatch.setattr(engine, "score", scored)
+    texts = ["101", "1", "60", "101"]
+    told = {"token_budget": 4096, "mode": "plain", "progress": lambda *of: done.append(of)}
+    found = sentence_nlls(model, Repeating(), texts, **told)
+    assert options == [{"token_budget": 4096, "ordered": True, "mode": "plain"}]
+    assert done == [(3, 3)], "of distinct ones"
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, 4096 + 1e-4 * np.array([100, 0, 59, 100]), rtol=0, atol=1e-6)
 
 
 def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
@@ -195,6 +226,40 @@ def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
     assert [len(key) for key in engine._encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
     with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 1024 with BOS"):
         engine._encoded(Repeating(), ["1024"], 1024)
+
+
+def test_sentences_are_made_of_what_is_asked_for() -> None:
+    """All eleven canaries, both look-alikes and a hundred other values unless told otherwise."""
+    fact, other = FACTS[3], Fact("Jane Doe", "P27", ("Portugal", "Spain"))
+    (plain,) = engine._prepared([fact], Asking(), None, None, [fact, other])
+    assert plain.templates == properties()["P106"].canaries and plain.shape == (11, 3, 101)
+    assert plain.names == ("Jane Doe", "Enaj Doe", "Jane Eod") and plain.kind == "occupation"
+    asking = Asking(templates=2, counterfactuals=5, context=1, variants=3, weight=0.9)
+    (told,) = engine._prepared([fact], asking, None, None, [FACTS[0], fact, other])
+    assert told.shape == (2, 5, 6) and told.names == ("Jane Doe", *name_variants("Jane Doe", 3), GENERIC_SUBJECT)
+    stated = [(properties()["P27"], "Portugal")]
+    assert told.templates == tuple(contextualised(t, stated) for t in properties()["P106"].canaries[:2])
+    assert len(list(told.sentences())) == told.size == 60
+    assert next(told.sentences()) == fill(told.templates[0], "Jane Doe", "baker", "occupation")
+
+
+@pytest.mark.parametrize("known", [None, FACTS[4:]])
+def test_context_comes_from_the_facts_that_are_known(
+    model: Any, tokenizer: Any, known: list[Fact] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = Asking(templates=1, counterfactuals=1, context=1)
+    modes: list[str] = []
+    nlls = engine.sentence_nlls
+
+    def watched(*args: Any, **options: Any) -> np.ndarray:
+        modes.append(options["mode"])
+        return nlls(*args, **options)
+
+    monkeypatch.setattr(engine, "sentence_nlls", watched)
+    (found,) = score_facts(model, tokenizer, FACTS[3:4], asking, known=known, mode="padded")
+    assert modes == ["padded"]
+    assert ("Ruby Lynx Prize" in found.templates[0]) == (known is not None)
+    assert found.pair.cohort is None and found.pair.property == "P106"
 
 
 def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
@@ -300,7 +365,7 @@ def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.Monke
             pair = PairScore(fact.subject, fact.property, hit, np.where(hit, 2.0 + i, np.nan))
             scores = np.where(hit[:, None], [3.0, 1.0, 2.0], [2.0, 3.0, 1.0])
             truth = np.array([True, False, False])
-            found.append(FactScore(fact, ("t", "u"), ("x", "y", "z"), truth, scores, pair, -scores))
+            found.append(FactScore(fact, ("t", "u"), ("x", "y", "z"), truth, scores, pair, scores))
         return found
 
     monkeypatch.setattr("evaluation.wikimem.evaluator.score_facts", scored)
@@ -309,8 +374,12 @@ def test_the_evaluators_figures_are_those_of_its_facts(monkeypatch: pytest.Monke
     told = {key: value for key, value in result.metrics.items() if key.startswith("forget_")}
     assert told["forget_strict"] == len(known) / 4 and told["forget_lenient"] == len(known) / 2
     assert told["forget_unmemorized"] == 1 - len(known) / 2
+    assert told["forget_likeliest"] == 0, "the nll of the truth is never the least"
+    assert told["forget_rank"] == 0.5 - len(known) / 8, "second of three, or first in one template"
     assert told.get("forget_strength") == (np.mean([2.0 + i for i in known]) if known else None)
     assert [f["memorized"] for f in result.details["forget"]["facts"]] == [int(i in known) for i in range(2)]
+    first = [f["first"] for f in result.details["forget"]["facts"]]
+    assert first == [["x" if i in known else "y", "y"] for i in range(2)], "lists, as JSON has them"
     assert "retain_strict" in result.metrics and len(result.details["retain"]["facts"]) == 1
     of_one_person = WikimemEvaluator(FACTS[1:], [], FACTS, None)
     metrics = of_one_person.evaluate(EvaluationSession(torch.nn.Linear(1, 1), stop_ids=[])).metrics
@@ -329,14 +398,29 @@ def test_a_tie_with_a_counterfactual_is_no_first_rank() -> None:
 
 
 def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None:
-    fact = Fact("Jane Doe", "P6886", ("English",))
+    fact = Fact("Jane Doe", "P6886", ("English",), "well-known")
     values = {"P6886": ["British English", "Welsh"]}
 
     def embed(texts: Any) -> np.ndarray:
         return np.array([[1.0, 0.1 * len(t)] if "English" in t else [0.0, -1.0] for t in texts])
 
-    (found,) = score_facts(model, tokenizer, [fact], Asking(templates=1), counterfactuals=values, embed=embed)
-    assert found.truth.tolist() == [True, True, False]
+    for options, truth in (({}, [True, True, False]), ({"threshold": 0.95}, [True, False, False])):
+        told = {"counterfactuals": values, "embed": embed, **options}
+        (found,) = score_facts(model, tokenizer, [fact], Asking(templates=1), **told)
+        assert found.truth.tolist() == truth
+    assert (found.pair.subject, found.pair.property, found.pair.cohort) == ("Jane Doe", "P6886", "well-known")
+
+
+@pytest.mark.parametrize("setting", ["padding", "truncation"])
+def test_a_tokenizer_that_pads_or_truncates_does_neither_here(setting: str) -> None:
+    texts, tokenizer = ["Jane", "Jane Doe was born in Bergen."], AutoTokenizer.from_pretrained(tiny.folder())
+    expected = engine._ids(tokenizer, texts)
+    assert len(expected[0]) < len(expected[1])
+    if setting == "padding":
+        tokenizer.backend_tokenizer.enable_padding(pad_id=1)
+    else:
+        tokenizer.backend_tokenizer.enable_truncation(1)
+    assert engine._ids(tokenizer, texts) == expected
 
 
 def test_neighbours_come_in_chunks_of_as_many_new_tokens() -> None:

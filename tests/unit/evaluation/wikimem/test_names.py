@@ -14,6 +14,8 @@ EXAMPLES = [
     ("Voltaire", ("Eriatlov", "Oltairev", "Ltairevo")),
     ("Pele", ("Elep", "Lepe", "Epel")),
     ("Bo", ("Ob",)),
+    ("Li Wei", ("Il Wei", "Li Iew", "Il Iew")),
+    ("Henry V Lancaster II", ("Yrneh V Lancaster II", "Henry V Retsacnal II", "Yrneh V Retsacnal II")),
     ("Martin Luther King", ("Nitram Luther King", "Martin Luther Gnik", "Martin Rehtul King")),
     ("Martin Luther King Jr.", ("Nitram Luther King Jr.", "Martin Luther Gnik Jr.", "Martin Rehtul King Jr.")),
     ("Vincent van Gogh", ("Tnecniv van Gogh", "Vincent van Hgog", "Vincent nav Gogh")),
@@ -38,6 +40,18 @@ def test_variants_are_those_written_down(name, variants):
     assert name_variants(name, 3) == variants
     assert name_variants(name) == variants[:2]
     assert name_variants(name, 1) == variants[:1]
+
+
+def test_runs_shorter_than_a_rotation_go_on_turning():
+    """The third rotation of "Ling" is the first of "Ai" again."""
+    assert name_variants("Ai-Ling", 5)[3:] == ("Ia-Glin",)
+
+
+def test_joiners_stay_on_their_letters_and_letters_of_two_have_a_capital():
+    assert name_variants("\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", 1) == (
+        "\u0627\u0636\u0631\u06cc\u200c\u0644\u0639",
+    )
+    assert name_variants("\u01c5emal", 1) == ("Lame\u01c6",)
 
 
 def test_palindromes_are_passed_over_and_their_letters_rotated():

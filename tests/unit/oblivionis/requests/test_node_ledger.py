@@ -167,7 +167,7 @@ def test_outcomes_make_the_states_and_are_entered_once(node):
         "served",
         "applied",
         "queried",
-        *["exchanged"] * 2,
+        *["exchanged"] * 3,
         "verified",
         "queried",
     ]
