@@ -32,7 +32,8 @@ def resolve(source: str, revision: str | None = None) -> Path:
     if is_adapter(folder):
         check_adapter_folder(folder)
         raise ModelError(f"{source} holds an adapter; give it as model.adapter, and its base model as model.source")
-    for key, name in _implementations(read_config(folder)):
+    described = read_config(folder) if (folder / "config.json").is_file() else {}
+    for key, name in _implementations(described):
         if not PLAIN_NAME.fullmatch(name):
             raise ModelError(
                 f"{folder / 'config.json'}: {key}: {name!r} is code from the hub, and a model runs none here; "

@@ -157,7 +157,7 @@ def test_columns_of_subjects_stand_under_their_headings():
     subjects = Subjects.of(made, shares(made, (0, 3), (1, 2), (4,)))
     out = io.StringIO()
     data.print_subjects(subjects, Console(file=out, width=60))
-    data.print_subject(data.find_subject(subjects, "Mara"), Console(file=out, width=60))
+    data.print_subject(data.find_subject(subjects, "Mara"), [], Console(file=out, width=60))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         *(" subject  records  clients", " Mara           2  0, 1", " Ivo            1  1", " Ada            2  0, 2"),
         *("Mara: 2 records on 2 clients", " client  records", "      0  r0", "      1  r2"),

@@ -1,6 +1,7 @@
 """Who gets in: the token once, then its cookie; no other name of this machine, no form of another site."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from support.nodes import write_nodes
@@ -55,7 +56,8 @@ def test_the_command_line_of_the_browser_tells_no_token(tmp_path, monkeypatch, c
     make_run(tmp_path)
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [socket.close() for socket in sockets])
+    shut = SimpleNamespace(run=lambda sockets: [socket.close() for socket in sockets])
+    monkeypatch.setattr(serve, "server", lambda app: shut)
     monkeypatch.setattr("oblivionis.view.library.Library.glances", lambda self: {})
     view(tmp_path, port=0, open_=True)
     (address,) = opened
