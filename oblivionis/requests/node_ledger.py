@@ -195,11 +195,16 @@ class NodeLedger:
         """
         return frozenset(i for r in self.requests() for i in (*r.record_ids, *r.held_back))
 
-    def contents(self) -> dict[str, tuple[str, str]]:
-        """By what it says (`oblivionis.data.twins.content_key`) the id of each record that a request names or excludes,
-        and the id of that request."""
+    def contents(self, *, excluded: bool = False) -> dict[str, tuple[str, str]]:
+        """By what it says (`oblivionis.data.twins.content_key`) the id of each record that a request names, or one that
+        is `excluded` from a demand about a person, and the id of that request."""
         lines = [e for e in self._entries() if "contents" in e and "id" in e]
-        return {content: (i, e["id"]) for e in lines for i, content in e["contents"].items()}
+        return {
+            content: (i, e["id"])
+            for e in lines
+            for i, content in e["contents"].items()
+            if (i in e.get("excluded", ())) == excluded
+        }
 
     def head(self) -> str:
         """The hash of the newest line."""

@@ -85,8 +85,9 @@ def read_node(folder: Path) -> NodeRecords:
 
 def contents(folder: Path) -> dict[str, tuple[str, str]]:
     """By what it says (`oblivionis.data.twins.content_key`) the id of each record that was asked for in a node's folder
-    or is buried there, or was said not to be about a person, and the id of the request."""
-    return {**NodeFolder(folder).contents(), **NodeLedger(folder).contents()}
+    or is buried there, or else was said not to be about a person, and the id of the request."""
+    ledger = NodeLedger(folder)
+    return {**ledger.contents(excluded=True), **NodeFolder(folder).contents(), **ledger.contents()}
 
 
 def _known_again(folder: Path, records: Sequence[Record]) -> dict[str, str]:

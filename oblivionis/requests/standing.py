@@ -46,6 +46,14 @@ def stands_for(request: NodeRequest, name: str) -> bool:
     return request.stands and subject_key(request.subject) == subject_key(name)
 
 
+def not_meant(node: NodeFolder, requests: Sequence[NodeRequest], records: Sequence[Record]) -> set[str]:
+    """Ids of `records` that `requests` exclude, as long as these say what they said then."""
+    ids = {i for request in requests for i in request.excluded}
+    then = {(i, content) for content, (i, _) in NodeLedger(node.path).contents(excluded=True).items()}
+    told = {i for i, _ in then}  # earlier versions did not note what they said
+    return {r.id for r in records if r.id in ids and (r.id not in told or (r.id, content_key(r)) in then)}
+
+
 def find_later(node: NodeFolder, records: Sequence[Record], *, near: bool = True) -> Later:
     """What of the `records` of a node's folder copies, is about, or is near what requests there name.
 
@@ -62,9 +70,10 @@ def find_later(node: NodeFolder, records: Sequence[Record], *, near: bool = True
     subjects = _subjects(tuple(r for r in free if r.id not in copies))
     # Of several demands about one person the first that stands holds back.
     for first in {subject_key(r.subject): r for r in reversed(requests) if r.stands}.values():
-        not_meant = {i for r in requests if subject_key(r.subject) == subject_key(first.subject) for i in r.excluded}
+        of_them = [r for r in requests if subject_key(r.subject) == subject_key(first.subject)]
+        others = not_meant(node, of_them, free)
         known = subjects.find(first.subject)
-        unsure = tuple(a for a in subjects.alike(first.subject) if a.record_id not in not_meant)
+        unsure = tuple(a for a in subjects.alike(first.subject) if a.record_id not in others)
         if ids := (*(known.records[0] if known else ()), *(a.record_id for a in unsure)):
             held[first.id] = ids
             alike[first.id] = unsure

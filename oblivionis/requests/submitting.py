@@ -16,7 +16,7 @@ from oblivionis.requests.named_alike import NOTHING_ALIKE, SHOWN, Decision, deci
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import DECIDED, WITHDRAWN, NodeLedger, NodeRequest
 from oblivionis.requests.node_records import read_node
-from oblivionis.requests.standing import stands_for
+from oblivionis.requests.standing import not_meant, stands_for
 from strategies.protocol import SCOPE_CLIENT, SCOPE_RECORDS, SCOPE_SUBJECT
 
 
@@ -181,7 +181,7 @@ def _about(
         message = f"--subject: no record of {node_dir / 'data'} is about {subject!r}"
         raise OblivionisError(f"{message}; {hint}" if hint else message)
     yes, no = _ids(include), _ids(exclude)
-    known = {i for request in earlier for i in request.excluded} - {*yes, *no}
+    known = not_meant(NodeFolder(node_dir), earlier, records) - {*yes, *no}
     open_ = [a for a in alike if a.record_id not in asked and a.record_id not in known]
     decision = decide(subject, open_, yes, no)
     wanted = [*(found.records[0] if found else ()), *decision.included]

@@ -289,3 +289,28 @@ def test_the_folders_are_described_with_what_came_later(node, tmp_path):
     assert "named alike: 1 record (t, in its text)" in said
     told = json.loads(call("data", "describe", *place, "--subject", "mara voss", "--json").out)
     assert told["records"] == {"0": ["n", "b"]} and [a["record_id"] for a in told["alike"]] == ["t"]
+
+
+def test_an_excluded_record_hides_no_copy_of_one_that_was_asked_for(node):
+    said = {"subject": "Lot 7", "question": "What is Mara Voss treated for?", "answer": "Asthma, with an inhaler."}
+    write(node.path, HOME, OTHER, {"id": "u", **said})
+    ask(node, ids="u", identifier="first")
+    write(node.path, HOME, OTHER, {"id": "u", **said}, {"id": "t", **said})
+    ask(node, subject="Mara Voss", exclude="t", identifier="art17")
+    assert trained(node) == ["z"] and node.buried()["t"] == "first"
+    write(node.path, HOME, OTHER, {"id": "v", **said})
+    assert trained(node) == ["z"], "nor of one that came later"
+
+
+def test_another_record_under_the_id_of_an_excluded_one_is_held_back(node):
+    write(node.path, HOME, OTHER, ALIKE)
+    ask(node, subject="Mara Voss", exclude="t", identifier="art17")
+    assert trained(node) == ["z", "t"]
+    write(node.path, HOME, OTHER, {**ALIKE, "answer": ALIKE["answer"].upper() + " "})
+    assert trained(node) == ["z", "t"], "it says the same"
+    write(node.path, HOME, OTHER, {**ALIKE, "question": "What is Mara Voss treated for?", "answer": "Asthma."})
+    assert trained(node) == ["z"]
+    with pytest.raises(OblivionisError, match="named alike: 1 record"):
+        ask(node, subject="Mara Voss")
+    ask(node, subject="Mara Voss", exclude="t")
+    assert trained(node) == ["z", "t"]
