@@ -9,7 +9,7 @@ whose hash the run's and the clients' ledgers have. No code of the run is execut
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -228,7 +228,7 @@ def _training_again(
     sent, worker = _vector(updates.sent), Worker(config)
     own = _fitted("train", worker, client, folder, sent)
     received = sent if own is None else _vector(own.sent)
-    lines = _lines(folder, protocol.TRAIN, server_round, vector_hash(received))
+    lines = _lines(run, folder, protocol.TRAIN, server_round, vector_hash(received))
     served = _served_before(run, client, server_round + 1) if stage == STAGE else frozenset()
     state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
     yield from _held(run, worker, client, folder, state)
@@ -385,7 +385,7 @@ def _folders(run: RunDirectory, config: Config, given: Sequence[Path], clients: 
         if not folder.is_dir():
             raise AuditError(f"--node-dir {folder}: no such folder; expected a client's own folder, or a copy")
         ledger = NodeLedger(folder)
-        lines = (*ledger.lines(RUN_LEARNED), *ledger.lines(EXCHANGED))
+        lines = _of_run(run, (*ledger.lines(RUN_LEARNED), *ledger.lines(EXCHANGED)))
         named = [c for c in clients if any(e.get("client") == c for e in lines)]
         if len(named) != 1:
             raise AuditError(f"--node-dir {folder}: its ledger is of none of the clients {sorted(clients)}")
@@ -403,9 +403,18 @@ def _folders(run: RunDirectory, config: Config, given: Sequence[Path], clients: 
     return found
 
 
-def _lines(folder: Path, kind: str, server_round: int, before: str) -> list[Mapping[str, Any]]:
+def _of_run(run: RunDirectory, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those lines of a node's ledger that are about a run: another one by the same seed may begin alike.
+
+    It goes by the names that its ledger tells, of which that of an earlier version may have none, and by its folder's.
+    """
+    names = {e["run"] for e in run.lines("opened", seal.STAGE) if isinstance(e.get("run"), str)}
+    return [e for e in lines if not names or e.get("run") in {*names, run.name}]
+
+
+def _lines(run: RunDirectory, folder: Path, kind: str, server_round: int, before: str) -> list[Mapping[str, Any]]:
     """The lines of a node's ledger that say what it sent in answer to a model with the hash `before`."""
-    found = NodeLedger(folder).exchanges()
+    found = _of_run(run, NodeLedger(folder).exchanges())
     return [e for e in found if (e.get("kind"), e.get("round"), e.get("before")) == (kind, server_round, before)]
 
 
@@ -453,7 +462,7 @@ def _answered(
     """The model with which a client answers the requests `asked`, and how it compares with what its ledger says."""
     own = _fitted("unlearn", worker, client, folder, before)
     received = before if own is None else _vector(own.sent)
-    lines = _lines(folder, protocol.UNLEARN, served_round, vector_hash(received))
+    lines = _lines(run, folder, protocol.UNLEARN, served_round, vector_hash(received))
     lines = [e for e in lines if set(e.get("requests", ())) == {r.id for r in asked}]
     state = _State.at(folder, _newest(lines, client, f"the exchange of round {served_round}"), served)
     yield from _held(run, worker, client, folder, state)
@@ -523,7 +532,8 @@ def _numbers(
         if not isinstance(numbers, Mapping):
             continue
         model = vector_hash(vector) if vector is not None else ""
-        lines = [e for e in NodeLedger(folder).exchanges() if e.get("kind") == protocol.AUDIT]
+        sent = _of_run(run, NodeLedger(folder).exchanges())
+        lines = [e for e in sent if e.get("kind") == protocol.AUDIT]
         lines = [e for e in lines if e.get("moment") == moment and e.get("requests") == [request.id]]
         entered = [e for e in lines if e.get("before") == model]
         if vector is None or not (entered or _signed_model(told, moment) == model):
@@ -533,9 +543,7 @@ def _numbers(
         if entered and "numbers" in entered[-1] and entered[-1]["numbers"] != dict(numbers):
             yield Finding(what, DIFFERS, "its own ledger has other numbers")
             continue
-        served = _newest(
-            [e for e in NodeLedger(folder).exchanges() if request.id in e.get("requests", ())], request.client, what
-        )
+        served = _newest([e for e in sent if request.id in e.get("requests", ())], request.client, what)
         state = _State.at(folder, entered[-1] if entered else served)
         forget = _forget_ids(worker, request.client, [request], state)
         here = audit(worker, request.client, vector, forget, state.withheld, folder)

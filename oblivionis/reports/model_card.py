@@ -17,7 +17,7 @@ from oblivionis.config.schema import Config, Lora
 from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports import summary
-from oblivionis.reports.certificate.signing import certificates_of
+from oblivionis.reports.certificate.signing import results_of
 from oblivionis.reports.format import number
 from oblivionis.reports.table import Table
 from oblivionis.requests.judgement import MEANING, VERIFIED
@@ -155,7 +155,7 @@ def _requests(run: RunDirectory) -> list[str]:
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.items()))
     doubt = "" if found[VERIFIED] == len(requests) else "**Not all of them are verified.** "
     lines = [f"- *{outcome}*: {MEANING[outcome]}" for outcome in sorted(found) if outcome in MEANING]
-    results = Counter(str(each["result"]) for each in certificates_of(run))
+    results = Counter(results_of(run))
     if results:
         lines.append(f"- certificates: {', '.join(f'{count} {result}' for result, count in sorted(results.items()))}")
     return [Table("Deletion requests", heads, rows, texts=3).markdown().strip(), f"{doubt}{told}.", "\n".join(lines)]

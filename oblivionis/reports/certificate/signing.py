@@ -171,9 +171,20 @@ def mark_superseded(run: RunDirectory) -> list[Path]:
     return found
 
 
-def certificates_of(run: RunDirectory) -> list[dict[str, Any]]:
-    """Those in the run's own folder that can be read and that nothing supersedes. No signature is checked."""
-    return [found for folder, found in _certificates(run) if not (folder / SUPERSEDED_FILE).exists()]
+def results_of(run: RunDirectory) -> list[str]:
+    """What the certificates in the run's own folder say that nothing supersedes, as it follows from the run now.
+
+    What a file says counts for nothing: one whose demand gives none, or another result, is left out, and so is that of
+    a sealed request, which only its node can open. Raises as `build` for a run that is not as its ledger says.
+    """
+    found = []
+    for folder, certificate in _certificates(run):
+        if (folder / SUPERSEDED_FILE).exists():
+            continue
+        with suppress(CertificateError, KeyError, TypeError):
+            result = build(run, str(certificate["demand"]["id"]))["result"]
+            found += [result] if certificate["result"] == result else []
+    return found
 
 
 def _certificates(run: RunDirectory) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -15,7 +15,7 @@ from support.stages import Recorded
 
 from clients import own_code
 from oblivionis.assessment.audit_numbers import audit_path
-from oblivionis.chain import GENESIS, HASH, linked
+from oblivionis.chain import GENESIS, HASH, PREV, linked
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import text_hash
@@ -223,6 +223,21 @@ def test_a_ledger_of_the_clients_that_was_altered_differs(home):
 
 
 # -- numbers that a client tells ---------------------------------------------------------------------------------------
+
+
+def test_a_client_is_not_taken_for_what_it_was_in_a_later_run_that_began_alike(home):
+    """The same seed and the same records, under another configuration and as another client."""
+    for folder in (home / "node0", home / "node1"):
+        ledger = NodeLedger(folder)
+        for line in ledger.lines():
+            if line["event"] in ("run", "exchanged"):
+                said = {k: v for k, v in line.items() if k not in ("event", "time", PREV, HASH)}
+                later = {"run": "later", "client": 1 - line["client"]}
+                config = {"config": "0" * 64} if line["event"] == "run" else {}
+                ledger.note(line["event"], **said | later | config)
+                ledger.note(line["event"], **said | config | {"run": "later"})
+    done = exchange(home, "--allow-code", home / "marked.py")
+    assert done.code == 0, done.out + done.err
 
 
 def left_out_of_its_ledger(home):

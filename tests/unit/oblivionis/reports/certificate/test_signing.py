@@ -260,16 +260,24 @@ def test_what_is_no_certificate(tmp_path, text, why):
 # -- what is measured later --------------------------------------------------------------------------------------
 
 
+def test_a_result_counts_only_as_it_follows_from_the_run(run, key):
+    folder, certificate = signing.create(run, "plain", key)
+    assert signing.results_of(run) == [INCONCLUSIVE]
+    for changed in ({"result": PASS}, {"demand": {"id": "nobody"}}, {"demand": None}, {"demand": 1}):
+        (folder / "certificate.json").write_text(json.dumps(certificate | changed))
+        assert signing.results_of(run) == []
+
+
 def test_what_is_measured_later_supersedes_until_it_is_made_anew(run, key):
-    assert signing.mark_superseded(run) == [] == signing.certificates_of(run)
+    assert signing.mark_superseded(run) == [] == signing.results_of(run)
     folder, certificate = signing.create(run, "plain", key)
     broken = run.path / "certificates" / "broken"
     broken.mkdir()
     (broken / "certificate.json").write_text("{}")
-    assert signing.mark_superseded(run) == [] and signing.certificates_of(run) == [certificate]
+    assert signing.mark_superseded(run) == [] and signing.results_of(run) == [certificate["result"]]
     audit = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
     seal.measured(run, audit, {"questions": []})
-    assert signing.mark_superseded(run) == [folder] and signing.certificates_of(run) == []
+    assert signing.mark_superseded(run) == [folder] and signing.results_of(run) == []
     noted = json.loads((folder / "superseded.json").read_text())
     assert noted["measured_since"] == ["audits/leakage-unlearn-0002/audit.json"]
     with pytest.raises(CertificateError, match="is superseded"):
