@@ -297,7 +297,6 @@ def _sealed(run: RunDirectory) -> Iterator[Finding]:
         yield _compared(what, _text_hash(run), told)
 
 
-
 def _text_hash(run: RunDirectory) -> str:
     try:
         return text_hash(run.read_config())

@@ -59,7 +59,7 @@ def outcome(
     run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
 ) -> Outcome | None:
     """What came out of a run with these metrics of its stages and these verdicts; None before it unlearned."""
-    bound = _bound(run)
+    bound = bound_by_ledger(run)
     if bound is not None and bound[1] == BAD:
         return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
     if "unlearn" not in metrics:
@@ -75,7 +75,7 @@ def outcome(
     return Outcome(f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "", grade, _steps(run, config, found))
 
 
-def _bound(run: RunDirectory) -> tuple[str, str] | None:
+def bound_by_ledger(run: RunDirectory) -> tuple[str, str] | None:
     """What is wrong with the files that the sentence rests on; None where they are as the ledger names them."""
     if faults := seal.ledger_faults(run):
         return f"its ledger {faults[0]}", BAD

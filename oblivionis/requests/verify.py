@@ -74,6 +74,8 @@ def _told_by(path: Path) -> list[_Noted]:
         parts = read_json(path / "certificate.json" if path.is_dir() else path, _Certificate)["requests"]
     except FileNotFoundError:
         raise RunError(f"{path} cannot be read: there is no such file") from None
+    if not parts:
+        raise RunError(f"{path}: requests: expected at least one, each with where the run's ledger ended; found none")
     ledgers = [part["evidence"]["ledger"] for part in parts]
     return [(number, ledger["head"], ledger["lines"]) for number, ledger in enumerate(ledgers, start=1)]
 

@@ -53,6 +53,7 @@ def respond(asked: Asked) -> Response:
         h.p[f"{count} in all runs.", more],
         _filters(found, text, state, certified),
         table,
+        h.p["Of certificates, what their files say: ", h.code["oblivionis certificate verify"], " checks one."],
         shell.exports({"CSV": shell.address("/requests.csv", [*given.items()])}),
         [h.p(".bad")[fault] for fault in faults],
     ]

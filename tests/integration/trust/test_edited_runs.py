@@ -237,6 +237,9 @@ def test_a_ledger_that_was_cut_is_found_by_a_certificate(copy, tmp_path):
     assert call("request", "verify", copy.path).code == 0, "the chain itself is whole"
     cut = call(*told)
     assert cut.code == 1 and f"after {len(lines)} lines, and none of the {len(lines) - 1}" in " ".join(cut.out.split())
+    (tmp_path / "out" / "certificate.json").write_text('{"requests": []}')
+    empty = call(*told)
+    assert empty.code == 2 and "requests: expected at least one" in empty.err, "nothing was compared"
 
 
 # -- kills -------------------------------------------------------------------------------------------------------

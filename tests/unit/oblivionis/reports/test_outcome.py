@@ -12,6 +12,7 @@ from evaluation.metrics.verdict import Verdict
 from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
 from oblivionis.reports import verdicts
+from oblivionis.reports.html.request_pages import page_of, page_parts
 from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, _knowledge, of_run, outcome
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger
@@ -138,6 +139,17 @@ def test_nothing_follows_from_a_run_that_was_edited(tmp_path, change, said):
         found.grade == BAD and found.sentence.startswith("Nothing follows from this run, ") and said in found.sentence
     )
     assert summary(run, config, full=False).startswith("Nothing follows from this run, ")
+
+
+def test_the_page_of_a_request_says_so_too(tmp_path):
+    run, config = served(tmp_path, verified=("r0",))
+
+    def page():
+        return "".join(str(part) for part in page_parts(run, config, page_of("r0"), "")[1])
+
+    assert "Nothing follows" not in page()
+    edit(run.path / "stages" / "finetune.json", "model_utility", "model_utilitx")
+    assert "Nothing follows from this run, its files were changed: stages/finetune.json is not" in page()
 
 
 def test_a_ledger_without_its_last_lines_binds_nothing(tmp_path):
