@@ -336,7 +336,8 @@ def test_all_requests_and_their_filters(visitor):
     assert found() == ["r0", "r1"]
     assert found("?state=verified") == found("?certificate=PASS") == found("?text=R0") == ["r0"]
     assert found("?certificate=none") == ["r1"] and found("?text=b/runs") == []
-    assert run_page(A, page_of("r0")) in Content(visitor.page("/requests")).links
+    text = visitor.page("/requests")
+    assert run_page(A, page_of("r0")) in Content(text).links and "Of certificates, what their files say: " in text
     (row,) = csv.DictReader(io.StringIO(visitor.get("/requests.csv?state=verified").text))
     assert (row["request"], row["run"], row["certificate"], row["reason"]) == ("r0", A, "PASS", "its share")
 
