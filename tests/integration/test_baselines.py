@@ -106,6 +106,7 @@ def test_a_run_whose_updates_are_gone_does_not_serve_falsely(tmp_path):
     for folder in ("updates", "checkpoints/unlearn"):
         shutil.rmtree(run.path / folder)
     (run.path / "stages/unlearn.json").unlink()
+    run.ledger_path.unlink()
     with pytest.raises(RunError, match="does not hold the clients' updates of any round of finetune"):
         execute(config, run)
 

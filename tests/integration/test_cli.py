@@ -109,8 +109,8 @@ MISTAKES = {
     "no equals sign": (["config", "show", "smoke", "seed"], "expected key=value"),
     "more clients than records": (["data", "describe", "federation.clients=9999"], "clients cannot share"),
     "unknown subject": (
-        ["simulate", "unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[No Body]"],
-        "unlearning.requests.subjects: no record is about 'No Body'",
+        ["simulate", "unlearning.requests.policy=subjects_at_round", "unlearning.requests.subjects=[Zed Quill]"],
+        "unlearning.requests.subjects: no record is about 'Zed Quill'",
     ),
     "nothing to resume": (["simulate", "--resume", "nope"], "nope is no run directory"),
     "resume with options": (["simulate", "smoke", "--resume", "nope"], "leave the other arguments out"),

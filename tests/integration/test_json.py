@@ -23,7 +23,7 @@ from oblivionis.server import simulation
 WITHOUT_FIGURES = {
     *("bench keep", "bench node", "certificate keygen", "config check", "config list", "config show"),
     *("deploy hub", "deploy init", "deploy renew", "export", "model build", "model fetch", "model info"),
-    *("request open", "request repair", "request submit", "view"),
+    *("request open", "request repair", "request submit", "request withdraw", "view"),
 }
 """Commands that make or list something, or print a document of their own (`config show`, `request open`)."""
 SMALL = [
@@ -138,7 +138,7 @@ def test_data_and_chat(made):
     assert found["records"] == sum(row["records"] for row in found["per_client"])
     subjects = told("data", "describe", "smoke", *SMALL, "--subjects")
     name = subjects[0]["name"]
-    assert told("data", "describe", "smoke", *SMALL, "--subject", name) == subjects[0]
+    assert told("data", "describe", "smoke", *SMALL, "--subject", name) == {**subjects[0], "alike": []}
     (reply,) = told("chat", path, "--stage", "unlearn", "--question", "Who?", "--max-new-tokens", 2)
     assert reply["question"] == "Who?" and len(reply["answers"]) == 1
     refused = call("chat", path, "--json")
