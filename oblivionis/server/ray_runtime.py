@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +14,16 @@ from typing import Any
 _REPAIR_S = 0.02
 
 
-def closed() -> dict[str, str]:
-    """Environment variables for a Ray of this machine alone: it listens on the loopback address, and whoever speaks to
-    it needs a token of this process. To be set before Ray is imported; who reaches an open Ray runs code as its user.
+def keep_to_this_machine() -> bool:
+    """Have a Ray that is started here listen on the loopback address only, and ask for a token of this process: who
+    reaches an open Ray runs code as its user. False where it is too late: Ray reads this when it is imported.
     """
-    return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's switch between one machine and several, on every system
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
+    if "ray" in sys.modules:
+        return os.environ.get("RAY_AUTH_MODE") == "token"
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # Ray's name for this, on every system
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    return True
 
 
 @contextmanager

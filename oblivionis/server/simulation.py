@@ -93,11 +93,13 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: str | Non
     Raises RunInterrupted after Ctrl-C, RunFailed when the federation broke down, other OblivionisErrors for what the
     user can mend, and whatever else went wrong. No Ray or Flower process outlives the call.
     """
-    for key, value in {
-        **_ENVIRONMENT,
-        **(ray_runtime.closed() if config.federation.ray_address is None else {}),
-    }.items():
+    for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
+    if config.federation.ray_address is None and not ray_runtime.keep_to_this_machine():
+        events.warning(
+            "Ray was imported before this run: other machines may reach it and run code; set "
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 and RAY_AUTH_MODE=token before the program starts"
+        )
     stop = Stop()
     from oblivionis.server.second_evaluator import second_evaluator
 

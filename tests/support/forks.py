@@ -1,6 +1,7 @@
 """A server of warm processes: what a test starts is forked from a process that has the libraries loaded already.
 
-Importing torch, transformers, peft, ray and flwr takes a process six seconds, most of what a command of a test costs.
+Importing torch, transformers, peft and flwr takes a process five seconds, most of what a command of a test costs. Ray
+is left to the child: what it reads of the environment when it is imported is the command's own.
 `site/sitecustomize.py` hands the command lines named there over to this server, which forks a process for each: with
 the same arguments, working directory, environment, files, umask, cores and signal masks, in a session of its own. The
 program itself is not loaded here, so the child imports it as ever. Whoever handed over passes signals on and ends as
@@ -38,14 +39,11 @@ LIBRARIES = (
     "transformers.tokenization_utils_fast",
     "peft",
     "peft.tuners.lora",
-    "ray",
-    "ray.util.scheduling_strategies",
     "flwr.app",
     "flwr.cli.app",
     "flwr.clientapp",
     "flwr.serverapp",
     "flwr.serverapp.strategy",
-    "flwr.simulation",
     "flwr.superlink.cli",
     "flwr.superlink.runtime.run_serverapp",
     "cryptography.hazmat.primitives.asymmetric.ec",
