@@ -216,6 +216,13 @@ def test_oracle_and_attacks():
     assert others.result == INCONCLUSIVE and "of others, b brings some back" in others.why
 
 
+@pytest.mark.parametrize(("recall", "result"), [(0.4, PASS), (0.7, FAIL)])
+def test_an_attack_on_others_counts_for_nothing_beside_one_on_the_requests_own_records(recall, result):
+    found = check_attacks([attack("a", 0.9, "still known"), attack("b", recall, None, (recall, None))], 0.5)
+    assert found.result == result
+    assert found.figure == {"attacks": 2, "attack": "b", "ROUGE-L recall": recall, "at most": 0.5}
+
+
 @pytest.mark.parametrize(
     ("verdict", "result", "why"),
     [

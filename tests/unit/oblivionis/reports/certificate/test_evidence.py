@@ -11,6 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from scipy.stats import beta
 from support.reports import log_of, make_run, metrics_of
 
 from oblivionis.assessment.audit_numbers import audit_path
@@ -206,6 +207,20 @@ def test_an_audit_on_other_terms_is_set_aside(made, changes, why):
     assert why in found["of"]
     assert (found["upper"], found["samples"]) == (0.4, 16)
     assert found["confidence"] == 1 - config.evaluation.leakage.alpha and found["own"]
+
+
+def test_the_lower_and_the_upper_bound_may_be_those_of_different_questions(made):
+    """40 leaks of 64 show that more leaks than 2 of 4 do, and 2 of 4 rule out less: both bounds by Clopper and Pearson,
+    at 0.005."""
+    run, config = made
+    low, high = (lambda k, n: beta.ppf(0.005, k, n - k + 1)), (lambda k, n: beta.ppf(0.995, k + 1, n - k))
+    rows = {i: (n, high(k, n), 0.0) for i, k, n in zip(IDS[:2], (40, 2), (64, 4), strict=True)}
+    for order in (IDS[:2], IDS[1::-1]):
+        audited(run, config, questions=sampled(**{i: rows[i] for i in order}))
+        found = found_in(made)["leakage"]
+        assert found["lower"] == pytest.approx(low(40, 64)) and low(40, 64) > low(2, 4)
+        assert found["upper"] == pytest.approx(high(2, 4)) and high(2, 4) > high(40, 64)
+        assert found["samples"] == 4
 
 
 @pytest.mark.parametrize("questions", [1, 4])

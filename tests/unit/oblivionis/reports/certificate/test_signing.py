@@ -287,6 +287,17 @@ def test_what_is_measured_later_supersedes_until_it_is_made_anew(run, key):
     assert check_chain(run.ledger_path).faults == ()
 
 
+def test_a_file_that_is_measured_anew_under_its_name_supersedes(run, key):
+    audit = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
+    seal.measured(run, audit, {"questions": []})
+    folder, certificate = signing.create(run, "plain", key)
+    name = "audits/leakage-unlearn-0002/audit.json"
+    assert name in certificate["files"] and signing.mark_superseded(run) == []
+    seal.measured(run, audit, {"questions": [], "asked": "names"})
+    assert signing.mark_superseded(run) == [folder]
+    assert json.loads((folder / "superseded.json").read_text())["measured_since"] == [name]
+
+
 # -- keys --------------------------------------------------------------------------------------------------------
 
 
