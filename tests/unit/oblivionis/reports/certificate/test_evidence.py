@@ -18,12 +18,22 @@ from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.chain import check_chain
 from oblivionis.files import write_json
 from oblivionis.reports.certificate.checks import leak_bounds
-from oblivionis.reports.certificate.evidence import CLIENT, RUN, exchange_of, gather, gather_opened
+from oblivionis.reports.certificate.evidence import (
+    CLIENT,
+    RUN,
+    exchange_of,
+    gather,
+    gather_opened,
+    program_of,
+    run_name,
+)
+from oblivionis.reports.certificate.signing import build
 from oblivionis.requests.demands import Demand
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.requests.node_key import audit_bytes, public_hex
 from oblivionis.requests.sealed import Opened, SealError, _commitment, _digest
+from oblivionis.runs import seal
 from oblivionis.runs.directory import Checkpoint, RunDirectory, vector_hash
 
 FINAL, EARLIER = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
@@ -223,6 +233,13 @@ def test_the_lower_and_the_upper_bound_may_be_those_of_different_questions(made)
         assert found["samples"] == 4
 
 
+def test_a_question_without_a_bound_does_not_count(made):
+    run, config = made
+    audited(run, config, questions=[*sampled(**{IDS[0]: (64, 0.3, 0.1)}), {"id": IDS[1], "samples": 2}])
+    found = found_in(made)["leakage"]
+    assert (found["questions"], found["samples"], found["upper"]) == (1, 64, 0.3)
+
+
 @pytest.mark.parametrize("questions", [1, 4])
 def test_without_samples_of_its_own_questions_there_is_the_mean_over_all(tmp_path, questions):
     """Only of one question M_bin tells how many answers leaked, and so their lower bound."""
@@ -378,6 +395,15 @@ def test_what_the_client_itself_measured_takes_the_place_of_the_runs_figures(mad
     assert found["final"]["rouge"] == 0.25 and found["leakage"] is None and found["rank"] is None
 
 
+@pytest.mark.parametrize("event", ["opened", seal.STAGE])
+def test_the_name_of_a_run_and_its_program_are_those_of_its_ledger(made, event):
+    run, _ = made
+    assert (run_name(run), program_of(run)) == ("made", None)
+    Ledger(run.ledger_path).note(event, run="first", program="0.1")
+    Ledger(run.ledger_path).note(event, run="second", program="0.2")
+    assert (run_name(run), program_of(run)) == ("first", "0.1" if event == seal.STAGE else None)
+
+
 # -- requests that the server does not see -----------------------------------------------------------------------
 
 
@@ -432,6 +458,17 @@ def test_what_a_node_opened_counts_where_it_is_signed(made, key):
         "records in the sum": 3,
     }
     assert json.dumps(found)
+
+
+@pytest.mark.parametrize("covered", [(), ("v", "w")])
+def test_a_certificate_of_an_opened_request_leaves_open_what_others_of_its_node_name(made, key, covered):
+    run, _ = made
+    certificate = build(run, dataclasses.replace(opened_in(run, key), covered=covered))
+    assert certificate["demand"] == {"id": "mine", "clients": [1], "records": 3}
+    (part,) = certificate["requests"]
+    assert part["request"]["state"] == "verified" and part["evidence"]["unnamed"] == len(covered)
+    result = next(check["result"] for check in part["checks"] if check["name"] == "scope")
+    assert result == ("INCONCLUSIVE" if covered else "PASS")
 
 
 @pytest.mark.parametrize(
