@@ -243,7 +243,7 @@ def test_a_question_without_a_bound_does_not_count(made):
 @pytest.mark.parametrize("questions", [1, 4])
 def test_without_samples_of_its_own_questions_there_is_the_mean_over_all(tmp_path, questions):
     """Only of one question M_bin tells how many answers leaked, and so their lower bound."""
-    told = {"leakage_samples": 20.0, "leakage_questions": questions, "leakage_mu_lower": 0.3}
+    told = {"leakage_samples": 20.0, "leakage_questions": questions, "leakage_mu_lower": 0.8}
     m_bin = 1 - ALPHA ** (1 / 20)  # Clopper and Pearson's of 0 of 20
     run, config = make_run(tmp_path, metrics=lambda s: metrics_of(s) | told | {"leakage_m_bin": m_bin})
     run.save_checkpoint(Checkpoint("unlearn", 2, FINAL, {}, {}), keep=1)
@@ -256,10 +256,11 @@ def test_without_samples_of_its_own_questions_there_is_the_mean_over_all(tmp_pat
         "own": False,
         "questions": questions,
         "upper": m_bin,
-        "lower": leak_bounds(m_bin, 0.3, samples, terms.alpha, terms.leaks_from)[0],
+        "lower": leak_bounds(m_bin, 0.8, samples, terms.alpha, terms.leaks_from)[0],
         "samples": 20,
         "confidence": 1 - terms.alpha,
     }
+    assert found["lower"] == pytest.approx(0.6)
 
 
 # -- rank, oracle, attacks, failures -----------------------------------------------------------------------------
@@ -458,6 +459,14 @@ def test_what_a_node_opened_counts_where_it_is_signed(made, key):
         "records in the sum": 3,
     }
     assert json.dumps(found)
+
+
+def test_opened_numbers_that_contradict_the_limit_above_which_a_record_is_recited(made, key):
+    """If none of three is recited, none is above 0.5, and so their mean is not."""
+    run, config = made
+    opened = opened_in(run, key, {"final": {**NUMBERS, "request_rouge": 0.6}})
+    with pytest.raises(SealError, match="make no sense"):
+        gather_opened(run, config, opened)
 
 
 @pytest.mark.parametrize("covered", [(), ("v", "w")])
