@@ -324,9 +324,10 @@ def test_the_teacher_depends_on_its_seed_alone_and_knows_nothing() -> None:
     assert entropy.min() > 0.97 * math.log(tiny_llama.VOCABULARY)
 
 
-def test_the_teacher_scatters_its_logits_as_a_fresh_model_of_the_architecture() -> None:
+@pytest.mark.parametrize("width", [16, 128, 256])
+def test_the_teacher_scatters_its_logits_as_a_fresh_model_of_the_architecture(width: int) -> None:
     torch.manual_seed(0)
-    fresh = tiny_llama.base(hidden_size=128)
+    fresh = tiny_llama.base(hidden_size=width)
     with torch.no_grad():
         for p in fresh.parameters():
             p.div_(1.0 if p.ndim < 2 else 5.0)

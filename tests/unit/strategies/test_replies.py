@@ -21,7 +21,7 @@ from support.fedtu_clients import (
     request,
 )
 
-from strategies import protocol
+from strategies import protocol, told
 from strategies.factory import build
 from strategies.fedtu import (
     FedTU,
@@ -29,7 +29,7 @@ from strategies.fedtu import (
     RequestList,
 )
 from strategies.memory_grid import MemoryGrid
-from strategies.replies import answers
+from strategies.replies import answers, judge, metrics_of
 
 
 def broken(kind: str):
@@ -400,3 +400,16 @@ def test_a_record_of_another_name_than_that_of_most_is_another_layout():
         )
     FedTU(build("fedavg"), listener=recorder).start(grid, adapter(noise("start")), num_rounds=1)
     assert [event[1] for event in recorder.of("reply") if not event[2]] == [1]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_number_that_one_reply_lacks_is_dropped_where_replies_are_averaged_alone(same):
+    """The replies to an unlearning are each for themselves: what one does not tell is no loss to the others."""
+    grid = MemoryGrid({p: lambda m: content([9.0]) for p in range(2)})
+    asked = [Message(content([0.0]), dst_node_id=1000 + p, message_type="train") for p in range(2)]
+    grid.send_and_receive(asked)
+    more = {"unlearn-steps": 3, "unknown": 7}
+    replies = [Message(content([1.0], **extra), reply_to=m) for m, extra in zip(asked, (more, {}), strict=True)]
+    found = judge(enumerate(replies), reference=None, same_metrics=same, numbers=told.UNLEARN)
+    first, second = (metrics_of(v.reply).keys() for v in found if v.reply is not None)
+    assert first - second == (set() if same else {"unlearn-steps"}) and "num-examples" in second

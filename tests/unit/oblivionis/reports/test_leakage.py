@@ -74,13 +74,16 @@ def test_what_holds_with_which_probability(family_wise):
     assert "60 answers sampled in 2 s" in text
 
 
-@pytest.mark.parametrize(("limit", "too_few"), [(0.13, True), (0.15, False)])
-def test_too_few_samples_for_the_limit_are_told_of(limit, too_few):
-    """Without a leak in 20 answers M_bin is 1 − 0.05^(1/20) = 0.139."""
-    text = " ".join(printed(audit(Terms(alpha=0.05, limit=limit))).split())
-    assert (
-        f"Even without a single leak M_bin would be 0.139: 20 samples are too few for a limit of {limit:g}." in text
-    ) is (too_few)
+@pytest.mark.parametrize(
+    ("limit", "family_wise", "least"),
+    [(0.13, False, "0.139"), (0.15, False, None), (0.15, True, "0.185"), (0.19, True, None)],
+)
+def test_too_few_samples_for_the_limit_are_told_of(limit, family_wise, least):
+    """Without a leak in 20 answers M_bin is 1 − 0.05^(1/20) = 0.139, for three questions together
+    1 − (0.05/3)^(1/20) = 0.185."""
+    text = " ".join(printed(audit(Terms(alpha=0.05, limit=limit, family_wise=family_wise))).split())
+    told = f"Even without a single leak M_bin would be {least}: 20 samples are too few for a limit of {limit:g}."
+    assert ("Even without" in text, told in text) == (least is not None, least is not None)
 
 
 @pytest.mark.parametrize("enlarged", [False, True])

@@ -13,6 +13,7 @@ from oblivionis.reports.certificate.checks import (
     check_attacks,
     check_exchange,
     check_leakage,
+    check_model,
     check_oracle,
     check_rank,
     check_rouge,
@@ -38,7 +39,8 @@ def test_overall():
     assert overall(checks((PASS, True), (INCONCLUSIVE, True))) == INCONCLUSIVE
     assert overall(checks((PASS, True), (FAIL, False))) == FAIL, "what was not required must not fail either"
     assert overall(checks((INCONCLUSIVE, True), (FAIL, True))) == FAIL
-    formal = [Check(name, PASS, {}, "", True) for name in ("ledger", "binding", "scope", "model", "exchange")]
+    names = ("ledger", "binding", "scope", "commitment", "model", "exchange")
+    formal = [Check(name, PASS, {}, "", True) for name in names]
     assert overall(formal) == INCONCLUSIVE, "nothing was asked about what the model knows"
     assert overall([*formal, Check("rouge", PASS, {}, "", False)]) == INCONCLUSIVE
     assert overall([*formal, Check("rouge", PASS, {}, "", True)]) == PASS
@@ -85,7 +87,9 @@ AVOIDED = {"prob": 0.01, "reference": 0.2, "beside": "the retrained model"}
         (judged(0.0, exchanges=(exchange(1.0, 0.5001),)), FAIL, "still recited"),
         (judged(0.0, exchanges=(exchange(1.0, 0.5),)), PASS, "verified"),
         ({"outcome": "verified", "rouge": 0.4, "why": ""}, PASS, "verified"),
+        ({"outcome": "verified", "rouge": 0.5, "why": ""}, PASS, "verified"),
         ({"outcome": "verified", "rouge": 0.6, "why": ""}, FAIL, "recite"),
+        ({**judged(0.0), "twins": 1}, INCONCLUSIVE, "also held"),
         ({"outcome": "not testable", "rouge": 0.0, "why": "never"}, INCONCLUSIVE, "never"),
         ({"outcome": "served", "rouge": None, "why": ""}, INCONCLUSIVE, "not asked"),
     ],
@@ -135,6 +139,10 @@ def test_nothing_else_than_the_requests_own_records_in_a_sound_model_passes(foun
         (leakage(0.0353, 0.0), PASS, "at most 0.0353"),
         (leakage(0.6, 0.2), FAIL, "at least 0.2"),
         (leakage(0.2, 0.05), INCONCLUSIVE, "between 0.05 and 0.2"),
+        (leakage(0.1, 0.0), PASS, "at most 0.1"),
+        (leakage(0.2, 0.1), INCONCLUSIVE, "between 0.1 and 0.2"),
+        (leakage(0.6, 0.2, records=2), FAIL, "only 1 of the 2 records"),
+        (leakage(0.6, 0.1, records=2), INCONCLUSIVE, "only 1 of the 2 records"),
         (leakage(0.25, 0.0, samples=16), INCONCLUSIVE, "even if none of 16 leaks, the bound is 0.25"),
         (None, INCONCLUSIVE, "no answers"),
     ],
@@ -172,6 +180,13 @@ def test_without_a_count_the_lower_bound_follows_from_the_mean():
     lower, upper = leak_bounds(0.9, 0.8, 0, 0.01, 0.5)
     assert (lower, upper) == (pytest.approx(0.6), 0.9)
     assert leak_bounds(0.3, 0.4, 0, 0.01, 0.5) == (0.0, 0.3)
+    none = 1 - 0.01 ** (1 / 20)  # Clopper and Pearson's of 0 of 20, which shows nothing
+    assert leak_bounds(none, 0.8, 20, 0.01, 0.5) == (pytest.approx(0.6), none), "the better of both"
+
+
+@pytest.mark.parametrize(("audits", "told"), [(0, None), (1, None), (2, 2)])
+def test_of_several_audits_it_says_how_many_were_made(audits, told):
+    assert check_leakage(leakage(0.01, 0.0, audits=audits), 0.1).figure.get("audits made") == told
 
 
 def rank(value, records=10, **more):
@@ -184,6 +199,8 @@ def rank(value, records=10, **more):
         (rank(0.9, verdict="above"), FAIL),
         (rank(0.5, verdict="near"), PASS),
         (rank(0.9, records=5, verdict="undecided"), INCONCLUSIVE),
+        (rank(0.5, records=6, verdict="near"), PASS),
+        (rank(0.4, **{"band low": 0.4, "band high": 0.6}), PASS),
         (rank(0.9), INCONCLUSIVE),
         (rank(0.6, **{"band low": 0.4, "band high": 0.6}), PASS),
         (rank(0.61, **{"band low": 0.4, "band high": 0.6}), FAIL),
@@ -193,6 +210,11 @@ def rank(value, records=10, **more):
 )
 def test_rank(found, result):
     assert check_rank(found).result == result
+
+
+@pytest.mark.parametrize(("value", "side"), [(0.61, "above"), (0.39, "below")])
+def test_the_side_of_the_band_is_named(value, side):
+    assert check_rank(rank(value, **{"band low": 0.4, "band high": 0.6})).why.startswith(f"{side} the band")
 
 
 def attack(name, rouge, verdict, *recalls):
@@ -214,6 +236,18 @@ def test_oracle_and_attacks():
     assert check_attacks([attack("a", 0.4, "near", (0.4, 0.4), (0.6, 0.5))], 0.5).result == FAIL
     others = check_attacks([attack("a", 0.9, "near"), attack("b", 0.2, "still known")], 0.5)
     assert others.result == INCONCLUSIVE and "of others, b brings some back" in others.why
+    for rouge, back in ((0.51, True), (0.5, False)):
+        assert ("of others" in check_attacks([attack("a", rouge, None)], 0.5).why) is back
+    assert check_attacks([attack("a", 0.4, None, (0.5, 0.1))], 0.5).result == PASS, "not above the limit"
+    seen = check_oracle({**oracle("still known"), "seen": 2})
+    assert seen.result == INCONCLUSIVE and "was trained on 2 of its records" in seen.why
+
+
+@pytest.mark.parametrize(("recall", "result"), [(0.4, PASS), (0.7, FAIL)])
+def test_an_attack_on_others_counts_for_nothing_beside_one_on_the_requests_own_records(recall, result):
+    found = check_attacks([attack("a", 0.9, "still known"), attack("b", recall, None, (recall, None))], 0.5)
+    assert found.result == result
+    assert found.figure == {"attacks": 2, "attack": "b", "ROUGE-L recall": recall, "at most": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -274,3 +308,64 @@ def test_records_that_no_part_of_the_certificate_names():
     assert one.why.startswith("1 record of the demand is named by") and two.why.startswith(
         "2 records of the demand are"
     )
+
+
+def by_name(found, settings=None, least_testable=1.0):
+    return {check.name: check for check in run_checks(found, settings or Certificate(), least_testable)}
+
+
+def test_each_check_has_its_own_limit():
+    settings = Certificate(max_rouge=0.3, max_leakage=0.2, max_attacked_rouge=0.8)
+    rows = [attack("a", 0.7, None, (0.7, None))]
+    found = evidence(judgement=judged(0.3), leakage=leakage(0.2, 0.0), attacks=rows)
+    assert {by_name(found, settings)[name].result for name in ("rouge", "leakage", "attacks", "exchange")} == {PASS}
+    more = evidence(
+        judgement=judged(0.31, exchanges=[exchange(1.0, 0.31)]),
+        leakage=leakage(0.3, 0.21),
+        attacks=[attack("a", 0.7, None, (0.81, None))],
+    )
+    assert {by_name(more, settings)[name].result for name in ("rouge", "leakage", "attacks", "exchange")} == {FAIL}
+
+
+def test_so_many_records_must_be_testable_as_is_set():
+    half = judged(0.0)
+    half["records"]["short"] = {**half["records"]["r0"], "units": 2, "exchanges": [exchange(0.2, 0.2)]}
+    for least, result in ((0.5, PASS), (0.51, INCONCLUSIVE)):
+        checks = by_name(evidence(judgement=half), least_testable=least)
+        assert checks["rouge"].result == checks["exchange"].result == result
+
+
+@pytest.mark.parametrize("more", [{"judgement": {**judged(0.0), "twins": 1}}, {"final": {"twins": 1}}])
+def test_what_others_hold_as_well_requires_a_word_on_each_record(more):
+    settings = Certificate(required=["leakage"])
+    assert by_name(evidence(**more), settings)["rouge"].required
+    assert not by_name(evidence(), settings)["rouge"].required
+
+
+def test_figures_of_others_tell_nothing_whatever_they_are():
+    of_others = {"own": False, "of": "all forget questions"}
+    oracle = {"verdict": "still known", "value": 0.2, "oracle": 0.1, "questions": 9, **of_others}
+    for name, found in (
+        ("mean_rank", {"rank": rank(0.9, verdict="above") | of_others}),
+        ("oracle", {"oracle": oracle}),
+    ):
+        check = by_name(evidence(**found))[name]
+        assert check.result == INCONCLUSIVE and "measured on all forget questions" in check.why
+
+
+def test_what_failed_and_what_is_sealed_is_checked():
+    rows = [attack("a", 0.4, None, (0.4, None))]
+    assert by_name(evidence(attacks=rows))["attacks"].result == PASS
+    failed = by_name(evidence(attacks=rows, failed_attacks=["b"], failed=["muse: no memory", "mmlu: none"]))
+    assert failed["attacks"].why == "these attacks failed: b"
+    assert (failed["model"].result, failed["model"].why) == (INCONCLUSIVE, "failed: muse: no memory")
+    sealed = {"clients in the sum": 3, "records in the sum": 5}
+    assert by_name(evidence(sealed=sealed))["commitment"].figure == sealed
+    assert "commitment" not in by_name(evidence())
+
+
+def test_a_model_of_which_nothing_is_known():
+    unknown = {"outcome": "inconclusive", "why": "not measured", "rouge": None}
+    found = check_model({"judgement": unknown})
+    assert (found.result, found.why) == (INCONCLUSIVE, "not measured")
+    assert check_model({"judgement": {**judged(0.0), **unknown}}).result == PASS, "each record has a word of its own"

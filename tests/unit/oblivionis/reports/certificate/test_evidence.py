@@ -11,18 +11,29 @@ from statistics import fmean
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from scipy.stats import beta
 from support.reports import log_of, make_run, metrics_of
 
 from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.chain import check_chain
 from oblivionis.files import write_json
 from oblivionis.reports.certificate.checks import leak_bounds
-from oblivionis.reports.certificate.evidence import CLIENT, RUN, exchange_of, gather, gather_opened
+from oblivionis.reports.certificate.evidence import (
+    CLIENT,
+    RUN,
+    exchange_of,
+    gather,
+    gather_opened,
+    program_of,
+    run_name,
+)
+from oblivionis.reports.certificate.signing import build
 from oblivionis.requests.demands import Demand
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.requests.node_key import audit_bytes, public_hex
 from oblivionis.requests.sealed import Opened, SealError, _commitment, _digest
+from oblivionis.runs import seal
 from oblivionis.runs.directory import Checkpoint, RunDirectory, vector_hash
 
 FINAL, EARLIER = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
@@ -208,10 +219,31 @@ def test_an_audit_on_other_terms_is_set_aside(made, changes, why):
     assert found["confidence"] == 1 - config.evaluation.leakage.alpha and found["own"]
 
 
+def test_the_lower_and_the_upper_bound_may_be_those_of_different_questions(made):
+    """40 leaks of 64 show that more leaks than 2 of 4 do, and 2 of 4 rule out less: both bounds by Clopper and Pearson,
+    at 0.005."""
+    run, config = made
+    low, high = (lambda k, n: beta.ppf(0.005, k, n - k + 1)), (lambda k, n: beta.ppf(0.995, k + 1, n - k))
+    rows = {i: (n, high(k, n), 0.0) for i, k, n in zip(IDS[:2], (40, 2), (64, 4), strict=True)}
+    for order in (IDS[:2], IDS[1::-1]):
+        audited(run, config, questions=sampled(**{i: rows[i] for i in order}))
+        found = found_in(made)["leakage"]
+        assert found["lower"] == pytest.approx(low(40, 64)) and low(40, 64) > low(2, 4)
+        assert found["upper"] == pytest.approx(high(2, 4)) and high(2, 4) > high(40, 64)
+        assert found["samples"] == 4
+
+
+def test_a_question_without_a_bound_does_not_count(made):
+    run, config = made
+    audited(run, config, questions=[*sampled(**{IDS[0]: (64, 0.3, 0.1)}), {"id": IDS[1], "samples": 2}])
+    found = found_in(made)["leakage"]
+    assert (found["questions"], found["samples"], found["upper"]) == (1, 64, 0.3)
+
+
 @pytest.mark.parametrize("questions", [1, 4])
 def test_without_samples_of_its_own_questions_there_is_the_mean_over_all(tmp_path, questions):
     """Only of one question M_bin tells how many answers leaked, and so their lower bound."""
-    told = {"leakage_samples": 20.0, "leakage_questions": questions, "leakage_mu_lower": 0.3}
+    told = {"leakage_samples": 20.0, "leakage_questions": questions, "leakage_mu_lower": 0.8}
     m_bin = 1 - ALPHA ** (1 / 20)  # Clopper and Pearson's of 0 of 20
     run, config = make_run(tmp_path, metrics=lambda s: metrics_of(s) | told | {"leakage_m_bin": m_bin})
     run.save_checkpoint(Checkpoint("unlearn", 2, FINAL, {}, {}), keep=1)
@@ -224,10 +256,11 @@ def test_without_samples_of_its_own_questions_there_is_the_mean_over_all(tmp_pat
         "own": False,
         "questions": questions,
         "upper": m_bin,
-        "lower": leak_bounds(m_bin, 0.3, samples, terms.alpha, terms.leaks_from)[0],
+        "lower": leak_bounds(m_bin, 0.8, samples, terms.alpha, terms.leaks_from)[0],
         "samples": 20,
         "confidence": 1 - terms.alpha,
     }
+    assert found["lower"] == pytest.approx(0.6)
 
 
 # -- rank, oracle, attacks, failures -----------------------------------------------------------------------------
@@ -363,6 +396,15 @@ def test_what_the_client_itself_measured_takes_the_place_of_the_runs_figures(mad
     assert found["final"]["rouge"] == 0.25 and found["leakage"] is None and found["rank"] is None
 
 
+@pytest.mark.parametrize("event", ["opened", seal.STAGE])
+def test_the_name_of_a_run_and_its_program_are_those_of_its_ledger(made, event):
+    run, _ = made
+    assert (run_name(run), program_of(run)) == ("made", None)
+    Ledger(run.ledger_path).note(event, run="first", program="0.1")
+    Ledger(run.ledger_path).note(event, run="second", program="0.2")
+    assert (run_name(run), program_of(run)) == ("first", "0.1" if event == seal.STAGE else None)
+
+
 # -- requests that the server does not see -----------------------------------------------------------------------
 
 
@@ -417,6 +459,25 @@ def test_what_a_node_opened_counts_where_it_is_signed(made, key):
         "records in the sum": 3,
     }
     assert json.dumps(found)
+
+
+def test_opened_numbers_that_contradict_the_limit_above_which_a_record_is_recited(made, key):
+    """If none of three is recited, none is above 0.5, and so their mean is not."""
+    run, config = made
+    opened = opened_in(run, key, {"final": {**NUMBERS, "request_rouge": 0.6}})
+    with pytest.raises(SealError, match="make no sense"):
+        gather_opened(run, config, opened)
+
+
+@pytest.mark.parametrize("covered", [(), ("v", "w")])
+def test_a_certificate_of_an_opened_request_leaves_open_what_others_of_its_node_name(made, key, covered):
+    run, _ = made
+    certificate = build(run, dataclasses.replace(opened_in(run, key), covered=covered))
+    assert certificate["demand"] == {"id": "mine", "clients": [1], "records": 3}
+    (part,) = certificate["requests"]
+    assert part["request"]["state"] == "verified" and part["evidence"]["unnamed"] == len(covered)
+    result = next(check["result"] for check in part["checks"] if check["name"] == "scope")
+    assert result == ("INCONCLUSIVE" if covered else "PASS")
 
 
 @pytest.mark.parametrize(

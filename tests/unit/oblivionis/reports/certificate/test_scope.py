@@ -105,6 +105,10 @@ def test_a_request_that_was_rejected_counts_by_the_one_that_was_made_in_its_plac
     for _ in range(2):
         assert named(scope_of(run, "art17"))["a", 1] == "again", "whatever became of a later one"
         ledger.rejected("late", 7, "no")
+    ledger.submit(Request("last", 1, ("a",), 8))
+    assert named(scope_of(run, "art17"))["a", 1] == "again"
+    served(ledger, "last")
+    assert named(scope_of(run, "art17"))["a", 1] == "last", "of several that are served the newest"
 
 
 def test_a_ledger_that_names_covered_records_which_nobody_asked_for(run):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -22,7 +23,7 @@ from oblivionis.reports.certificate.signing import CertificateError
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import EXCHANGE, Ledger, Request
 from oblivionis.runs import seal
-from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.directory import Checkpoint, RunDirectory
 
 REQUESTS = (
     Request("plain", 2, ("a", "b"), 1, scope="records"),
@@ -102,6 +103,38 @@ def test_the_nodes_must_ask_again_where_the_run_is_made_again(tmp_path):
     ledger.served("plain", 1)
     bind(run, config)
     assert "nodes' ledgers" in signing.build(run, "plain")["replay"]["needs"]
+
+
+def test_records_that_an_old_ledger_does_not_name_leave_the_demand_open(run):
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(Request("old", 1, ("o",), 1, already=2))
+    ledger.served("old", 1)
+    (part,) = signing.build(run, "old")["requests"]
+    assert part["evidence"]["unnamed"] == 2
+    assert next(check["result"] for check in part["checks"] if check["name"] == "scope") == INCONCLUSIVE
+
+
+def test_what_was_found_of_each_record_by_the_share_that_the_run_must_be_able_to_test(tmp_path):
+    least = "unlearning.requests.verify_min_testable=0.5"
+    run, config = make_run(tmp_path, overrides=[least])
+    ledger = Ledger(run.ledger_path)
+    ledger.submit(REQUESTS[0])
+    ledger.served("plain", 1)
+    record = {"units": 9, "final": 0.0, "before": 1.0, "oracle": None, "exchanges": [], "likelihood": None}
+    records = {"a": record | {"outcome": "verified"}, "b": record | {"units": 2, "outcome": "not testable"}}
+    left = {"prob": 0.1, "reference": None, "beside": ""}
+    records["a"]["exchanges"] = [{"before": 1.0, "after": 0.0, "known": 0.9, "left": left}]
+    judged = {"outcome": "verified", "why": "", "knows": "", "rouge": 0.0, "records": records, "twins": {}}
+    write_json(run.path / "judgements.json", {"limit": 0.5, "doubt": "", "model": "m", "requests": {"plain": judged}})
+    run.write_environment(packages={"torch": "2"}, base_model="tiny", fingerprint="f" * 64)
+    run.save_checkpoint(Checkpoint("unlearn", 2, np.zeros(3, np.float32), {}, {}), keep=1)
+    assert signing.build(run, "plain")["run"]["packages"] == {}, "no ledger names the file that says so"
+    bind(run, config)
+    certificate = signing.build(run, "plain")
+    assert certificate["run"]["packages"] == {"torch": "2"}
+    assert [(r["record"], r["found"]) for r in certificate["records"]] == [("a", "verified"), ("b", "not testable")]
+    (part,) = certificate["requests"]
+    assert {check["result"] for check in part["checks"] if check["name"] in ("rouge", "exchange")} == {PASS}
 
 
 def test_a_demand_of_several_clients_is_one_certificate(run):
@@ -285,6 +318,17 @@ def test_what_is_measured_later_supersedes_until_it_is_made_anew(run, key):
     assert signing.create(run, "plain", key)[0] == folder
     assert signing.verify(folder, None)[1] and not (folder / "superseded.json").exists()
     assert check_chain(run.ledger_path).faults == ()
+
+
+def test_a_file_that_is_measured_anew_under_its_name_supersedes(run, key):
+    audit = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
+    seal.measured(run, audit, {"questions": []})
+    folder, certificate = signing.create(run, "plain", key)
+    name = "audits/leakage-unlearn-0002/audit.json"
+    assert name in certificate["files"] and signing.mark_superseded(run) == []
+    seal.measured(run, audit, {"questions": [], "asked": "names"})
+    assert signing.mark_superseded(run) == [folder]
+    assert json.loads((folder / "superseded.json").read_text())["measured_since"] == [name]
 
 
 # -- keys --------------------------------------------------------------------------------------------------------
