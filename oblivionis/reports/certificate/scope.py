@@ -51,7 +51,11 @@ def scope_of(run: RunDirectory, demand: str) -> Scope:
         raise CertificateError(
             f"request {demand!r} is covered: all its records were asked for by earlier requests; make theirs"
         )
-    unnamed = {r.id: left for r in mine if (left := r.already - len(r.covered)) > 0 and r.record_ids}
+    unnamed: dict[str, int] = {}
+    for request in mine:
+        if (left := request.already - len(request.covered)) > 0:
+            part = request.id if request.id in served else records[0].request.id
+            unnamed[part] = unnamed.get(part, 0) + left
     return Scope(tuple(records), tuple(r for r in ledger if r.id in served), unnamed)
 
 

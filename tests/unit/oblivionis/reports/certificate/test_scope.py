@@ -127,6 +127,17 @@ def test_a_ledger_of_an_earlier_version_names_no_covered_records(run):
     assert refusal(run, "c").startswith("request 'c' is covered: all its records were asked for by earlier requests")
 
 
+def test_what_a_client_leaves_to_earlier_requests_counts_where_it_asks_for_nothing_itself(run):
+    """In a ledger of an earlier version one client of the demand was served, and all of the other's were covered."""
+    ledger = Ledger(run.ledger_path)
+    about = {"scope": "subject", "subject": "Mara Voss", "group": "art17"}
+    ledger.submit(
+        Request("art17-1", 1, ("a",), 2, already=1, **about), Request("art17-2", 2, (), 2, already=3, **about)
+    )
+    scope = scope_of(run, served(ledger, "art17-1") and "art17")
+    assert named(scope) == {("a", 1): "art17-1"} and scope.unnamed == {"art17-1": 4}
+
+
 def test_a_demand_is_known_by_the_id_that_its_client_gave_it(run):
     ledger = Ledger(run.ledger_path)
     ledger.submit(Request("mine-client-0002", 2, ("a",), 1, told="mine"), Request("mine", 1, ("b",), 1))
