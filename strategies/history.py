@@ -92,7 +92,7 @@ class MemoryHistory:
         """Add a round; beyond `keep` the oldest stored one goes."""
         self._add(updates, stored=is_stored(updates.round, self._every))
         kept = [past for past in self._rounds if past.stored]
-        for past in kept[: len(kept) - self._keep] if self._keep is not None else []:
+        for past in kept[: max(0, len(kept) - self._keep)] if self._keep is not None else []:
             del self._stored[past.stage, past.round]
             self._rounds[self._rounds.index(past)] = replace(past, stored=False)
 

@@ -88,7 +88,7 @@ def test_a_run_that_breaks_off_thrice_ends_with_the_same_numbers(command, tmp_pa
         assert running.leaves_nothing(), running.descendants()
         found = (run / "metrics.jsonl").read_text()
         assert found.startswith(before), "finished rounds were repeated"
-        before = found
+        before = found[: found.rindex('{"stage"')]  # the last round's row may be there before its checkpoint
         running = command("simulate", "--resume", run, **grid)
     assert running.finish() == 0, running.output
     assert (run / "metrics.jsonl").read_text().startswith(before), "finished rounds were repeated"

@@ -51,7 +51,7 @@ class Fake:
         patch.setattr(processes, "stop", self.stopped.extend)
         patch.setattr(running, "POLL_S", 0.0)
 
-    def start(self, path, slot):
+    def start(self, path, slot, method):
         self.started.append(path)
         code = self._behaviour(RunDirectory.open(path))
         log = path / processes.LOG
