@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from support.aggregators import SETTINGS, oracle, run
@@ -378,3 +380,11 @@ def test_factors_that_cancel_in_a_sum_keep_directions_that_can_be_trained():
     for pair, (a, _) in zip(PAIRS, modules(mean), strict=True):
         assert np.isfinite(mean).all() and weakest_direction(a) > 0.05 * typical_strength([a for _ in rows], [0.1] * 10)
         assert weakest_direction(a) > 0.01 * np.linalg.norm(start[pair.a_part])
+
+
+def test_the_size_of_a_negative_weight_counts_in_the_floor_of_the_new_a():
+    """0.1 · √(Σ|w|·‖A‖² / Σ|w| / R) with R = 2: 0.1 · √((2 + 1.25 + 1.25) / 3 / 2) = 0.0866."""
+    a = [np.hstack([np.diag([1.0, s]), np.zeros((2, 1))]).astype(np.float32) for s in (1.0, 0.5, 0.5)]
+    b = [np.ones((4, 2), np.float32) * (n + 1) for n in range(3)]
+    new_a, _ = product_mean(a, b, [-1.0, 1.0, 1.0])
+    assert np.linalg.svd(new_a, compute_uv=False).min() == pytest.approx(0.1 * math.sqrt(0.75), rel=1e-6)

@@ -15,6 +15,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 from evaluation.engine import decoding, shared_decoder
@@ -114,6 +116,14 @@ def test_cached_numbers_have_the_width_that_the_model_multiplies_by() -> None:
     first = next(mistral.parameters())
     first.requires_grad_(False).data = first.to(torch.int8)
     assert decoding.cached_token_bytes(mistral) == 2 * 2 * 2 * 8 * 4, "integers stand for wider numbers"
+
+
+def test_heads_that_share_keys_and_values_are_as_wide_as_those_that_ask() -> None:
+    """Two layers of two heads of sixteen numbers, keys and values, in float32; the configuration names no width."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 32}
+    config = Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    assert getattr(config, "head_dim", None) is None
+    assert decoding.cached_token_bytes(Qwen2ForCausalLM(config)) == 2 * 2 * 2 * 16 * 4
 
 
 @pytest.mark.parametrize(
