@@ -34,7 +34,7 @@ from oblivionis.requests.judgement import (
     judge_counts,
     judge_request,
     likely_in_mean,
-    word_beside_oracle,
+    verdict_against_oracle,
 )
 from oblivionis.requests.judgements import EVALUATOR, FILE, MOMENTS, exchanges, exchanges_of
 from oblivionis.requests.ledger import Request
@@ -93,7 +93,7 @@ class Verification:
                 "evaluator": EVALUATOR,
                 "metrics": {name: float(np.mean(list(of.values()))) for name, of in clean.items()},
                 "requests": {r: {i: values[i] for i in mine} for r, mine in asked.items()},
-                **({"beside": {i: beside for i, (_, beside) in references.items()}} if references else {}),
+                **({"compared_with": {i: name for i, (_, name) in references.items()}} if references else {}),
                 "seconds": time.perf_counter() - started,
                 "time": time.time(),
             }
@@ -121,10 +121,10 @@ class Verification:
             new = [i for i in ids if i not in seen and i not in self._oracle]
             self._oracle |= self._assessor.knowledge(retrained, new, rouge=False)["prob"] if new else {}
             found |= {i: (self._oracle[i], RETRAINED) for i in ids if i not in seen}
-        for beside, measure in ((ESTIMATED, self._assessor.never_seen), (WRONG_ANSWERS, self._assessor.wrong_answers)):
+        for name, measure in ((ESTIMATED, self._assessor.never_seen), (WRONG_ANSWERS, self._assessor.wrong_answers)):
             if missing := [i for i in ids if i not in found]:
-                found |= {i: (prob, beside) for i, prob in measure(vector, missing).items()}
-        return {i: (float(np.nan_to_num(prob)), beside) for i, (prob, beside) in found.items()}
+                found |= {i: (prob, name) for i, prob in measure(vector, missing).items()}
+        return {i: (float(np.nan_to_num(prob)), name) for i, (prob, name) in found.items()}
 
     def judge(
         self, requests: Sequence[Request], measured: Measured, vector: np.ndarray, finetuned: np.ndarray
@@ -172,7 +172,7 @@ class Verification:
                 doubt=doubt,
                 twins=len(held),
             )
-            knows = word_beside_oracle(list(of.values()), final=True)
+            knows = verdict_against_oracle(list(of.values()), final=True)
             more = {"knows": knows, "twins": held, "seen": [i for i in request.record_ids if i in seen]}
             evidence[request.id] = _written(found[request.id], of, leaks) | more
         written = {"limit": settings.verify_max_rouge, "doubt": doubt, "model": vector_hash(vector)}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized, ValuesView
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import Any
@@ -289,11 +289,11 @@ def _bounded_operation(context: Any, operator: str, left: Any, right: Any) -> An
         if isinstance(left, str | list | tuple):
             _spend(_weight(left) + _weight(right))
         return left + right
-    one, other = (_weight(each) if hasattr(each, "__len__") else abs(each) for each in (left, right))
+    one, other = (_weight(each) if isinstance(each, Sized) else abs(each) for each in (left, right))
     size = one ** min(other, 64) if operator == "**" else one * other
     if size > LARGEST:
         raise _Unusable(f"multiplies up to more than {LARGEST:,}")
-    if hasattr(left, "__len__") or hasattr(right, "__len__"):
+    if isinstance(left, Sized) or isinstance(right, Sized):
         _spend(int(size))
     return left**right if operator == "**" else left * right
 

@@ -57,13 +57,13 @@ class Likelihood:
     """How likely a model finds an answer, and how likely it would be had no model seen it: geometric means over the
     answer's tokens, in [0, 1].
 
-    reference: None where nothing was there to compare with; beside: what it is the likelihood of, one of `RETRAINED`,
-    `ESTIMATED`, `WRONG_ANSWERS`, or empty.
+    reference: None where nothing was there to compare with; compared_with: what it is the likelihood of, one of
+    `RETRAINED`, `ESTIMATED`, `WRONG_ANSWERS`, or empty.
     """
 
     prob: float
     reference: float | None = None
-    beside: str = ""
+    compared_with: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,12 @@ def still_likely(found: RecordEvidence) -> str:
     places = ((found.exchanges[-1].left, "right after its exchange"), (found.likelihood, "in the final model"))
     for now, where in places:
         if now is not None and _is_likely(found, now):
-            return f"{where} its answer is still far likelier than {_beside(now)}"
+            return f"{where} its answer is still far likelier than {_compared(now)}"
     return ""
 
 
-def _beside(now: Likelihood) -> str:
-    return now.beside if now.beside == WRONG_ANSWERS else f"in {now.beside}"
+def _compared(now: Likelihood) -> str:
+    return now.compared_with if now.compared_with == WRONG_ANSWERS else f"in {now.compared_with}"
 
 
 def judge_record(found: RecordEvidence, limit: float) -> tuple[str, str]:
@@ -166,20 +166,20 @@ def judge_record(found: RecordEvidence, limit: float) -> tuple[str, str]:
     return VERIFIED, "recited before its exchange, not after it, and not in the final model"
 
 
-def word_beside_oracle(records: Sequence[RecordEvidence], *, final: bool) -> str:
+def verdict_against_oracle(records: Sequence[RecordEvidence], *, final: bool) -> str:
     """The word on the records' answers beside the retrained model's: `NOT_VERIFIED` where they are far likelier,
     `OVER_UNLEARNED` where they are far less likely, empty where neither is, or too few can be compared.
 
     final: in the final model; else right after the last exchange that served each of them.
     """
     known = [of.likelihood if final else of.exchanges[-1].left if of.exchanges else None for of in records]
-    found = [of for of in known if of is not None and of.beside == RETRAINED]
+    found = [of for of in known if of is not None and of.compared_with == RETRAINED]
     if len(found) < LEAST_QUESTIONS:
         return ""
     losses = ([_nll(p) for p in of] for of in zip(*((x.prob, x.reference or 0.0) for x in found), strict=True))
-    beside = judge_probability(*losses)
+    compared = judge_probability(*losses)
     words = {verdict.STILL_KNOWN: NOT_VERIFIED, verdict.OVER_UNLEARNED: OVER_UNLEARNED}
-    return "" if beside is None else words.get(beside.verdict, "")
+    return "" if compared is None else words.get(compared.verdict, "")
 
 
 def _nll(prob: float) -> float:
@@ -204,7 +204,7 @@ def judge_request(
     outcomes = {i: outcome for i, (outcome, _) in judged.items()}
     counts, reasons = Counter(outcomes.values()), Counter(judged.values())
     recall = sum(found.final for found in records.values()) / len(records)
-    after, final = (word_beside_oracle(list(records.values()), final=of_final) for of_final in (False, True))
+    after, final = (verdict_against_oracle(list(records.values()), final=of_final) for of_final in (False, True))
     likely = sum(bool(still_likely(found)) for found in records.values())
     outcome, why = _of_counts(counts, len(records), least_testable, reasons)
     if recited := reasons[NOT_VERIFIED, IN_FINAL]:
@@ -239,7 +239,7 @@ def judge_exchanges(
     counts, reasons = Counter(outcome for outcome, _ in found), Counter(found)
     if counts[NOT_VERIFIED]:
         return NOT_VERIFIED, of_exchange(counts[NOT_VERIFIED], len(records))
-    if word_beside_oracle(list(records.values()), final=False) == NOT_VERIFIED:
+    if verdict_against_oracle(list(records.values()), final=False) == NOT_VERIFIED:
         return NOT_VERIFIED, LEFT_LIKELY
     likely = sum(of.exchanges != () and _is_likely(of, of.exchanges[-1].left) for of in records.values())
     if not likely and counts[VERIFIED] and counts[VERIFIED] / len(records) >= least_testable:

@@ -27,7 +27,7 @@ class _Judged(TypedDict):
 class _Likelihood(TypedDict):
     prob: float
     reference: float | None
-    beside: str
+    compared_with: str
 
 
 class _Exchange(TypedDict):
@@ -64,7 +64,8 @@ class _File(TypedDict):
 
 def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, Any]]:
     """The rows that a verification wrote at the exchanges: by request and record the values `rouge` and `prob`, and
-    right after an exchange also `reference`, where the answer could be compared; `beside` says by record with what."""
+    right after an exchange also `reference`, where the answer could be compared, by record with what `compared_with`
+    says."""
     return [
         row
         for row in run.metrics()
@@ -74,15 +75,15 @@ def exchanges(run: RunDirectory, stage: str, moment: str) -> list[Mapping[str, A
 
 def exchanges_of(run: RunDirectory, stage: str) -> dict[str, dict[str, tuple[Exchange, ...]]]:
     """By request and record the exchanges that served it and were measured, in their order."""
-    ends = {row["round"]: (row["requests"], row.get("beside", {})) for row in exchanges(run, stage, MOMENTS[1])}
+    ends = {row["round"]: (row["requests"], row.get("compared_with", {})) for row in exchanges(run, stage, MOMENTS[1])}
     found: dict[str, dict[str, tuple[Exchange, ...]]] = {}
     for row in exchanges(run, stage, MOMENTS[0]):
-        end, beside = ends.get(row["round"], ({}, {}))
+        end, compared_with = ends.get(row["round"], ({}, {}))
         for request, records in row["requests"].items():
             known = found.setdefault(request, {})
             for i, first in records.items():
                 if (last := end.get(request, {}).get(i)) is not None:
-                    left = Likelihood(last["prob"], last.get("reference"), beside.get(i, ""))
+                    left = Likelihood(last["prob"], last.get("reference"), compared_with.get(i, ""))
                     measured = Exchange(first["rouge"], last["rouge"], first["prob"], left)
                     known[i] = (*known.get(i, ()), measured)
     return found

@@ -23,8 +23,8 @@ class _Measured(TypedDict):
 
 class MetricsRow(_Measured, total=False):
     """A line of metrics.jsonl. notes: by metric, why it is left out or how it is to be read; requests: by measure and
-    request; beside: by record, with what the likelihood of its answer is compared; clients: by exchange, in a row of
-    the federation."""
+    request; compared_with: by record, with what the likelihood of its answer is compared; clients: by exchange, in a
+    row of the federation."""
 
     moment: str
     evaluator: str
@@ -32,7 +32,7 @@ class MetricsRow(_Measured, total=False):
     notes: dict[str, str]
     clients: dict[str, list[int]]
     requests: dict[str, dict[str, float | Numbers]]
-    beside: dict[str, str]
+    compared_with: dict[str, str]
     seconds: float
     time: float
 

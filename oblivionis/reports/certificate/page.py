@@ -118,8 +118,8 @@ def _records(judgement: Mapping[str, Any]) -> h.Node:
         recalls.append([i, of["outcome"], str(of["units"]), *map(_shown, found)])
         left = last.get("left", {})
         known = (exchanges[0]["known"] if exchanges else None, left.get("prob"), left.get("reference"))
-        beside = final.get("beside") or left.get("beside") or "–"
-        likelihoods.append([i, *map(_shown, (*known, final.get("prob"), final.get("reference"))), beside])
+        compared_with = final.get("compared_with") or left.get("compared_with") or "–"
+        likelihoods.append([i, *map(_shown, (*known, final.get("prob"), final.get("reference"))), compared_with])
     heads = [
         "record",
         "outcome",

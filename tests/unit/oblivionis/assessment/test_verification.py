@@ -180,7 +180,7 @@ def test_a_likelihood_is_compared_with_the_retrained_models_then_an_estimate_the
         looks.exchanged([Request("x", 0, ("a", "b", "c"), 1)], [], 1, model(1.0, 0.74), model(0.1, 0.25))
         of = exchanges_of(run, "unlearn")["x"]
         run.forget_metrics_after("unlearn", 0)
-        return {i: (found[0].left.reference, found[0].left.beside) for i, found in of.items()}
+        return {i: (found[0].left.reference, found[0].left.compared_with) for i, found in of.items()}
 
     assert compared(Knows()) == dict.fromkeys("abc", (pytest.approx(0.2), ESTIMATED))
     half = (pytest.approx(0.1), WRONG_ANSWERS)

@@ -26,7 +26,7 @@ from oblivionis.requests.judgement import (
     judge_exchanges,
     judge_record,
     judge_request,
-    word_beside_oracle,
+    verdict_against_oracle,
 )
 
 LIMIT = 0.5
@@ -134,10 +134,12 @@ def test_a_request_beside_the_retrained_model(records, outcome, why):
 def test_the_word_beside_the_retrained_model_asks_that_model_alone():
     estimated = [record(Exchange(1.0, 0.1, 0.9, Likelihood(0.9, 0.1, ESTIMATED)))] * 7
     assert (
-        word_beside_oracle(estimated, final=False) == "" == word_beside_oracle([RecordEvidence(9, 0.0)] * 7, final=True)
+        verdict_against_oracle(estimated, final=False)
+        == ""
+        == verdict_against_oracle([RecordEvidence(9, 0.0)] * 7, final=True)
     )
-    assert word_beside_oracle([*beside_oracle(0.9, 0.0)[:6], *estimated], final=False) == ""
-    assert word_beside_oracle(beside_oracle(0.9, 0.0), final=True) == OVER_UNLEARNED
+    assert verdict_against_oracle([*beside_oracle(0.9, 0.0)[:6], *estimated], final=False) == ""
+    assert verdict_against_oracle(beside_oracle(0.9, 0.0), final=True) == OVER_UNLEARNED
 
 
 @pytest.mark.parametrize(

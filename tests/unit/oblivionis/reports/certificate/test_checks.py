@@ -56,7 +56,7 @@ def exchange(before=1.0, after=0.0, known=0.9, left=0.1, reference=None):
         "before": before,
         "after": after,
         "known": known,
-        "left": {"prob": left, "reference": reference, "beside": ""},
+        "left": {"prob": left, "reference": reference, "compared_with": ""},
     }
 
 
@@ -70,7 +70,7 @@ def judged(final, before=1.0, units=9, oracle=None, doubt="", exchanges=ENDED, l
     return {"outcome": "verified", "rouge": final, "doubt": doubt, "records": records}
 
 
-AVOIDED = {"prob": 0.01, "reference": 0.2, "beside": "the retrained model"}
+AVOIDED = {"prob": 0.01, "reference": 0.2, "compared_with": "the retrained model"}
 
 
 @pytest.mark.parametrize(

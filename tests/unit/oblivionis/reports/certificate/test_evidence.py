@@ -240,6 +240,16 @@ def test_a_question_without_a_bound_does_not_count(made):
     assert (found["questions"], found["samples"], found["upper"]) == (1, 64, 0.3)
 
 
+@pytest.mark.parametrize(("questions", "lower"), [(1, ALPHA ** (1 / 20)), (4, 0.0)])
+def test_how_many_answers_leaked_is_read_off_the_bound_of_one_question_alone(tmp_path, questions, lower):
+    """Clopper and Pearson's lower bound of 20 of 20 is α^(1/20); a mean of 1.0 over four questions tells no count."""
+    told = {"leakage_samples": 20.0, "leakage_questions": questions, "leakage_mu_lower": 0.0, "leakage_m_bin": 1.0}
+    run, config = make_run(tmp_path, metrics=lambda s: metrics_of(s) | told)
+    run.save_checkpoint(Checkpoint("unlearn", 2, FINAL, {}, {}), keep=1)
+    Ledger(run.ledger_path).submit(Request("r0", 1, IDS, 1))
+    assert found_in((run, config))["leakage"]["lower"] == pytest.approx(lower)
+
+
 @pytest.mark.parametrize("questions", [1, 4])
 def test_without_samples_of_its_own_questions_there_is_the_mean_over_all(tmp_path, questions):
     """Only of one question M_bin tells how many answers leaked, and so their lower bound."""

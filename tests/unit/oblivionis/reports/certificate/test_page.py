@@ -195,10 +195,10 @@ def test_every_record_of_the_demand_is_listed_and_what_its_exchange_did():
     certificate = copy.deepcopy(CERTIFICATE)
     place = {"client": 7, "request": "zz", "served_round": 3, "found": "not verified"}
     certificate["records"] = [{"record": "rec-a", **place}, {"record": "rec-b", **place, "client": 8}]
-    left = {"prob": 0.7391, "reference": 0.2071, "beside": "the retrained model"}
+    left = {"prob": 0.7391, "reference": 0.2071, "compared_with": "the retrained model"}
     first = {"before": 0.91, "after": 0.92, "known": 0.7402, "left": {**left, "prob": 0.55}}
     exchanges = [first, {**first, "after": 0.6543, "known": 0.56, "left": left}]
-    final = {"prob": 0.3304, "reference": 0.2072, "beside": "others"}
+    final = {"prob": 0.3304, "reference": 0.2072, "compared_with": "others"}
     judged = {"a": {**JUDGED, "exchanges": exchanges, "likelihood": final}}
     judged["b"] = {**JUDGED, "exchanges": [], "likelihood": None}
     judged["c"] = {**JUDGED, "exchanges": exchanges, "likelihood": None, "oracle": 0.4321}

@@ -122,7 +122,7 @@ def test_what_was_found_of_each_record_by_the_share_that_the_run_must_be_able_to
     ledger.served("plain", 1)
     record = {"units": 9, "final": 0.0, "before": 1.0, "oracle": None, "exchanges": [], "likelihood": None}
     records = {"a": record | {"outcome": "verified"}, "b": record | {"units": 2, "outcome": "not testable"}}
-    left = {"prob": 0.1, "reference": None, "beside": ""}
+    left = {"prob": 0.1, "reference": None, "compared_with": ""}
     records["a"]["exchanges"] = [{"before": 1.0, "after": 0.0, "known": 0.9, "left": left}]
     judged = {"outcome": "verified", "why": "", "knows": "", "rouge": 0.0, "records": records, "twins": {}}
     write_json(run.path / "judgements.json", {"limit": 0.5, "doubt": "", "model": "m", "requests": {"plain": judged}})
