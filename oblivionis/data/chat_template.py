@@ -293,7 +293,7 @@ def _bounded_operation(context: Any, operator: str, left: Any, right: Any) -> An
     size = one ** min(other, 64) if operator == "**" else one * other
     if size > LARGEST:
         raise _Unusable(f"multiplies up to more than {LARGEST:,}")
-    if isinstance(left, Sized) or isinstance(right, Sized):
+    if any(isinstance(each, Sized) for each in (left, right)):
         _spend(int(size))
     return left**right if operator == "**" else left * right
 
