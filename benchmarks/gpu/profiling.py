@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ SHOWN = 15
 
 
 def run(options: Options, rows: Rows) -> None:
-    """A row of the whole epoch, and one for each of the kernels (on a CPU: operators) that take most time."""
+    """A row of the whole epoch, and one for each of the kinds of kernel (on a CPU: operators) that take most time."""
     setting = Setting.of(EXPERIMENT, LLAMA_3_2_1B, options)
     if (loading := loaded(rows, "load", setting, options)) is None:
         return
@@ -39,7 +40,7 @@ def run(options: Options, rows: Rows) -> None:
 
 
 def profiled(model: Any, flat: FlatParameters, setting: Setting, options: Options) -> tuple[Row, list[tuple[str, Row]]]:
-    """Seconds of an epoch unprofiled and profiled, the share in which the device was busy, and the costliest kernels.
+    """Seconds of an epoch unprofiled and profiled, the busy share, and the costliest kinds of kernel.
 
     busy: seconds in kernels by seconds profiled; on a GPU what is missing to 1 is time in which it waited for Python.
     """
@@ -54,15 +55,25 @@ def profiled(model: Any, flat: FlatParameters, setting: Setting, options: Option
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if options.on_gpu else [])]
     with profile(activities=activities) as profiler:
         _, cost = metered(device, work)
-    events = [(e.key, _microseconds(e, options), e.count) for e in profiler.key_averages()]
-    events = sorted((e for e in events if e[1] > 0), key=lambda e: -e[1])
+    kinds: dict[str, tuple[float, int]] = {}
+    for event in profiler.key_averages():
+        if (spent := _microseconds(event, options)) > 0:
+            before = kinds.get(kind(event.key), (0.0, 0))
+            kinds[kind(event.key)] = (before[0] + spent, before[1] + event.count)
+    events = sorted(((name, *cost) for name, cost in kinds.items()), key=lambda e: -e[1])
     total = sum(e[1] for e in events)
     found: list[tuple[str, Row]] = [
         (name, {"ms": spent / 1e3, "share": spent / total, "calls": count}) for name, spent, count in events[:SHOWN]
     ]
     seconds = float(cost["seconds"] or 0.0)
-    whole: Row = {**unprofiled, "profiled_seconds": seconds, "busy": total / 1e6 / seconds, "kernels": len(events)}
+    whole: Row = {**unprofiled, "profiled_seconds": seconds, "busy": total / 1e6 / seconds, "kinds": len(events)}
     return whole, found
+
+
+def kind(kernel: str) -> str:
+    """A kernel's name without result, namespace, template arguments and parameters."""
+    name = kernel.replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.split(r"[<(]", name)[0].rsplit("::", 1)[-1].strip() or kernel
 
 
 def _microseconds(event: Any, options: Options) -> float:
