@@ -21,11 +21,13 @@ from oblivionis.requests.sealed import told
 from oblivionis.requests.wire import (
     COUNTED,
     LEFT_OUT,
+    MOST_LINES,
     ROLLED_BACK,
     Answer,
     Question,
     SessionOutcome,
     Told,
+    as_many_as_fit,
     outcome_of,
     read_answer,
     read_question,
@@ -140,7 +142,7 @@ class NodeRequests(AskingNodes):
     def _question(self, client: int, server_round: int) -> dict[str, object]:
         outcomes = [
             outcome_of(line, self._ledger.get(line["id"]).told, line[HASH])
-            for line in self._ledger.unacknowledged(client)
+            for line in self._ledger.unacknowledged(client)[:MOST_LINES]
         ]
         ledger = self._ledger
         question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes), ledger.count)
@@ -295,7 +297,8 @@ def answer_query(
     config: Mapping[str, object], client: int, folder: Path, *, sealed: bool = False, audits: bool = True
 ) -> ConfigRecord | None:
     """What a node says of its requests when a query asks for them, after entering what the query told; None if it does
-    not ask. `folder` is the node's own; audits: whether it may measure. Raises OblivionisError.
+    not ask. `folder` is the node's own; audits: whether it may measure. Where an answer has no room for all requests,
+    those that were not served come first, and those made first. Raises OblivionisError.
 
     With `sealed`, or where the server does not want to know, it names no request, and confirms nothing that is said
     about one: that alone would tell that it exists. In the newest line, whose hash it tells, is a number that nobody
@@ -311,5 +314,6 @@ def answer_query(
         ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))
         return write_answer(Answer((), ledger.head(), tuple(lines)))
     confirmed = ledger.heard(question.run, question.ledger, question.outcomes, audits=audits, **about)
-    requests = tuple(Told(r.id, r.scope, r.everything) for r in ledger.unsettled())
+    waiting = sorted(ledger.unsettled(), key=lambda request: request.served_round is not None)
+    requests = as_many_as_fit(Told(r.id, r.scope, r.everything) for r in waiting)
     return write_answer(Answer(requests, ledger.head(), tuple(confirmed)))
