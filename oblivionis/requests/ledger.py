@@ -167,7 +167,9 @@ class Ledger:
         waiting = (self._requests[i] for i in self._pending)
         return sorted((r for r in waiting if r.round <= server_round), key=lambda r: r.id)
 
-    def first_pending(self, server_round: int, most: int, most_of_client: int | None = None) -> list[Request]:
+    def first_pending(
+        self, server_round: int, most: int, most_of_client: int | None = None, passed_over: Container[str] = ()
+    ) -> list[Request]:
         """At most `most` of them, ordered by id: each client's first before anybody's second, then those that failed
         least often, and then those asked for first.
 
@@ -176,13 +178,13 @@ class Ledger:
         highest. So no client waits for more than one request of each other client at a time, however many those make,
         and whatever fails.
 
-        `most_of_client`: no more than so many of one client.
+        `most_of_client`: no more than so many of one client; `passed_over`: ids of some that keep their turn.
         """
         of_client = Counter[int]()
 
         def takes(request_id: str) -> bool:
             request = self._requests[request_id]
-            if request.round > server_round:
+            if request.round > server_round or request_id in passed_over:
                 return False
             of_client[request.client] += 1
             return most_of_client is None or of_client[request.client] <= most_of_client

@@ -2,7 +2,8 @@
 
 One run of `oblivionis simulate`. Client 0 is honest, and thousands of requests lie in its folder. Client 1 is hostile:
 whenever it is asked it has as many new requests, and it confirms nothing that it is told. Client 2 asks for two records
-and is away when its first request is to be served. Client 3 asks in round 2.
+and is away when its first request is to be served. Client 3 asks in round 2; it asked before for a record that was
+deleted since.
 """
 
 from collections import Counter
@@ -106,6 +107,9 @@ def flooded(tmp_path_factory):
     pile_up(nodes / "node0")
     for record, name in (("p2-home", "first"), ("p2-job", "second")):
         submit(nodes / "node2", record, name)
+    submit(nodes / "node3", "p7-home", "gone")
+    file = nodes / "node3" / "data" / "second.jsonl"
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if "p7-home" not in line))
     flood = Flood(nodes)
 
     def simulate(config, run, events, forks=None):
@@ -143,6 +147,8 @@ def test_the_flood_keeps_no_request_of_another_client_waiting(flooded):
     served = {r.told: r.served_round for r in ledger_of(flooded) if r.client != 1 and r.state != COVERED}
     assert served == {"pile-0000": 1, "first": 3, "second": 2, "late": 2}
     assert ledger_of(flooded).get("first").attempts == 1
+    gone, late = NodeLedger(flooded[2] / "node3").requests()
+    assert (gone.state, late.served_round) == ("open", 2) and "does not hold record 'p7-home' any more" in gone.note
     assert all(r.state == PENDING for r in ledger_of(flooded) if r.client == 1), "it holds none of these records"
 
 

@@ -47,11 +47,11 @@ class Nodes:
         return {c: RecordDict({protocol.REQUESTS: write_answer(Answer(t, GENESIS, ()))}) for c, t in self.told.items()}
 
 
-def source(tmp_path, told, most=100):
+def source(tmp_path, told, most=100, **more):
     warnings = []
     ledger = Ledger(tmp_path / "requests.jsonl")
     nodes = Nodes({client: tuple(requests) for client, requests in told.items()})
-    live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most, "last_round": 9}
+    live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most, "last_round": 9, **more}
     return NodeRequests(ledger, 0.5, run="run", nodes=nodes, grid=None, settings={}, **live), ledger, warnings
 
 
@@ -80,9 +80,9 @@ def test_what_is_beyond_the_limit_waits_its_turn_and_is_told_of(tmp_path):
 QUERY = {protocol.LEDGER: GENESIS, protocol.LEDGER_HEAD: GENESIS, protocol.RUN: "run", protocol.OUTCOMES: []}
 
 
-def asked(folder, server_round=1):
+def asked(folder, held=None):
     """What a node with that folder answers to a query, as the server reads it."""
-    found = answer_query({**QUERY, protocol.SERVER_ROUND: server_round}, 0, folder)
+    found = answer_query({**QUERY, protocol.SERVER_ROUND: 1}, 0, folder, held=held)
     assert found is not None
     return read_answer(found).requests
 
@@ -119,6 +119,41 @@ def test_who_confirms_nothing_is_told_no_more_than_a_question_holds(tmp_path, mo
     monkeypatch.setattr(from_nodes, "MOST_LINES", 10)
     told = [json.loads(text)["id"] for text in requests._question(0, 2)[protocol.OUTCOMES]]
     assert told == [f"r{n:05d}" for n in range(10)], "the oldest"
+
+
+def test_a_request_for_a_record_that_is_gone_is_not_told_until_it_is_back(tmp_path):
+    """One that stays keeps no other waiting, and its node's ledger says once what is wrong; who leaves is told."""
+    ledger = NodeLedger(tmp_path)
+    ledger.submit(["a", "b"], identifier="gone")
+    ledger.submit(["c"], identifier="fine")
+    ledger.submit(["d"], scope="client", identifier="leaves")
+    for _ in range(2):
+        assert [r.id for r in asked(tmp_path, held={"a", "c"})] == ["fine", "leaves"]
+    assert [e["reason"] for e in ledger.lines("failed")] == ["this client does not hold record 'b' any more"]
+    (gone, *_) = ledger.requests()
+    assert (gone.state, gone.note) == ("open", "attempt failed: this client does not hold record 'b' any more")
+    assert [r.id for r in asked(tmp_path, held={"a", "b", "c", "d"})] == ["gone", "fine", "leaves"]
+    assert [r.id for r in asked(tmp_path)] == ["gone", "fine", "leaves"], "records that the server deals out"
+
+
+@pytest.mark.parametrize("per_round", [None, 2])
+def test_what_a_node_does_not_tell_any_more_is_not_asked_of_it(tmp_path, per_round):
+    """A message asks for all or for nothing: one request that cannot be served would keep the others waiting."""
+    first, second, third = many(3, 1)
+    requests, ledger, _ = source(tmp_path, {0: [first, second], 1: many(1, 1, client=1)}, per_round=per_round, again=3)
+    assert {r.request_id for r in requests.pending(1)} >= {first.id}
+    requests._nodes.told[0] = (second, third)
+    due = [r.request_id for r in requests.pending(2)]
+    assert first.id not in due and second.id in due
+    requests.served(next(r for r in requests.pending(2) if r.request_id == second.id), 2, {})
+    assert [r.request_id for r in requests.again(3)] == [second.id]
+    requests._nodes.told[0] = (third,)
+    requests.pending(3)
+    assert requests.again(3) == [] and ledger.get(first.id).state == "pending"
+    requests._nodes.told[0] = (first, third)
+    assert first.id in [r.request_id for r in requests.pending(4)]
+    del requests._nodes.told[0]
+    assert first.id in [r.request_id for r in requests.pending(5)], "who is not heard is asked, and fails"
 
 
 def test_a_record_whose_id_is_too_long_for_an_answer_is_none(tmp_path):
