@@ -22,6 +22,7 @@ from oblivionis.requests.wire import (
     COUNTED,
     LEFT_OUT,
     MOST_LINES,
+    MOST_RECORDS,
     ROLLED_BACK,
     Answer,
     Question,
@@ -159,19 +160,23 @@ class NodeRequests(AskingNodes):
         return {**self._settings, **write_question(question)}
 
     def _enter(self, client: int, told: Sequence[Told], server_round: int) -> None:
-        """Take up what is new, but no more than `most` requests; the node tells of the others again."""
+        """Take up what is new, but no more than `most` requests, and in a run no more than name `MOST_RECORDS` records;
+        the node tells of the others again."""
         mine = self._ledger.of_client(client)
         known = {r.told for r in mine}
         new = [t for t in told if t.id not in known]
-        if left := len(new[self._most :]):
-            text = f"client {client} made {len(new)} requests at once: {self._most} are taken up, {left} wait"
-            self._warn(f"{text} (unlearning.requests.max_per_round)")
+        taken = as_many_as_fit(new, self._most, sum(len(r.record_ids) + len(r.covered) for r in mine))
+        if left := len(new) - len(taken):
+            full = f"its requests name {MOST_RECORDS:,} records at most"
+            why = "unlearning.requests.max_per_round" if len(taken) == self._most else full
+            text = f"client {client} made {len(new)} requests at once: {len(taken)} are taken up, {left} wait"
+            self._warn(f"{text} ({why})")
             self._ledger.note("waiting", client=client, round=server_round, count=left)
-        if not new:
+        if not taken:
             return
         asked = {i for r in mine if r.state != REJECTED for i in r.record_ids}
         entered: dict[str, Request] = {}
-        for one in new[: self._most]:
+        for one in taken:
             name = self._free_id(client, one.id, entered)
             made = Request(name, client, one.record_ids, server_round, scope=one.scope, told=one.id)
             entered[name] = without(made, asked)

@@ -26,7 +26,8 @@ from strategies.text import clean
 
 LONGEST_TEXT = 1000
 MOST_REQUESTS, MOST_RECORDS, MOST_LINES = 10_000, 1_000_000, 100_000
-"""Requests in an answer, records that they name in all, and lines that a question tells or an answer confirms."""
+"""Requests in an answer, records that they name in all (those of a client in a run, too), and lines that a question
+tells or an answer confirms."""
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
 COUNTED, LEFT_OUT, ROLLED_BACK = "counted", "left_out", "rolled_back"
 """What became of a client's part in a cover exchange: it is in the sum; it is not, or there was no sum; the sum was
@@ -182,11 +183,11 @@ def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]
     return {"event": event, "id": told, "line": line, "round": int(entry["round"]), **kept}
 
 
-def as_many_as_fit(requests: Iterable[Told]) -> tuple[Told, ...]:
-    """Those of `requests`, in their order, that an answer has room for."""
-    found, left = list[Told](), MOST_RECORDS
+def as_many_as_fit(requests: Iterable[Told], most: int = MOST_REQUESTS, named: int = 0) -> tuple[Told, ...]:
+    """The first `most` of `requests` for whose records there is room beside those that were `named` before."""
+    found, left = list[Told](), MOST_RECORDS - named
     for request in requests:
-        if len(found) < MOST_REQUESTS and len(request.record_ids) <= left:
+        if len(found) < most and len(request.record_ids) <= left:
             found.append(request)
             left -= len(request.record_ids)
     return tuple(found)

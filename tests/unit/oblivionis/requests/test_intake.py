@@ -111,6 +111,20 @@ def test_requests_that_name_more_records_than_an_answer_holds_leave_room_for_oth
     assert [r.id for r in as_many_as_fit(told)] == ["r0", "r2", "r4"]
 
 
+def test_requests_that_name_ever_more_records_fill_no_disk(tmp_path, monkeypatch):
+    """Ten in a run here: named for the first time or not, in one round or in each."""
+    monkeypatch.setattr(wire, "MOST_RECORDS", 10)
+    monkeypatch.setattr(from_nodes, "MOST_RECORDS", 10)
+    requests, ledger, warnings = source(tmp_path, {0: many(3, 4)}, last_round=9)
+    requests.pending(1)
+    requests._nodes.told[0] = [Told(f"again-{n}", "records", ("0-0-0",)) for n in range(5)]
+    requests.pending(2)
+    assert [r.told for r in ledger] == ["r00000", "r00001", "again-0", "again-1"]
+    told = "client 0 made 3 requests at once: 2 are taken up, 1 wait (its requests name 10 records at most)"
+    assert warnings == [told, told.replace("made 3", "made 5").replace("1 wait", "3 wait")]
+    assert check_chain(ledger.path).faults == ()
+
+
 def test_who_confirms_nothing_is_told_no_more_than_a_question_holds(tmp_path, monkeypatch):
     requests, ledger, _ = source(tmp_path, {0: many(25, 1)}, most=100)
     for request in requests.pending(1):
