@@ -167,7 +167,7 @@ class NodeRequests(AskingNodes):
         new = [t for t in told if t.id not in known]
         taken = as_many_as_fit(new, self._most, sum(len(r.record_ids) + len(r.covered) for r in mine))
         if left := len(new) - len(taken):
-            full = f"its requests name {MOST_RECORDS:,} records at most"
+            full = f"for at most {MOST_RECORDS:,} records of one client in a run"
             why = "unlearning.requests.max_per_round" if len(taken) == self._most else full
             text = f"client {client} made {len(new)} requests at once: {len(taken)} are taken up, {left} wait"
             self._warn(f"{text} ({why})")

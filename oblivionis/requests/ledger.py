@@ -375,9 +375,9 @@ class Ledger:
     def _count_off(self, before: Request | None, request: Request) -> None:
         """Give a request that is new or failed its number, and go on to that of one that was attempted."""
         if before is None:
+            number = self._number[request.id] = max(self._reached, self._last_number.get(request.client, -1) + 1)
             if request.state == PENDING:
-                number = max(self._reached, self._last_number.get(request.client, -1) + 1)
-                self._number[request.id] = self._last_number[request.client] = number
+                self._last_number[request.client] = number
             return
         failed = request.attempts > before.attempts
         if failed or (request.served_round is not None and before.served_round is None):

@@ -120,7 +120,7 @@ def test_requests_that_name_ever_more_records_fill_no_disk(tmp_path, monkeypatch
     requests._nodes.told[0] = [Told(f"again-{n}", "records", ("0-0-0",)) for n in range(5)]
     requests.pending(2)
     assert [r.told for r in ledger] == ["r00000", "r00001", "again-0", "again-1"]
-    told = "client 0 made 3 requests at once: 2 are taken up, 1 wait (its requests name 10 records at most)"
+    told = "client 0 made 3 requests at once: 2 are taken up, 1 wait (for at most 10 records of one client in a run)"
     assert warnings == [told, told.replace("made 3", "made 5").replace("1 wait", "3 wait")]
     assert check_chain(ledger.path).faults == ()
 
