@@ -16,6 +16,8 @@ DATA_FOLDER = "data"
 REFERENCES_TABLE = "references"
 """In it, with the ending of its format: records on which nobody trains, by which the client judges what a model makes
 of those that it never saw."""
+LONGEST_ID = 512
+"""Characters of a record's id."""
 PLAIN_NAME = re.compile(r"\w+")
 """What attention is called that comes with transformers; any other name fetches code from the hub and runs it."""
 BASE = "base"

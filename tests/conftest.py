@@ -30,6 +30,7 @@ LONGEST = (
     "test_exchanges.py",
     "test_faults.py",
     "test_deployment_guide.py",
+    "test_masked_rounds.py",
     "test_processes.py",
     "test_real_model.py",
     "test_other_scripts.py",

@@ -40,6 +40,7 @@ from oblivionis.requests.node_records import (
     DATA_NODES,
     NODE_DIR,
     NODES_DIR,
+    NodeRecords,
     counts,
     node_folder,
     read_node,
@@ -137,21 +138,25 @@ def query(message: Message, context: Context) -> Message:
     if guard is not None and guard.most_rank is not None:
         answer[protocol.LORA_RANK] = guard.most_rank
     sealed = bool(config.get(protocol.SEALED)) or (guard is not None and guard.sealed)
+    held = None
     if config.get("data") == "node":
-        told = sealed_counts(node) if sealed else _counts(node)
+        found = None if sealed else _records(node)
+        held = None if found is None else {record.id for record in found.records}
+        told = sealed_counts(node) if found is None else counts(node, found)
         answer[protocol.NUM_RECORDS], answer[protocol.LIVE_RECORDS] = told
     content = RecordDict({protocol.METRICS: answer})
     audits = guard is None or guard.audits
-    if (requests := answer_query(config, client, node.path, sealed=sealed, audits=audits)) is not None:
+    requests = answer_query(config, client, node.path, sealed=sealed, audits=audits, held=held)
+    if requests is not None:
         content[protocol.REQUESTS] = requests
     return Message(content, reply_to=message)
 
 
-def _counts(node: NodeFolder) -> tuple[int, int]:
-    """As `node_records.counts`, once what came later is held back."""
+def _records(node: NodeFolder) -> NodeRecords:
+    """The client's own records, once what came later is held back."""
     found = read_node(node.path)
     hold_back(node, found.records, near=False)
-    return counts(node, found)
+    return found
 
 
 @app.query("nudge")

@@ -481,9 +481,9 @@ class Requests:
     per_round: int | None = field(
         default=None,
         metadata=about(
-            "At most so many requests of all clients together are served in a round: those that failed least often, "
-            "of these each client's first before anybody's second, then those asked for first; the others wait for the "
-            "next. null: all that are due.",
+            "At most so many requests of all clients together are served in a round: each client's first before "
+            "anybody's second, one that failed behind those that wait, then those asked for first; the others wait for "
+            "the next. null: all that are due.",
             unit="requests",
             at_least=1,
         ),

@@ -35,7 +35,7 @@ from oblivionis.data.shapes import MAP, fields_of, recognised, summed_up
 from oblivionis.data.tables import from_hub
 from oblivionis.errors import FileError
 from oblivionis.files import parse_json, read_bytes
-from oblivionis.naming import unfit_character
+from oblivionis.naming import LONGEST_ID, unfit_character
 from oblivionis.row_files import Row, is_hub_name, is_saved, read_rows, shown, table, tables
 
 TRAIN = "train"
@@ -255,6 +255,8 @@ def to_record(
             problems.append(f"{row.where}: {row.called(name)} must be {expected}, found {shown(value)}")
     if isinstance(own := values.get("id"), str) and (unfit := unfit_character(own)):
         problems.append(f"{row.where}: id must have no control characters, found {unfit} in {shown(own)}")
+    if isinstance(own, str) and len(own) > LONGEST_ID:
+        problems.append(f"{row.where}: id must have at most {LONGEST_ID} characters, found {len(own)}")
     perturbed = values.get("perturbed_answer")
     perturbed = [] if perturbed is None else perturbed
     if not isinstance(perturbed, list) or not all(isinstance(p, str) and p.strip() for p in perturbed):

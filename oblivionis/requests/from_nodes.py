@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,19 @@ from oblivionis.chain import HASH
 from oblivionis.errors import OblivionisError
 from oblivionis.requests.holdings import LedgerRequests, demanded
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_FAILED, EXCHANGE_UNDONE, REJECTED, Ledger, Request, without
-from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.requests.node_ledger import NodeLedger, lack
 from oblivionis.requests.sealed import told
 from oblivionis.requests.wire import (
     COUNTED,
     LEFT_OUT,
+    MOST_LINES,
+    MOST_RECORDS,
     ROLLED_BACK,
     Answer,
     Question,
     SessionOutcome,
     Told,
+    as_many_as_fit,
     outcome_of,
     read_answer,
     read_question,
@@ -34,6 +37,7 @@ from oblivionis.requests.wire import (
 )
 from strategies import protocol
 from strategies.nodes import NodeMap
+from strategies.protocol import SCOPE_CLIENT
 from strategies.requests import UnlearnRequest
 
 Warn = Callable[[str], None]
@@ -112,7 +116,8 @@ class NodeRequests(AskingNodes):
 
     An id is entered once for each client, however often it is told; when two clients chose the same id, the later one
     is called `<id>-client-0003` here. No record is asked for twice: a request keeps those that no earlier one of its
-    client names. What a node has not confirmed it is told again.
+    client names. What a node has not confirmed it is told again. A request that its node does not tell any more waits:
+    an exchange that names one record too many serves none of its client's requests.
 
     `most`: how many requests of one client are taken up, and how many are served, in a round; what is beyond waits, and
     a warning and a line of the ledger say so. The rest as for `AskingNodes`.
@@ -121,13 +126,21 @@ class NodeRequests(AskingNodes):
     def __init__(self, ledger: Ledger, max_rouge: float, *, most: int = 100, **asking: Any) -> None:
         super().__init__(ledger, max_rouge, **asking)
         self._most, self._round = most, 0
+        self._untold = frozenset[str]()
 
     def pending(self, server_round: int) -> Sequence[UnlearnRequest]:
         """Ask the nodes, enter what is new, then list what is pending."""
         self._round = server_round
+        untold = set[str]()
         for client, answer in self._ask(server_round).items():
             self._enter(client, answer.requests, server_round)
-        return [demanded(r) for r in self.due(server_round, self._most)]
+            told = {t.id for t in answer.requests}
+            untold.update(r.id for r in self._ledger.of_client(client) if r.told not in told)
+        self._untold = frozenset(untold)
+        return [demanded(r) for r in self.due(server_round, self._most, self._untold)]
+
+    def again(self, server_round: int) -> list[UnlearnRequest]:
+        return [r for r in super().again(server_round) if r.request_id not in self._untold]
 
     def live(self, client: int) -> int:
         """Records of `client` as far as the server knows; none from the moment on at which it asks to leave."""
@@ -140,26 +153,30 @@ class NodeRequests(AskingNodes):
     def _question(self, client: int, server_round: int) -> dict[str, object]:
         outcomes = [
             outcome_of(line, self._ledger.get(line["id"]).told, line[HASH])
-            for line in self._ledger.unacknowledged(client)
+            for line in self._ledger.unacknowledged(client)[:MOST_LINES]
         ]
         ledger = self._ledger
         question = Question(self._run, ledger.first, ledger.head, server_round, tuple(outcomes), ledger.count)
         return {**self._settings, **write_question(question)}
 
     def _enter(self, client: int, told: Sequence[Told], server_round: int) -> None:
-        """Take up what is new, but no more than `most` requests; the node tells of the others again."""
+        """Take up what is new, but no more than `most` requests, and in a run no more than name `MOST_RECORDS` records;
+        the node tells of the others again."""
         mine = self._ledger.of_client(client)
         known = {r.told for r in mine}
         new = [t for t in told if t.id not in known]
-        if left := len(new[self._most :]):
-            text = f"client {client} made {len(new)} requests at once: {self._most} are taken up, {left} wait"
-            self._warn(f"{text} (unlearning.requests.max_per_round)")
+        taken = as_many_as_fit(new, self._most, sum(len(r.record_ids) + len(r.covered) for r in mine))
+        if left := len(new) - len(taken):
+            full = f"for at most {MOST_RECORDS:,} records of one client in a run"
+            why = "unlearning.requests.max_per_round" if len(taken) == self._most else full
+            text = f"client {client} made {len(new)} requests at once: {len(taken)} are taken up, {left} wait"
+            self._warn(f"{text} ({why})")
             self._ledger.note("waiting", client=client, round=server_round, count=left)
-        if not new:
+        if not taken:
             return
         asked = {i for r in mine if r.state != REJECTED for i in r.record_ids}
         entered: dict[str, Request] = {}
-        for one in new[: self._most]:
+        for one in taken:
             name = self._free_id(client, one.id, entered)
             made = Request(name, client, one.record_ids, server_round, scope=one.scope, told=one.id)
             entered[name] = without(made, asked)
@@ -292,10 +309,18 @@ def _by_client(commitments: Mapping[int, str]) -> dict[str, str]:
 
 
 def answer_query(
-    config: Mapping[str, object], client: int, folder: Path, *, sealed: bool = False, audits: bool = True
+    config: Mapping[str, object],
+    client: int,
+    folder: Path,
+    *,
+    sealed: bool = False,
+    audits: bool = True,
+    held: Collection[str] | None = None,
 ) -> ConfigRecord | None:
     """What a node says of its requests when a query asks for them, after entering what the query told; None if it does
-    not ask. `folder` is the node's own; audits: whether it may measure. Raises OblivionisError.
+    not ask. `folder` is the node's own; audits: whether it may measure; `held`: ids of the client's records. A request
+    that names another one is not told, unless the client leaves by it, and the ledger says why. Where an answer has no
+    room for all requests, those that were not served come first, and those made first. Raises OblivionisError.
 
     With `sealed`, or where the server does not want to know, it names no request, and confirms nothing that is said
     about one: that alone would tell that it exists. In the newest line, whose hash it tells, is a number that nobody
@@ -311,5 +336,13 @@ def answer_query(
         ledger.heard(question.run, question.ledger, (), **about, nonce=secrets.token_hex(16))
         return write_answer(Answer((), ledger.head(), tuple(lines)))
     confirmed = ledger.heard(question.run, question.ledger, question.outcomes, audits=audits, **about)
-    requests = tuple(Told(r.id, r.scope, r.everything) for r in ledger.unsettled())
+    waiting = sorted(ledger.unsettled(), key=lambda request: request.served_round is not None)
+    if held is not None:
+        lacking = {r.id: why for r in waiting if r.scope != SCOPE_CLIENT and (why := lack(r.everything, held))}
+        for request in waiting:
+            why = lacking.get(request.id, "")
+            if why and request.served_round is None and not request.note.endswith(why):
+                ledger.note("failed", request.id, run=question.run, reason=why)
+        waiting = [r for r in waiting if r.id not in lacking]
+    requests = as_many_as_fit(Told(r.id, r.scope, r.everything) for r in waiting)
     return write_answer(Answer(requests, ledger.head(), tuple(confirmed)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from oblivionis.config.schema import Config
@@ -124,17 +124,19 @@ class LedgerRequests:
         """The requests that are pending in `round`."""
         return self._ledger.pending(server_round)
 
-    def due(self, server_round: int, most_of_client: int | None = None) -> list[Request]:
+    def due(
+        self, server_round: int, most_of_client: int | None = None, passed_over: Container[str] = ()
+    ) -> list[Request]:
         """The batch of `round`: of the pending requests as many as are served in a round, all where nothing limits it.
 
-        `most_of_client`: no more than so many of one client.
+        `most_of_client`: no more than so many of one client; `passed_over`: ids of some that wait.
         """
         if self._per_round is not None:
-            found = self._ledger.first_pending(server_round, self._per_round, most_of_client)
+            found = self._ledger.first_pending(server_round, self._per_round, most_of_client, passed_over)
         else:
             counts = Counter[int]()
             found = []
-            for request in self._ledger.pending(server_round):
+            for request in (r for r in self._ledger.pending(server_round) if r.id not in passed_over):
                 counts[request.client] += 1
                 if most_of_client is None or counts[request.client] <= most_of_client:
                     found.append(request)

@@ -99,8 +99,9 @@ class Ledger:
         self._place: dict[str, int] = {}
         self._of_client: dict[int, list[str]] = {}
         self._pending: dict[str, None] = {}
-        self._pending_of = Counter[int]()
-        self._behind: dict[str, int] = {}
+        self._number: dict[str, int] = {}
+        self._last_number: dict[int, int] = {}
+        self._reached = 0
         self._queue = Queue()
         self.rejections = 0
         self._served_in: dict[int, dict[str, None]] = {}
@@ -166,18 +167,24 @@ class Ledger:
         waiting = (self._requests[i] for i in self._pending)
         return sorted((r for r in waiting if r.round <= server_round), key=lambda r: r.id)
 
-    def first_pending(self, server_round: int, most: int, most_of_client: int | None = None) -> list[Request]:
-        """At most `most` of them, ordered by id: those that failed least often, of these each client's first before
-        anybody's second, and then those asked for first. Which of its client's a request is was settled when it was
-        asked for: by how many were pending then.
+    def first_pending(
+        self, server_round: int, most: int, most_of_client: int | None = None, passed_over: Container[str] = ()
+    ) -> list[Request]:
+        """At most `most` of them, ordered by id: each client's first before anybody's second, then those that failed
+        least often, and then those asked for first.
 
-        `most_of_client`: no more than so many of one client.
+        Start-time fair queueing (Goyal, Vin and Cheng 1996): a request has the number after that of its client's last
+        one, or the highest that was attempted so far if that is higher; one that fails gets the number after the
+        highest. So no client waits for more than one request of each other client at a time, however many those make,
+        and whatever fails.
+
+        `most_of_client`: no more than so many of one client; `passed_over`: ids of some that keep their turn.
         """
         of_client = Counter[int]()
 
         def takes(request_id: str) -> bool:
             request = self._requests[request_id]
-            if request.round > server_round:
+            if request.round > server_round or request_id in passed_over:
                 return False
             of_client[request.client] += 1
             return most_of_client is None or of_client[request.client] <= most_of_client
@@ -353,8 +360,7 @@ class Ledger:
         before = self._requests.get(request.id)
         self._requests[request.id] = request
         self._place.setdefault(request.id, len(self._place))
-        self._behind.setdefault(request.id, self._pending_of[request.client])
-        self._pending_of[request.client] += (request.state == PENDING) - (request.id in self._pending)
+        self._count_off(before, request)
         if before is not None and before.served_round is not None:
             self._served_in[before.served_round].pop(request.id, None)
         if request.served_round is not None:
@@ -366,12 +372,25 @@ class Ledger:
         else:
             self._pending.pop(request.id, None)
 
+    def _count_off(self, before: Request | None, request: Request) -> None:
+        """Give a request that is new or failed its number, and go on to that of one that was attempted."""
+        if before is None:
+            number = self._number[request.id] = max(self._reached, self._last_number.get(request.client, -1) + 1)
+            if request.state == PENDING:
+                self._last_number[request.client] = number
+            return
+        failed = request.attempts > before.attempts
+        if failed or (request.served_round is not None and before.served_round is None):
+            self._reached = max(self._reached, self._number[request.id])
+        if failed:
+            self._number[request.id] = self._reached + 1
+
     def _is_in_turn(self, turn: Turn) -> bool:
         return turn[-1] in self._pending and turn == self._turn(self._requests[turn[-1]])
 
     def _turn(self, request: Request) -> Turn:
         """What puts pending requests in the order in which a batch takes them."""
-        return request.attempts, self._behind[request.id], request.round, request.id
+        return self._number[request.id], request.attempts, request.round, request.id
 
 
 def _asked(request: Request) -> dict[str, object]:

@@ -406,6 +406,12 @@ def replay(path: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, NodeRe
         ) from None
 
 
+def lack(record_ids: Iterable[str], held: Collection[str]) -> str:
+    """Why a client that holds these records cannot be asked to forget `record_ids`; empty where it can."""
+    absent = sorted(set(record_ids).difference(held))
+    return f"this client does not hold record {absent[0]!r} any more" if absent else ""
+
+
 def own_id(request_id: str, client: int) -> str:
     """The id by which the node itself knows a request whose id the server had to change."""
     return re.sub(rf"-client-{client:04d}(-\d+)?\Z", "", request_id)

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 
 Turn = tuple[int, int, int, str]
-"""Failed attempts, how many of its client's own were pending when it was asked for, round from which on it may be
-served, id: the smallest comes first."""
+"""Number by which clients take turns, failed attempts, round from which on it may be served, id: the smallest comes
+first."""
 
 
 class Queue:

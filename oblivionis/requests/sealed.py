@@ -30,7 +30,16 @@ from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import read_json
 from oblivionis.requests.demands import Demand
 from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.requests.node_ledger import COMMITTED, LEDGER_FILE, REJOINED, SEALED, NodeLedger, NodeRequest, replay
+from oblivionis.requests.node_ledger import (
+    COMMITTED,
+    LEDGER_FILE,
+    REJOINED,
+    SEALED,
+    NodeLedger,
+    NodeRequest,
+    lack,
+    replay,
+)
 from oblivionis.requests.node_records import read_node
 from oblivionis.requests.wire import COUNTED, LEFT_OUT, LONGEST_SESSION, ROLLED_BACK, SessionOutcome
 
@@ -123,8 +132,7 @@ def join(
     def choose(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[Demand, ...], Sequence[Mapping[str, Any]]]:
         due, lacking = _due(replay(folder / LEDGER_FILE, lines), run, most_exchanges), []
         for request in due if held is not None else ():
-            if absent := sorted(set(request.record_ids) - set(held or ())):
-                reason = f"this client does not hold record {absent[0]!r} any more"
+            if reason := lack(request.record_ids, held or ()):
                 lacking.append((request, reason))
         failed = [
             {"event": "failed", "id": request.id, "run": run, "reason": reason}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -18,13 +18,16 @@ from flwr.app import ConfigRecord
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from oblivionis.errors import OblivionisError
-from oblivionis.naming import unfit_character
+from oblivionis.naming import LONGEST_ID, unfit_character
 from oblivionis.requests import judgement
 from strategies import protocol
 from strategies.requests import SCOPES
 from strategies.text import clean
 
 LONGEST_TEXT = 1000
+MOST_REQUESTS, MOST_RECORDS, MOST_LINES = 10_000, 1_000_000, 100_000
+"""Requests in an answer, records that they name in all (those of a client in a run, too), and lines that a question
+tells or an answer confirms."""
 EVENTS = ("served", "applied", "failed", "rejected", "verified", "verification_failed", "rolled_back", "covered")
 COUNTED, LEFT_OUT, ROLLED_BACK = "counted", "left_out", "rolled_back"
 """What became of a client's part in a cover exchange: it is in the sum; it is not, or there was no sum; the sum was
@@ -43,7 +46,7 @@ _SCOPE = Meta(pattern=rf"\A({'|'.join(SCOPES)})\Z", description=f"one of {', '.j
 _OUTCOME = Meta(pattern=rf"\A({'|'.join(judgement.OUTCOMES)})\Z", description=f"one of {', '.join(judgement.OUTCOMES)}")
 _EVENT = Meta(pattern=rf"\A({'|'.join(EVENTS)})\Z", description=f"one of {', '.join(EVENTS)}")
 _OF_SESSION = Meta(pattern=rf"\A({'|'.join(SESSION_OUTCOMES)})\Z", description=f"one of {', '.join(SESSION_OUTCOMES)}")
-_REQUESTS, _RECORDS, _LINES = Meta(max_length=10_000), Meta(max_length=1_000_000), Meta(max_length=100_000)
+_REQUESTS, _RECORDS, _LINES = (Meta(max_length=most) for most in (MOST_REQUESTS, MOST_RECORDS, MOST_LINES))
 
 _Hash = Annotated[str, _SHA256]
 _Round = Annotated[int, Meta(ge=0)]
@@ -136,7 +139,7 @@ class _Answer(Struct):
     ids: Annotated[list[Annotated[str, _ID]], _REQUESTS] = msgspec.field(name=protocol.REQUEST_IDS)
     scopes: Annotated[list[Annotated[str, _SCOPE]], _REQUESTS] = msgspec.field(name=protocol.SCOPES)
     counts: Annotated[list[Annotated[int, Meta(ge=1)]], _REQUESTS] = msgspec.field(name=protocol.RECORD_COUNTS)
-    records: Annotated[list[Annotated[str, Meta(min_length=1, max_length=512)]], _RECORDS] = msgspec.field(
+    records: Annotated[list[Annotated[str, Meta(min_length=1, max_length=LONGEST_ID)]], _RECORDS] = msgspec.field(
         name=protocol.RECORD_IDS
     )
     head: _Hash = msgspec.field(name=protocol.LEDGER_HEAD)
@@ -178,6 +181,16 @@ def outcome_of(entry: Mapping[str, Any], told: str, line: str) -> dict[str, Any]
     if "why" in kept:
         kept["why"] = clean(kept["why"], LONGEST_TEXT)
     return {"event": event, "id": told, "line": line, "round": int(entry["round"]), **kept}
+
+
+def as_many_as_fit(requests: Iterable[Told], most: int = MOST_REQUESTS, named: int = 0) -> tuple[Told, ...]:
+    """The first `most` of `requests` for whose records there is room beside those that were `named` before."""
+    found, left = list[Told](), MOST_RECORDS - named
+    for request in requests:
+        if len(found) < most and len(request.record_ids) <= left:
+            found.append(request)
+            left -= len(request.record_ids)
+    return tuple(found)
 
 
 def write_answer(answer: Answer) -> ConfigRecord:

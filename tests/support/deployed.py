@@ -69,8 +69,8 @@ class Deployed:
             self.start_supernode(partition)
         self.wait_online(range(self.clients))
 
-    def start_superlink(self):
-        self._start("superlink", self.server / "start-superlink.sh")
+    def start_superlink(self, **more):
+        self._start("superlink", self.server / "start-superlink.sh", **more)
         self._wait_port("superlink", self.superlink_port)
 
     def start_nginx(self):

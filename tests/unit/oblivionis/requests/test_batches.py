@@ -1,5 +1,6 @@
 """Requests in batches: who comes when, against looking at every request; and what nobody has asked for yet."""
 
+import json
 import random
 
 import pytest
@@ -17,11 +18,24 @@ def requests_of(count, *, rounds=3):
     return [Request(f"r{rng.randrange(1000):03d}-{n}", n % 4, (f"x{n}",), 1 + n % rounds) for n in range(count)]
 
 
-def brute(ledger, behind, server_round, most, most_of_client=None):
-    """By the definition: sort all, count per client, cut. `behind`: how many of its client's were pending before it."""
+def numbers(path):
+    """By request its number in start-time fair queueing, from the lines of the file alone."""
+    found, last, highest = {}, {}, 0
+    for line in map(json.loads, path.read_text().splitlines()):
+        name, client = line["id"], line["client"]
+        if line["event"] == "submitted":
+            found[name] = last[client] = max(highest, last[client] + 1) if client in last else highest
+        elif line["event"] in ("served", "failed"):
+            highest = max(highest, found[name])
+            found[name] = highest + 1 if line["event"] == "failed" else found[name]
+    return found
+
+
+def brute(ledger, server_round, most, most_of_client=None):
+    """By the definition: sort all, count per client, cut."""
     due = [r for r in ledger if r.state == PENDING and r.round <= server_round]
-    taken, of_client = [], {}
-    for request in sorted(due, key=lambda r: (r.attempts, behind[r.id], r.round, r.id)):
+    taken, of_client, number = [], {}, numbers(ledger.path)
+    for request in sorted(due, key=lambda r: (number[r.id], r.attempts, r.round, r.id)):
         of_client[request.client] = of_client.get(request.client, 0) + 1
         if most_of_client is None or of_client[request.client] <= most_of_client:
             taken.append(request)
@@ -35,13 +49,11 @@ def test_batches_are_those_of_the_definition_whatever_happens(tmp_path, most_of_
     ledger = Ledger(path)
     first, *later = [requests_of(30)[:20], *([r] for r in requests_of(30)[20:])]
     ledger.submit(*first)
-    behind = {r.id: sum(other.client == r.client for other in first[:n]) for n, r in enumerate(first)}
     for step in range(60):
         waiting = [r for r in ledger if r.state == PENDING]
-        event = rng.choice(("served", "failed", "rejected", "back"))
+        event = rng.choice(("served", "failed", "failed", "rejected", "back"))
         if step % 6 == 5:
             (new,) = later[step // 6]
-            behind[new.id] = sum(r.client == new.client for r in waiting)
             ledger.submit(new)
         elif event == "back":
             ledger.roll_back(rng.randrange(4))
@@ -54,8 +66,8 @@ def test_batches_are_those_of_the_definition_whatever_happens(tmp_path, most_of_
             elif step % 7 == 0:
                 ledger.rejected(request.id, server_round, "unknown")
         for one in (ledger, Ledger(path)) if step % 10 == 0 else (ledger,):
-            for server_round, most in ((1, 3), (2, 5), (9, 50)):
-                expected = brute(one, behind, server_round, most, most_of_client)
+            for server_round, most in ((1, 3), (2, 5), (9, 2), (9, 9), (9, 50)):
+                expected = brute(one, server_round, most, most_of_client)
                 assert one.first_pending(server_round, most, most_of_client) == expected
                 assert one.first_pending(server_round, most, most_of_client) == expected, "looking changes nothing"
             assert [r.id for r in one.pending(2)] == sorted(r.id for r in one if r.state == PENDING and r.round <= 2)
@@ -113,6 +125,34 @@ def test_a_client_that_never_answers_keeps_nobody_waiting(tmp_path):
                 requests.served(request, server_round, {})
         assert [r.client for r in requests.served_in(server_round)] == [n for n in batches[-1] if n > 1]
     assert batches == [[0, 1], [2, 3], [4, 5], [0, 1]]
+
+
+@pytest.mark.parametrize("per_round", [1, 2, 5])
+@pytest.mark.parametrize("flood", [1, 2, 100])
+def test_one_whose_attempt_failed_does_not_wait_for_those_that_another_client_makes_anew(tmp_path, per_round, flood):
+    """Client 0 makes as many requests in every round; client 1 is away in three rounds."""
+    requests = source(tmp_path / "requests.jsonl", NoRequests(), per_round=per_round)
+    away, served = 3, []
+    for server_round in range(1, 20):
+        made = [Request(f"a{server_round}-{n}", 0, (f"x{server_round}-{n}",), server_round) for n in range(flood)]
+        requests.ledger.submit(*made, *([Request("mine", 1, ("y",), 1)] if server_round == 1 else ()))
+        for request in requests.pending(server_round):
+            if request.node == 1 and away:
+                requests.failed(request, server_round, "away")
+                away -= 1
+            else:
+                requests.served(request, server_round, {})
+                served += [server_round] if request.node == 1 else []
+    assert not away and served and served[0] <= 8
+
+
+def test_requests_that_ask_for_nothing_more_cost_their_client_no_turn(tmp_path):
+    requests = source(tmp_path / "requests.jsonl", NoRequests(), per_round=1)
+    requests.ledger.submit(*(Request(f"c{n}", 0, (), 1) for n in range(50)))
+    requests.ledger.submit(*(Request(name, client, (name,), 1) for name, client in (("a", 1), ("b", 1), ("mine", 0))))
+    assert [r.request_id for r in requests.pending(1)] == ["a"]
+    requests.served(requests.pending(1)[0], 1, {})
+    assert [r.request_id for r in requests.pending(2)] == ["mine"]
 
 
 def test_a_resumed_run_goes_on_with_the_same_batches(tmp_path):

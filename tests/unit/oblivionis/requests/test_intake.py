@@ -12,13 +12,25 @@ from oblivionis.client.guard import Guard, Refused
 from oblivionis.client.policy import Policy
 from oblivionis.data.errors import DataError
 from oblivionis.data.own_records import read_training
+from oblivionis.naming import LONGEST_ID
+from oblivionis.requests import from_nodes, wire
 from oblivionis.requests.demands import Demand
 from oblivionis.requests.from_nodes import NodeRequests, answer_query
 from oblivionis.requests.ledger import Ledger
-from oblivionis.requests.node_ledger import NodeLedger
+from oblivionis.requests.node_ledger import EXCHANGED, NodeLedger
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.requests.schedule import read_schedule
-from oblivionis.requests.wire import Answer, Told, WireError, outcome_of, read_answer, read_question, write_answer
+from oblivionis.requests.wire import (
+    MOST_REQUESTS,
+    Answer,
+    Told,
+    WireError,
+    as_many_as_fit,
+    outcome_of,
+    read_answer,
+    read_question,
+    write_answer,
+)
 from strategies import protocol
 from strategies.nodes import NodeMap
 
@@ -35,11 +47,11 @@ class Nodes:
         return {c: RecordDict({protocol.REQUESTS: write_answer(Answer(t, GENESIS, ()))}) for c, t in self.told.items()}
 
 
-def source(tmp_path, told, most=100):
+def source(tmp_path, told, most=100, **more):
     warnings = []
     ledger = Ledger(tmp_path / "requests.jsonl")
     nodes = Nodes({client: tuple(requests) for client, requests in told.items()})
-    live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most, "last_round": 9}
+    live = {"live": lambda client: 10**6, "warn": warnings.append, "most": most, "last_round": 9, **more}
     return NodeRequests(ledger, 0.5, run="run", nodes=nodes, grid=None, settings={}, **live), ledger, warnings
 
 
@@ -63,6 +75,109 @@ def test_what_is_beyond_the_limit_waits_its_turn_and_is_told_of(tmp_path):
     notes = [(e["round"], e["client"], e["count"]) for e in check_chain(ledger.path).entries if e["event"] == "waiting"]
     assert notes == [(1, 0, 15), (2, 0, 5)] and check_chain(ledger.path).faults == ()
     assert len({r.told for r in ledger if r.client == 0}) == 25
+
+
+QUERY = {protocol.LEDGER: GENESIS, protocol.LEDGER_HEAD: GENESIS, protocol.RUN: "run", protocol.OUTCOMES: []}
+
+
+def asked(folder, held=None):
+    """What a node with that folder answers to a query, as the server reads it."""
+    found = answer_query({**QUERY, protocol.SERVER_ROUND: 1}, 0, folder, held=held)
+    assert found is not None
+    return read_answer(found).requests
+
+
+def lines(requests, **more):
+    return [
+        {"event": "submitted", "scope": "records", "id": r.id, "record_ids": list(r.record_ids), "time": 1.0, **more}
+        for r in requests
+    ]
+
+
+def test_a_node_with_more_requests_than_an_answer_holds_tells_the_first_of_them(tmp_path):
+    """Those that the server has served come last."""
+    made = many(MOST_REQUESTS + 2, 1)
+    done = {"kind": protocol.UNLEARN, "run": "run", "round": 1, "client": 0, "requests": [made[0].id]}
+    served = {"event": "served", "id": made[0].id, "run": "run", "round": 1, "line": "0" * 64}
+    NodeLedger(tmp_path).extend(lambda _: [*lines(made), {"event": EXCHANGED, **done}, served])
+    assert [r.state for r in NodeLedger(tmp_path).requests()[:2]] == ["served", "open"]
+    assert asked(tmp_path) == tuple(made[1 : MOST_REQUESTS + 1])
+
+
+def test_requests_that_name_more_records_than_an_answer_holds_leave_room_for_others(monkeypatch):
+    monkeypatch.setattr(wire, "MOST_RECORDS", 5)
+    sizes = [3, 3, 2, 1, 0]
+    told = [Told(f"r{n}", "records", tuple(f"{n}-{i}" for i in range(size))) for n, size in enumerate(sizes)]
+    assert [r.id for r in as_many_as_fit(told)] == ["r0", "r2", "r4"]
+
+
+def test_requests_that_name_ever_more_records_fill_no_disk(tmp_path, monkeypatch):
+    """Ten in a run here: named for the first time or not, in one round or in each."""
+    monkeypatch.setattr(wire, "MOST_RECORDS", 10)
+    monkeypatch.setattr(from_nodes, "MOST_RECORDS", 10)
+    requests, ledger, warnings = source(tmp_path, {0: many(3, 4)}, last_round=9)
+    requests.pending(1)
+    requests._nodes.told[0] = [Told(f"again-{n}", "records", ("0-0-0",)) for n in range(5)]
+    requests.pending(2)
+    assert [r.told for r in ledger] == ["r00000", "r00001", "again-0", "again-1"]
+    told = "client 0 made 3 requests at once: 2 are taken up, 1 wait (for at most 10 records of one client in a run)"
+    assert warnings == [told, told.replace("made 3", "made 5").replace("1 wait", "3 wait")]
+    assert check_chain(ledger.path).faults == ()
+
+
+def test_who_confirms_nothing_is_told_no_more_than_a_question_holds(tmp_path, monkeypatch):
+    requests, ledger, _ = source(tmp_path, {0: many(25, 1)}, most=100)
+    for request in requests.pending(1):
+        requests.served(request, 1, {})
+    assert len(ledger.unacknowledged(0)) == 25
+    monkeypatch.setattr(from_nodes, "MOST_LINES", 10)
+    told = [json.loads(text)["id"] for text in requests._question(0, 2)[protocol.OUTCOMES]]
+    assert told == [f"r{n:05d}" for n in range(10)], "the oldest"
+
+
+def test_a_request_for_a_record_that_is_gone_is_not_told_until_it_is_back(tmp_path):
+    """One that stays keeps no other waiting, and its node's ledger says once what is wrong; who leaves is told."""
+    ledger = NodeLedger(tmp_path)
+    ledger.submit(["a", "b"], identifier="gone")
+    ledger.submit(["c"], identifier="fine")
+    ledger.submit(["d"], scope="client", identifier="leaves")
+    for _ in range(2):
+        assert [r.id for r in asked(tmp_path, held={"a", "c"})] == ["fine", "leaves"]
+    assert [e["reason"] for e in ledger.lines("failed")] == ["this client does not hold record 'b' any more"]
+    (gone, *_) = ledger.requests()
+    assert (gone.state, gone.note) == ("open", "attempt failed: this client does not hold record 'b' any more")
+    assert [r.id for r in asked(tmp_path, held={"a", "b", "c", "d"})] == ["gone", "fine", "leaves"]
+    assert [r.id for r in asked(tmp_path)] == ["gone", "fine", "leaves"], "records that the server deals out"
+
+
+@pytest.mark.parametrize("per_round", [None, 2])
+def test_what_a_node_does_not_tell_any_more_is_not_asked_of_it(tmp_path, per_round):
+    """A message asks for all or for nothing: one request that cannot be served would keep the others waiting."""
+    first, second, third = many(3, 1)
+    requests, ledger, _ = source(tmp_path, {0: [first, second], 1: many(1, 1, client=1)}, per_round=per_round, again=3)
+    assert {r.request_id for r in requests.pending(1)} >= {first.id}
+    requests._nodes.told[0] = (second, third)
+    due = [r.request_id for r in requests.pending(2)]
+    assert first.id not in due and second.id in due
+    requests.served(next(r for r in requests.pending(2) if r.request_id == second.id), 2, {})
+    assert [r.request_id for r in requests.again(3)] == [second.id]
+    requests._nodes.told[0] = (third,)
+    requests.pending(3)
+    assert requests.again(3) == [] and ledger.get(first.id).state == "pending"
+    requests._nodes.told[0] = (first, third)
+    assert first.id in [r.request_id for r in requests.pending(4)]
+    del requests._nodes.told[0]
+    assert first.id in [r.request_id for r in requests.pending(5)], "who is not heard is asked, and fails"
+
+
+def test_a_record_whose_id_is_too_long_for_an_answer_is_none(tmp_path):
+    """It would keep all requests of its node from being read."""
+    path, problems = tmp_path / "records.jsonl", []
+    rows = [{"id": "x" * length, "question": f"q{length}", "answer": "a"} for length in (LONGEST_ID, LONGEST_ID + 1)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records, _ = read_training([path], problems)
+    assert [len(r.id) for r in records] == [LONGEST_ID]
+    assert problems == ["records.jsonl:2: id must have at most 512 characters, found 513"]
 
 
 def test_what_failed_does_not_starve_or_exceed(tmp_path):
@@ -171,10 +286,7 @@ def test_a_server_is_told_of_the_records_that_earlier_requests_name_and_asks_for
     node = NodeLedger(tmp_path / "node")
     node.submit(["a", "b"], identifier="zz", reason="by letter")
     node.submit(["b", "c"], scope="subject", subject="Mara Voss", identifier="art17", reason="by letter")
-    asks = {protocol.LEDGER: GENESIS, protocol.LEDGER_HEAD: GENESIS, protocol.RUN: "run", protocol.SERVER_ROUND: 1}
-    found = answer_query({**asks, protocol.OUTCOMES: []}, 0, node.node_dir)
-    assert found is not None
-    told = read_answer(found).requests
+    told = asked(node.node_dir)
     assert [(t.id, t.record_ids) for t in told] == [("zz", ("a", "b")), ("art17", ("c", "b"))]
     requests, ledger, _ = source(tmp_path, {0: told})
     assert {r.request_id: r.record_ids for r in requests.pending(1)} == {"zz": ("a", "b"), "art17": ("c",)}
