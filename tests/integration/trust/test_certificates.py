@@ -166,7 +166,7 @@ def undone(learned):
     found = {}
     for who in (None, "re-add", "copy"):
         with cheating(who):
-            found[who] = unlearned(learned, f"back-{who}", 3, asked, *UNLEARNS, "evaluation.rebound.enabled=true")
+            found[who] = unlearned(learned, f"back-{who}", 2, asked, *UNLEARNS, "evaluation.rebound.enabled=true")
     return found
 
 
