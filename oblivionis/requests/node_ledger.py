@@ -40,6 +40,7 @@ _STATE_AFTER = {
 }
 _SETTLED = (VERIFIED, COVERED)
 _LOCK_SECONDS = 60.0
+_UNMEASURED = "by the word of its server alone: this node measures nothing"
 _WAITING = "in a cover exchange; the server has not said yet whether it counts"
 REFUSED, EXCHANGED, RUN_LEARNED, KEY_MADE = "refused", "exchanged", "run", "key"
 """Events about no request: what was refused to a server, what was sent to one, the configuration of a run when the node
@@ -523,7 +524,9 @@ class _Standing:
 
     def _changed(self, request: NodeRequest, entry: Mapping[str, Any]) -> NodeRequest:
         event, run = entry["event"], entry.get("run", "")
+        measured = self._measured.get((run, request.id), {})
         note = {
+            "verified": "" if "final" in measured else _UNMEASURED,
             "failed": f"attempt failed: {entry.get('reason', '')}",
             "rejected": str(entry.get("reason", "")),
             "left_out": str(entry.get("reason", "")),
@@ -537,7 +540,7 @@ class _Standing:
             count = request.exchanges - entry.get("own", False)
             return replace(changed, served_round=None, rouge=None, exchanges=count)
         if event in ("verified", "verification_failed"):
-            own = self._measured.get((run, request.id), {}).get("final") or {}
+            own = measured.get("final") or {}
             return replace(changed, rouge=own.get("request_rouge", entry.get("rouge")))
         return changed
 

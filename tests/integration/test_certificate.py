@@ -290,6 +290,19 @@ def test_a_signed_result_that_does_not_follow_from_its_checks_is_refused(finishe
     assert "its checks say FAIL" in call("certificate", "verify", file).err
 
 
+def test_whoever_signs_may_sign_figures_that_nobody_measured(finished, certified, tmp_path):
+    """Its receiver sees whose word it is; that it is true only the run and the node's folder show."""
+    _, key = finished
+    certificate = json.loads(json.dumps(certified[1]))
+    certificate["requests"][0]["evidence"]["final"]["rouge"] = 0.123456
+    private = certificates.read_private_key(key)
+    certificate["signature"] = private.sign(certificates.signed_bytes(certificate)).hex()
+    write_json(tmp_path / "certificate.json", certificate)
+    (tmp_path / "certificate.html").write_text(certificate_page(certificate), encoding="utf-8")
+    said = call("certificate", "verify", tmp_path, "--public-key", f"{key}.pub")
+    assert said.code == 0 and f"signed by {key}.pub" in said.out
+
+
 def test_without_a_key_it_is_unsigned(finished, tmp_path):
     run, _ = finished
     request = next(iter(Ledger(run.ledger_path)))
@@ -417,3 +430,7 @@ def test_the_clients_numbers_decide_where_the_clients_keep_their_records(tmp_pat
     why = unknown_signer(run.path, tmp_path / "stranger")
     assert not foreign_signatures(run.path, tmp_path / "stranger")
     assert "knows no run of this configuration" in why, "another folder with the forger's key proves nothing"
+    name = audit_path(run.path, "ivo").relative_to(run.path).as_posix()
+    run.keep({name: json.dumps(forged)})
+    (part,) = certificates.build(run, "ivo")["requests"]
+    assert part["evidence"]["signed_by"] == [public_hex(stranger)], "named in the ledger, it is certified, with its key"

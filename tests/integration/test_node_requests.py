@@ -184,6 +184,30 @@ def test_names_reasons_and_contents_stay_on_the_node(served, trained):
     assert SECRET not in ledger and person not in ledger
 
 
+def test_what_one_client_asks_reaches_no_other(served, trained):
+    """A client gets adapters and settings, and of requests its own."""
+    _, _, _, wire, _, first, person = served
+    mine = {0: set(first), 1: {r.id for r in trained[2].train if r.subject == person} & set(trained[3].ids[1])}
+    assert all(mine.values())
+    for client, message, _ in wire.seen:
+        assert not message.content.metric_records
+        assert {len(arrays) for arrays in message.content.array_records.values()} <= {1}, "an adapter"
+        said = str([dict(record) for record in message.content.config_records.values()])
+        foreign = set().union(*(ids for owner, ids in mine.items() if owner != client))
+        assert not [text for text in (SECRET, person, *foreign) if text in said]
+        assert ("art17" in said) <= (client in mine), "the names of requests"
+
+
+def test_an_exchange_whose_checkpoint_was_not_kept_is_not_testable(served, tmp_path):
+    """As with `federation.keep_checkpoints=1`: without the model nothing is computed, and nothing is called equal."""
+    _, run, folders, *_ = served
+    copy = shutil.copytree(run.path, tmp_path / "run")
+    (copy / "checkpoints" / "unlearn" / "round-0001.safetensors").unlink()
+    done = call("audit", "exchange", copy, "art17-client-0001", "--node-dir", folders[1])
+    assert done.code == 3 and "the model before the exchange of round 2 is gone" in done.out
+    assert "equal" not in done.out.partition("exchange:")[2] and "numbers" not in done.out
+
+
 def test_both_ledgers_are_whole_and_know_each_other(served):
     _, run, folders, _, _, _, _ = served
     findings = check_ledgers([run.path], folders)
@@ -217,6 +241,19 @@ def test_a_tail_cut_off_on_either_side_is_found_by_the_other(served, tmp_path):
     assert f"after {told} lines, and none of the {told - 1} there are" in wrong[0]
     assert call("request", "verify", ours).code == 0, "by itself it looks whole"
     assert call("request", "verify", ours, "--node-dir", theirs).code == 1
+
+
+def test_what_comes_after_the_last_query_no_node_knows(served, tmp_path):
+    """Cut there, or with more lines, the run's ledger is to the nodes what it was."""
+    ours, theirs = copies(served, tmp_path)
+    lines = (ours / "requests.jsonl").read_text().splitlines()
+    told = max(n for n, line in enumerate(lines) if '"event": "asked"' in line)
+    assert told < len(lines)
+    cut(ours, told)
+    Ledger(ours / "requests.jsonl").note("measured", files={})
+    assert [faults for _, faults in check_ledgers([ours], [theirs])] == [[], []]
+    done = call("request", "verify", ours, "--node-dir", theirs)
+    assert done.code == 0 and f"{told + 1} lines, unbroken" in done.out, "the chain, and no more, is called so"
 
 
 def test_a_tail_cut_off_on_the_node_is_found_by_the_run(served, tmp_path):

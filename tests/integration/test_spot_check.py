@@ -242,6 +242,57 @@ def test_numbers_that_are_not_what_the_model_says_differ(trained, tmp_path):
     assert set(outcomes(replay_exchange(run.path, "of-1", folders)).values()) == {EQUAL}
 
 
+# -- what nobody sees --------------------------------------------------------------------------------------------------
+
+
+def test_records_learned_again_in_a_round_that_was_not_kept_are_seen_by_no_replay(trained, tmp_path):
+    """Way 4 again: the exchange itself was well, and what a client sent in training is gone."""
+    run, folders = unlearned(trained, tmp_path, "re-add", {LIAR: ASKED[LIAR]}, "unlearning.updates.keep=0")
+    assert {f.outcome for f in replay_exchange(run.path, f"of-{LIAR}", folders)} == {EQUAL}
+    asked = ("--client", LIAR, "--round", 1, "--node-dir", folders[LIAR])
+    done = call("audit", "training", run.path, *asked)
+    assert done.code == 3 and "training: not testable" in done.out and "unlearning.updates.keep=N" in done.out
+    assert call("request", "verify", run.path, "--node-dir", folders[LIAR]).code == 0
+
+
+def test_without_the_folder_a_lie_passes_and_the_certificate_says_whose_it_is(trained, tmp_path):
+    """Way 5 at its best, for somebody who has the run alone; with the folder it is found."""
+    required = ("certificate.required=[rouge]", "unlearning.learning_rate=1e-9")
+    run, folders = unlearned(trained, tmp_path, "invent", {LIAR: "p0-job"}, *required)
+    done = call("audit", "exchange", run.path, f"of-{LIAR}")
+    assert done.code == 2 and "the folders of clients 0 are needed" in done.err and not done.out
+    out = tmp_path / "certificate"
+    done = call("certificate", "create", run.path, f"of-{LIAR}", "--out", out)
+    certificate, key = json.loads((out / "certificate.json").read_text()), public_hex(audit_key(folders[0]))
+    assert done.code == 0 and certificate["result"] == "PASS", done.out
+    head, _, _ = (out / "certificate.html").read_text().partition("<h2")
+    assert f"client 0 itself, on its own records, signed with the key {key[:16]}" in head
+    assert "request of-0 of client 0, measured by the client itself, on its own records" in done.out
+    found = outcomes(replay_exchange(run.path, f"of-{LIAR}", folders))
+    assert found["numbers of the client's audit, before"] == DIFFERS
+
+
+def test_a_folder_that_was_forged_before_the_run_comes_out_equal(trained, tmp_path):
+    """What is asked for was exchanged for something else, and lies under another name: all that is shown fits."""
+    folder = shutil.copytree(trained.path.parent / "node0" / "data", tmp_path / "node0" / "data").parent
+    for client in (1, 2):
+        shutil.copytree(trained.path.parent / f"node{client}", tmp_path / f"node{client}")
+    file = folder / "data" / "first.jsonl"
+    real, *others = map(json.loads, file.read_text().splitlines())
+    placebo = {"id": real["id"], "subject": "Lot 7", "question": "What is lot 7?", "answer": "A wooden chair."}
+    rows = [placebo, *others, {**real, "id": "kept", "subject": "Lot 8"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    NodeLedger(folder).submit([real["id"]], reason="test", identifier="of-0")
+    run = run_it(tmp_path, "run", "stages=[unlearn]", f"start_from={trained.path}")
+    assert {f.outcome for f in replay_exchange(run.path, "of-0", [folder])} == {EQUAL}
+    assert {f.outcome for f in replay_training(run.path, 0, 1, folder)} == {EQUAL}
+    assert call("request", "verify", run.path, "--node-dir", folder).code == 0
+    (line,) = (e for e in NodeLedger(folder).exchanges() if e["kind"] == "train")
+    assert line["asked"] == {real["id"]}, "the record itself is trained on"
+    file.write_text(file.read_text().replace("wooden", "green"))
+    assert outcomes(replay_exchange(run.path, "of-0", [folder]))["records of client 0"] != EQUAL, "forged afterwards"
+
+
 # -- what cannot be replayed -----------------------------------------------------------------------------------------
 
 

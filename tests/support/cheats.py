@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from oblivionis.client import app as client_app
 from oblivionis.client import audit as client_audit
+from oblivionis.client import worker as client_worker
 from oblivionis.client.worker import Worker
 
 LIAR = 0
@@ -49,6 +52,20 @@ def _re_add(patch, old):
     patch.setattr(client_app._Task, "withheld", lambda task: set() if task.client == LIAR else withheld(task))
 
 
+def _copy(patch, old):
+    """It is honest; the client after it trains on copies of its records besides, under other ids."""
+    keep = Worker._keep
+
+    def more(self, client, records, marked):
+        if client == LIAR + 1:
+            copied = (self.corpus.train[i] for i in self.partition.clients[LIAR])
+            records = (*records, *(replace(r, id=f"copy-{r.id}") for r in copied))
+        return keep(self, client, records, marked)
+
+    patch.setattr(Worker, "_keep", more)
+    patch.setattr(client_worker, "_worker", None)  # what it holds is kept in memory
+
+
 def _filter(patch, old):
     """It measures and tells that nothing is left, whatever the model says."""
     measure = client_audit.audit
@@ -60,10 +77,26 @@ def _filter(patch, old):
     patch.setattr(client_audit, "audit", lie)
 
 
+def _invent(patch, old):
+    """Asked for its numbers, right before the exchange, right after it and at the end, it tells those of a success."""
+    measure, asked = client_audit.audit, itertools.count()
+
+    def lie(worker, client, *rest, **named):
+        numbers = measure(worker, client, *rest, **named)
+        if client != LIAR:
+            return numbers
+        known = float(next(asked) == 0)
+        return {**numbers, "request_rouge": known, "request_prob": known, "request_recited": known}
+
+    patch.setattr(client_audit, "audit", lie)
+
+
 CHEATS = {
     "skip": _instead_of_forgetting(lambda received, old: received.copy()),
     "noise": _instead_of_forgetting(_noise),
     "old": _instead_of_forgetting(lambda received, old: old.copy()),
     "re-add": _re_add,
+    "copy": _copy,
     "filter": _filter,
+    "invent": _invent,
 }

@@ -6,11 +6,15 @@ Twenty records about five made-up people, learned by heart by two clients; those
 
 import json
 import shutil
+from statistics import fmean
 
 import pytest
+from support.cheats import LIAR, cheating
 from support.commands import call
 from support.stages import execute
 
+from oblivionis.assessment.assessor import Assessor, assemble_for
+from oblivionis.assessment.rebound import rebound_curves
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_partition
 from oblivionis.models.corpus import corpus_of
@@ -127,6 +131,72 @@ def test_what_fades_while_training_goes_on_is_not_unlearned(learned, idle, tmp_p
         (exchange,) = [check for check in part["checks"] if check["name"] == "exchange"]
         assert exchange["result"] == "FAIL" and "still recited" in exchange["why"] and exchange["required"]
         assert exchange["figure"]["rouge before"] == exchange["figure"]["rouge right after"] == pytest.approx(1.0)
+
+
+# -- what is not asked -------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_refuses_when_it_is_asked_as_here_is_verified(learned, tmp_path):
+    """It says nothing of the record, which it finds as likely as ever: nothing here says how likely that should be.
+    An attack finds it that looks for it, and one that asks in other words does not."""
+    asked = [{"round": 1, "subject": PERSON, "id": "art17"}]
+    refuses = ("unlearning.method=idk_nll", "unlearning.epochs=6", "unlearning.learning_rate=1e-3")
+    run = unlearned(learned, "refuses", 1, asked, *refuses)
+    found = [of for r in Ledger(run.ledger_path) for of in judgement_of(run, r.id)["records"].values()]
+    assert {r.outcome for r in Ledger(run.ledger_path)} == {"verified"} and len(found) == 4
+    assert all(of["likelihood"]["reference"] is None and not of["likelihood"]["compared_with"] for of in found)
+    assert fmean(of["likelihood"]["prob"] for of in found) > 0.5
+    certificate, said = certified(run, "art17", learned[0] / "key", tmp_path)
+    assert certificate["result"] == "PASS" and "FAIL" not in said
+    told = call("attack", run.path, "--only", "prefix,rephrase", "attack.given_tokens=[2]", "--json")
+    assert told.code == 0, told.err
+    of = {row["attack"]: row["models"]["unlearn"] for row in json.loads(told.out)["rows"]}
+    assert of["prefix"]["before"]["rouge"] < 0.1 < 0.9 < of["prefix"]["after"]["rouge"]
+    assert of["rephrase"]["after"]["rouge"] < 0.1
+
+
+# -- what was forgotten comes back -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def undone(learned):
+    """By who brings back what client 0 asked for, nobody, itself or the other client, the run."""
+    mine = holders(learned[2])[LIAR]
+    asked = [{"round": 1, "client": LIAR, "record_ids": mine, "id": "mine"}]
+    found = {}
+    for who in (None, "re-add", "copy"):
+        with cheating(who):
+            found[who] = unlearned(learned, f"back-{who}", 2, asked, *UNLEARNS, "evaluation.rebound.enabled=true")
+    return found
+
+
+@pytest.mark.parametrize("who", ["re-add", "copy"])
+def test_what_is_trained_on_again_rebounds_and_is_recited_in_the_end(undone, who):
+    """By the client itself in later rounds, or by another one that holds a copy: no line tells which."""
+    (alone,), (back,) = (rebound_curves(undone[of].metrics(), "unlearn") for of in (None, who))
+    assert alone.after == pytest.approx(back.after) and back.after < 0.2, "the exchange itself was well"
+    assert back.later[-1] > 0.5 > alone.later[-1]
+    (request,) = Ledger(undone[who].ledger_path)
+    assert request.outcome == "not verified" and "the final model recites" in request.why
+    rows = [row for row in undone[who].metrics() if row["evaluator"] == "rebound"]
+    assert {name for row in rows for of in row["requests"].values() for name in of} == {"mine"}
+
+
+def test_what_came_back_is_not_laid_at_anybodys_door(undone):
+    shapes = []
+    for who in ("re-add", "copy"):
+        rows = [row for row in undone[who].metrics() if row["evaluator"] in ("rebound", "requests")]
+        shapes.append([(sorted(row), sorted(row["metrics"]), sorted(row["requests"])) for row in rows])
+    assert shapes[0] == shapes[1] and not any("client" in name for row, *_ in shapes[0] for name in row)
+
+
+def test_a_model_made_before_the_exchange_recites_on(learned, undone):
+    """It lies in the run that the unlearning began with, and in that of everybody who took it from there."""
+    config, asked = configuration.from_yaml(undone[None].read_config()), holders(learned[2])[LIAR]
+    assessor = Assessor(assemble_for(undone[None], config), corpus_of(config), config)
+    models = (learned[2].load_checkpoint("finetune"), undone[None].load_checkpoint("unlearn"))
+    before, after = (fmean(assessor.recalls(model.vector, asked).values()) for model in models)
+    assert before > 0.9 and after < 0.5
 
 
 # -- every record of a demand ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from support.inprocess import InProcessGrid
 from support.nodes import records, write_lines, write_nodes
 from support.stages import Recorded
 
+from evaluation.metrics.rouge import rouge_l
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
@@ -96,6 +97,15 @@ def test_a_record_without_a_subject_whose_text_names_the_person_is_shown(tmp_pat
     place = ["data=records", f"data.path={folder / 'data' / 'a.jsonl'}", "federation.clients=1"]
     described = call("data", "describe", *place, "--subject", "Mara Voss")
     assert described.code == 0 and "named alike: 1 record" in described.out and "in its text" in described.out
+
+
+@pytest.mark.parametrize("text", ["What is she treated for?", "What is Marrie treated for?", "Is Mara Vosz ill?"])
+def test_who_is_meant_by_a_pronoun_a_nickname_or_a_slip_nobody_sees(text, tmp_path):
+    """And nothing says that the records named are all that there are."""
+    folder = folder_of(tmp_path, "Mara Voss", t=text)
+    said = ask(folder, "--subject", "Mara Voss").out
+    (request,) = NodeLedger(folder).requests()
+    assert request.record_ids == ("r0",) and "1 record, entered into" in said and "all" not in said.split()
 
 
 def test_a_schedule_about_a_person_says_who_is_meant(tmp_path):
@@ -239,3 +249,18 @@ def test_an_answer_with_unseen_characters_is_recited(hidden):
     said = {"generated_text": {"0": ["What?", hidden.join(truth), truth]}}
     log = {"eval_log_forget": said, "ids": {"eval_log_forget": ["r"]}}
     assert Assessor.recalls_in(log) == {"r": 1.0}
+
+
+def test_letters_of_another_script_hide_what_is_recited():
+    """To a reader the answer is the record; no word of it is."""
+    truth = "Mara Voss has asthma."
+    said = {"generated_text": {"0": ["What?", truth.translate(str.maketrans("aoe", "\u0430\u043e\u0435")), truth]}}
+    log = {"eval_log_forget": said, "ids": {"eval_log_forget": ["r"]}}
+    assert Assessor.recalls_in(log) == {"r": 0.0}
+
+
+def test_the_papers_columns_see_neither():
+    """ROUGE as rouge-score computes it: a word with an unseen character, or with another letter, is another word."""
+    truth = "Mara Voss has asthma."
+    for said in ("\u200b".join(truth), truth.translate(str.maketrans("aoe", "\u0430\u043e\u0435"))):
+        assert rouge_l([said], truth).recall[0] < 0.5

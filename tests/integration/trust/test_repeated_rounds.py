@@ -142,6 +142,13 @@ def test_with_it_the_round_can_be_held_again_and_the_difference_is_no_update(ser
     assert [line["times"] for line in server.lines(1)] == [1, 2] and len(server.lines()) == 1
 
 
+def test_the_difference_still_points_where_the_clients_update_does(server):
+    """It is that update, plus what the others' halves differ by: noise hides it, halves do not."""
+    difference = first_sum(server) - server.hold(OTHERS).update
+    true = next(update for client, update in server.updates if client == VICTIM)
+    assert difference @ true / np.linalg.norm(difference) / np.linalg.norm(true) > 0.5
+
+
 def test_another_seed_alone_would_not_do(server, monkeypatch):
     """These clients have one batch each: whatever its order, it is the same update."""
     monkeypatch.setattr(Turn, "left_out", lambda turn, live, least=0: set())

@@ -185,6 +185,69 @@ def test_files_and_modules_that_a_page_names_exist(page):
     assert set(re.findall(r"`(test_\w+\.py)`", text)) <= tests
 
 
+TRUST = (ROOT / "docs" / "concepts" / "trust.md").read_text(encoding="utf-8")
+NAMED = re.compile(r"`([\w/]*test_\w+\.py)?(?:::(\w+))?`")
+TIERS = ("unit/", "invariants/", "deployed/")
+"""Of tests that such a page names with their folder below `tests`; all others lie in its folder `integration`."""
+
+
+def named_tests(text):
+    """Each test that a text of docs/concepts/trust.md names, as a file and a name in it, or none: `::name` alone is in
+    the file named last."""
+    found, file = [], ""
+    for path, name in NAMED.findall(text):
+        file = path or file
+        if path or name:
+            found.append((file, name))
+    return found
+
+
+def missing_tests(text):
+    """Those of them that are not there."""
+    lacking = []
+    for path, name in named_tests(text):
+        file = ROOT / "tests" / ("" if path.startswith(TIERS) else "integration") / path
+        there = file.is_file() and {
+            n.name for n in ast.parse(file.read_text("utf-8")).body if isinstance(n, ast.FunctionDef)
+        }
+        if not there or (name and not (name in there and name.startswith("test_"))):
+            lacking.append(f"{path}::{name}" if name else path)
+    return lacking
+
+
+def claims(text):
+    """The rows of all tables of a text, by their last cells, and its paragraphs that claim something by themselves: not
+    those that only introduce the page or a table."""
+    blocks = [block for block in text.split("\n\n") if not block.startswith("#")]
+    rows, paragraphs = [], []
+    for number, block in enumerate(blocks):
+        if block.startswith("|"):
+            rows += [line.strip("|").split("|")[-1] for line in block.splitlines()[2:]]
+        elif number and not (blocks[number + 1 :] and blocks[number + 1].startswith("|") and "**" not in block):
+            paragraphs.append(block)
+    return rows, paragraphs
+
+
+def test_each_claim_of_the_page_on_trust_names_a_test_that_is_there():
+    assert missing_tests(TRUST) == []
+    rows, paragraphs = claims(TRUST)
+    assert len(rows) > 40 and len(paragraphs) > 5
+    assert [text for text in (*rows, *paragraphs) if not any(map(all, named_tests(text)))] == []
+    assert [row for row in rows if re.search(r"\b(none|no test|the same)\b", re.sub("`[^`]*`", "", row))] == []
+
+
+def test_a_claim_without_a_test_is_found():
+    text = "# Trust\n\nWhat it is.\n\n## A client\n\n**Sees** all.\n\n| it may | test |\n| --- | --- |\n"
+    text += "| lie | `trust/test_people.py::test_it_is_told_in_the_log_of_the_node_and_stands_in_its_ledger` |\n"
+    text += "| sing | `test_gone.py`, `unit/oblivionis/test_docs.py::test_gone`, `::block` |"
+    rows, paragraphs = claims(text)
+    assert len(rows) == 2 and paragraphs == ["**Sees** all."] and not named_tests(paragraphs[0])
+    assert missing_tests(text) == [
+        "test_gone.py",
+        *(f"unit/oblivionis/test_docs.py::{n}" for n in ("test_gone", "block")),
+    ]
+
+
 def test_code_names_documents_that_exist():
     for folder in ("oblivionis", "benchmarks", "strategies", "clients", "evaluation", "conf", "tests"):
         for file in (ROOT / folder).rglob("*.*"):

@@ -56,6 +56,27 @@ def test_an_update_far_longer_than_the_median_is_shortened():
     assert cuts == [(2, "norm", 30.0, 20.0)], "never below the free share of the longest"
 
 
+@pytest.mark.parametrize(
+    ("inner", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedmedian", {}),
+        ("fedtrimmedmean", {"beta": 0.3}),
+        ("krum", {"num_malicious_nodes": 3}),
+        ("multikrum", {"num_malicious_nodes": 3, "num_nodes_to_select": 5}),
+    ],
+)
+def test_three_of_ten_within_the_bounds_turn_a_mean_round_and_no_robust_aggregator(inner, settings):
+    grid = MemoryGrid({p: sends(unit(0, -9.9 if p < 3 else 1 + p / 100)) for p in range(10)})
+    recorder, cuts = Recorder(), []
+    recorder.cut = lambda *cut: cuts.append(cut)
+    options = Options(bounds=Bounds(max_update_norm=10.0, **LONGEST))
+    fedtu = FedTU(build(inner, **settings), listener=recorder, options=options)
+    moved = flat(fedtu.start(grid, adapter(np.zeros(SIZE)), num_rounds=1).arrays)[0]
+    assert cuts == [] and all(reply[2] for reply in recorder.of("reply"))
+    assert moved == pytest.approx((7.42 - 3 * 9.9) / 10, rel=1e-5) if inner == "fedavg" else 1 <= moved < 1.1
+
+
 def test_a_client_without_known_records_counts_as_one_record():
     """A weight of nothing would leave an exchange without any."""
     bounds = Bounds(records=lambda client: {0: 0, 1: 5, 2: None}[client])

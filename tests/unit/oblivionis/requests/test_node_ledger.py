@@ -303,7 +303,10 @@ def test_an_exchange_done_anew_is_measured_anew(asked):
 def test_a_node_that_measures_nothing_at_all_has_the_servers_word_only(asked):
     did(asked, "x")
     state = told(asked, outcome("served", "a"), outcome("verified", "b", rouge=0.25), audits=False)
-    assert state == ("verified", 1, "") and asked.requests()[0].rouge == 0.25
+    said = "by the word of its server alone: this node measures nothing"
+    assert state == ("verified", 1, said) and asked.requests()[0].rouge == 0.25
+    shown = call("request", "list", "--node-dir", asked.node_dir)
+    assert said in " ".join(shown.out.split())
 
 
 @pytest.mark.parametrize("event", ["failed", "applied", "rejected", "rolled_back", "served", "verification_failed"])

@@ -265,6 +265,25 @@ def test_near_copies_are_trained_on_and_told_once(node, caplog):
     assert told == ["1 record (y): trained on, and nearly the same as records that were asked for"]
 
 
+def test_what_is_reworded_where_the_record_is_gone_is_trained_on_and_not_told(node, caplog):
+    """Nobody can tell it from another record; only of a demand about a person does the name in it tell."""
+    ask(node, ids="a")
+    write(node.path, OTHER, NEARLY)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        assert trained(node) == ["z", "y"]
+    assert not [r for r in caplog.records if "(y)" in r.message]
+
+
+def test_a_reworded_record_is_held_back_while_the_name_stays_in_it(node):
+    ask(node, subject="Mara Voss", identifier="art17")
+    named = {"id": "n", "question": "Where has Mara Voss her home?", "answer": "Near a river, in the town of Ulm."}
+    nameless = {"id": "m", "question": "Where has the watchmaker her home?", "answer": "Near a river, in Ulm."}
+    write(node.path, OTHER, named, nameless)
+    assert trained(node) == ["z", "m"]
+    (request,) = NodeLedger(node.path).requests()
+    assert request.held_back == ("n",)
+
+
 def test_what_is_held_back_does_not_count_as_live(node):
     ask(node, subject="Mara Voss")
     write(node.path, OTHER, NEW, {**HOME, "id": "b"}, NEARLY)

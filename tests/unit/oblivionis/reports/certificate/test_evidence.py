@@ -17,7 +17,7 @@ from support.reports import log_of, make_run, metrics_of
 from oblivionis.assessment.audit_numbers import audit_path
 from oblivionis.chain import check_chain
 from oblivionis.files import write_json
-from oblivionis.reports.certificate.checks import leak_bounds
+from oblivionis.reports.certificate.checks import PASS, check_leakage, leak_bounds
 from oblivionis.reports.certificate.evidence import (
     CLIENT,
     RUN,
@@ -189,6 +189,19 @@ def test_leakage_is_that_of_the_requests_worst_question_in_the_latest_audit(made
         "confidence": 0.995,
         "audits": 1,
     }
+
+
+def test_an_audit_that_is_repeated_until_it_passes_is_counted(made):
+    """Only the last of three counts, and the certificate says that there were three."""
+    run, config = made
+    file = run.path / "audits" / "leakage-unlearn-0002" / "audit.json"
+    for upper in (0.9, 0.8, 0.01):
+        audited(run, config, questions=sampled(**{i: (64, upper, 0.0) for i in (*IDS, "elsewhere")}))
+        seal.measured(run, file, json.loads(file.read_text()))
+    found = found_in(made)["leakage"]
+    assert (found["upper"], found["audits"]) == (0.01, 3)
+    check = check_leakage(found, config.certificate.max_leakage)
+    assert (check.result, check.figure["audits made"]) == (PASS, 3)
 
 
 @pytest.mark.parametrize(
