@@ -81,8 +81,7 @@ def verify(
     certificate, fingerprint = certificates.verify(file, public_key)
     if public_key is None:
         raise certificates.CertificateError(
-            f"{file} is as it was signed and says {certificate['result']}, but anybody could have signed it: name the "
-            f"key of the signer whom you trust by --public-key (it was signed with the key {fingerprint})"
+            f"{file} is as it was signed and says {certificate['result']}, {certificates.anybody(fingerprint)}"
         )
     if as_json:
         with answering(as_json) as answer:

@@ -183,18 +183,26 @@ def verify(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Compare with where it says that the run's ledger ended; repeatable."),
     ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The public key that must have signed the certificates.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Was a line of a ledger removed, altered or moved? Exit code 1 if so, 3 if ledgers cannot be compared.
+    """Was a line of a ledger removed, altered or moved? Exit code 1 if so, 3 if something could not be compared.
 
     Lines cut off at the end show in what others were told, its last hash and how many lines it had: name the run and,
-    with --node-dir, its nodes, or with --certificate what was certified of it. The audits of a run folder must then
-    also be signed with the keys that the nodes' ledgers know.
+    with --node-dir, its nodes, or with --certificate what was certified of it, whose signer --public-key must name: a
+    certificate that anybody could have made shows nothing. The audits of a run folder must then also be signed with the
+    keys that the nodes' ledgers know.
     """
+    from oblivionis.reports.certificate.signing import read_certified
     from oblivionis.requests.verify import check_ledgers, strangers
 
-    findings = check_ledgers(places, node_dir or [], certificate or [])
+    certified = [read_certified(file, public_key) for file in certificate or []]
+    findings = check_ledgers(places, node_dir or [], certified)
     untested = {node.path: strangers(findings[0][0], node) for node, _ in findings[1:]} if node_dir else {}
+    if doubts := [doubt for told in certified if (doubt := told.untested(findings[0][0]))]:
+        untested[findings[0][0].path] = "; ".join(doubts)
     if node_dir and places[0].is_dir():
         from oblivionis.audits.signatures import foreign_signatures, unknown_signer
 

@@ -32,6 +32,7 @@ from oblivionis.runs import seal
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failures import failures
+from oblivionis.runs.lines import run_name as told_name
 
 STAGE = "unlearn"
 EVENT_FIELDS = (
@@ -412,8 +413,7 @@ def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> d
 
 def run_name(run: RunDirectory) -> str:
     """The name of a run by its ledger; that of its folder where an earlier version made it."""
-    named = (e.get("run") for e in _lines(run) if e.get("event") in ("opened", seal.STAGE))
-    return next((name for name in named if isinstance(name, str)), run.name)
+    return told_name(_lines(run)) or run.name
 
 
 def program_of(run: RunDirectory) -> str | None:

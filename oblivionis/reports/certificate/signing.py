@@ -34,6 +34,7 @@ from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SU
 from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
 from oblivionis.requests.ledger import SERVED, Request
 from oblivionis.requests.sealed import Opened
+from oblivionis.requests.verify import Certified
 from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
@@ -43,6 +44,8 @@ SIGNATURE, PUBLIC_KEY = "signature", "public_key"
 ENVIRONMENT_FILE = "environment.json"
 """In the run: the versions of the packages that made it. Of a run whose ledger does not bind it nothing of it is told.
 """
+
+UNSIGNED = "is not signed: anybody may have written it"
 
 Certificate = dict[str, Any]
 
@@ -209,15 +212,9 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
     anybody can have made.
     """
     certificate = _read(path)
-    if not certificate.get(SIGNATURE) or not certificate.get(PUBLIC_KEY):
-        raise CertificateError(f"{path} is not signed: anybody may have written it")
-    try:
-        raw = bytes.fromhex(certificate[PUBLIC_KEY])
-        Ed25519PublicKey.from_public_bytes(raw).verify(bytes.fromhex(certificate[SIGNATURE]), signed_bytes(certificate))
-    except (InvalidSignature, TypeError, ValueError):
-        raise CertificateError(f"{path} was changed after it was signed: the signature does not fit") from None
-    if public_key is not None and read_public_key(public_key) != raw:
-        raise CertificateError(f"{path} is signed by another key than {public_key}: {fingerprint(raw)}")
+    raw = _signer(path, certificate, public_key)
+    if raw is None:
+        raise CertificateError(f"{path} {UNSIGNED}")
     try:
         parts = [(part["result"], overall([Check(**c) for c in part["checks"]])) for part in certificate["requests"]]
         said = of_all([result for _, result in parts])
@@ -228,6 +225,40 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
             raise CertificateError(f"{path} says {told}, but its checks say {follows}")
     _check_beside(path if path.is_dir() else path.parent, certificate)
     return certificate, fingerprint(raw)
+
+
+def read_certified(path: Path, public_key: Path | None) -> Certified:
+    """What a certificate says of its run's ledger, with why it is in doubt: it is unsigned, or, without a `public_key`,
+    signed by whom nobody knows.
+
+    Raises CertificateError for what is no certificate, was changed since it was signed, or is not signed with the
+    `public_key` that is named.
+    """
+    certificate = _read(path)
+    raw = _signer(path, certificate, public_key)
+    if raw is None and public_key is not None:
+        raise CertificateError(f"{path} {UNSIGNED}")
+    if public_key is not None:
+        return Certified(path, certificate)
+    doubt = UNSIGNED if raw is None else f"is as it was signed, {anybody(fingerprint(raw))}"
+    return Certified(path, certificate, doubt)
+
+
+def _signer(path: Path, certificate: Certificate, public_key: Path | None) -> bytes | None:
+    """The key whose signature a certificate has, `public_key` where that is named; None where it has none.
+
+    Raises CertificateError for a signature that does not fit, or is by another key.
+    """
+    if not certificate.get(SIGNATURE) or not certificate.get(PUBLIC_KEY):
+        return None
+    try:
+        raw = bytes.fromhex(certificate[PUBLIC_KEY])
+        Ed25519PublicKey.from_public_bytes(raw).verify(bytes.fromhex(certificate[SIGNATURE]), signed_bytes(certificate))
+    except (InvalidSignature, TypeError, ValueError):
+        raise CertificateError(f"{path} was changed after it was signed: the signature does not fit") from None
+    if public_key is not None and read_public_key(public_key) != raw:
+        raise CertificateError(f"{path} is signed by another key than {public_key}: {fingerprint(raw)}")
+    return raw
 
 
 def _check_beside(folder: Path, certificate: Certificate) -> None:
@@ -288,6 +319,14 @@ def read_public_key(path: Path) -> bytes:
     if not isinstance(key, Ed25519PublicKey):
         raise CertificateError(f"{path}: expected an Ed25519 public key (PEM), such as the .pub file of `keygen`")
     return key.public_bytes_raw()
+
+
+def anybody(shown: str) -> str:
+    """Why a signature by the key of a fingerprint that the reader did not name shows nothing of who signed."""
+    return (
+        "but anybody could have signed it: name the key of the signer whom you trust by --public-key (it was signed "
+        f"with the key {shown})"
+    )
 
 
 def fingerprint(raw: bytes) -> str:
