@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +30,11 @@ def create(
         typer.Argument(metavar="DEMAND", help="A request of its requests.jsonl, or a demand of several clients."),
     ] = None,
     opened: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Of a sealed request, in the place of DEMAND: what `request open` wrote."),
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of a sealed request, in the place of DEMAND: what `request open` wrote; repeatable, for one of all.",
+        ),
     ] = None,
     node_dir: Annotated[
         Path | None,
@@ -54,7 +58,7 @@ def create(
 
     directory = seal.opened(run)
     with answering(as_json) as answer:
-        folder, certificate = certificates.create(directory, _demand(demand, opened, node_dir), key, out)
+        folder, certificate = certificates.create(directory, _demand(demand, opened or (), node_dir), key, out)
         if out is None:
             from oblivionis.reports.html import request_pages
 
@@ -104,16 +108,16 @@ def keygen(
     _say(f"private key: {out} (keep it secret)\npublic key: {public}\nSHA-256 of the key: {shown}")
 
 
-def _demand(name: str | None, opened: Path | None, node_dir: Path | None) -> str | Opened:
+def _demand(name: str | None, opened: Sequence[Path], node_dir: Path | None) -> str | list[Opened]:
     """What is to be certified. OblivionisError unless exactly one thing is named."""
     from oblivionis.audits.opening import open_request
     from oblivionis.requests.sealed import read_opened
 
-    if (name is None) == (opened is None) or (opened is not None and node_dir is not None):
+    if (name is None) == (not opened) or (opened and node_dir is not None):
         raise OblivionisError("name what is to be certified: DEMAND, DEMAND with --node-dir DIR, or --opened FILE")
-    if opened is not None:
-        return read_opened(opened)
-    return name or "" if node_dir is None else open_request(node_dir, name or "")
+    if opened:
+        return [read_opened(file) for file in opened]
+    return name or "" if node_dir is None else [open_request(node_dir, name or "")]
 
 
 def _summary(certificate: dict) -> str:

@@ -51,16 +51,16 @@ Certificate = dict[str, Any]
 
 
 def create(
-    run: RunDirectory, demand: str | Opened, key: Path | None, out: Path | None = None
+    run: RunDirectory, demand: str | Sequence[Opened], key: Path | None, out: Path | None = None
 ) -> tuple[Path, dict[str, Any]]:
     """Write `certificate.json` and `certificate.html` for a demand; returns their folder and the certificate.
 
     demand: the id of a request, or of a demand that several clients had requests of: all of them are parts of it, and
-    so are earlier requests that name records of it; of a request that the server did not see, what its node opened
-    (SealError where the run does not bear it out). The thresholds are those of the run's own configuration. Without
-    `key`, the file of a private key, it is unsigned. Raises CertificateError for a demand that is unknown or of which a
-    record is named by no served request, an unfinished stage, an unfit key, or a run whose files are not those that its
-    ledger names.
+    so are earlier requests that name records of it; of requests that the server did not see, what their nodes opened,
+    at least one (SealError where the run does not bear it out). The thresholds are those of the run's own
+    configuration. Without `key`, the file of a private key, it is unsigned. Raises CertificateError for a demand that
+    is unknown or of which a record is named by no served request, an unfinished stage, an unfit key, or a run whose
+    files are not those that its ledger names.
     """
     private = None if key is None else read_private_key(key)
     certificate = build(run, demand)
@@ -74,9 +74,9 @@ def create(
     return folder, certificate
 
 
-def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
+def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
     """The unsigned certificate of a demand, as JSON values. Raises as `create`."""
-    opened = demand if isinstance(demand, Opened) else None
+    opened = {} if isinstance(demand, str) else {of.demand.request_id: of for of in demand}
     scope = scope_of(run, demand) if isinstance(demand, str) else _opened_scope(demand)
     _need_stage(run)
     bound = seal.check(run)
@@ -86,13 +86,13 @@ def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
     text = run.read_config()
     config = configuration.from_yaml(text, run.config_place)
     name, files = run_name(run), bound.files or {}
-    parts = [_part(run, config, request, bound.missing, scope, opened) for request in scope.requests]
+    parts = [_part(run, config, request, bound.missing, scope, opened.get(request.id)) for request in scope.requests]
     return {
         "format": FORMAT,
         "version": VERSION,
         "result": of_all([part["result"] for part in parts]),
         "demand": {
-            "id": demand if opened is None else opened.demand.request_id,
+            "id": demand if isinstance(demand, str) else ", ".join(opened),
             "clients": sorted({named.client for named in scope.records}),
             "records": len(scope.records),
         },
@@ -118,12 +118,18 @@ def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
     }
 
 
-def _opened_scope(opened: Opened) -> Scope:
-    """A request that the server did not see, as it would stand in its ledger."""
-    name, scope, records = opened.demand.request_id, opened.demand.scope, opened.demand.record_ids
-    request = Request(name, opened.client, records, opened.round, state=SERVED, served_round=opened.round, scope=scope)
-    unnamed = {name: len(opened.covered)} if opened.covered else {}
-    return Scope(tuple(Named(i, opened.client, request) for i in records), (request,), unnamed)
+def _opened_scope(opened: Sequence[Opened]) -> Scope:
+    """Requests that the server did not see, as they would stand in its ledger. CertificateError for one given twice."""
+    requests: dict[str, Request] = {}
+    for of in opened:
+        name, served = of.demand.request_id, {"state": SERVED, "served_round": of.round}
+        if name in requests:
+            raise CertificateError(f"two of the opened requests are called {name!r}: give each once, and apart")
+        requests[name] = Request(name, of.client, of.demand.record_ids, of.round, scope=of.demand.scope, **served)
+    records = [Named(i, r.client, r) for r in requests.values() for i in r.record_ids]
+    named = {(of.client, of.record) for of in records}
+    left = {of.demand.request_id: len({(of.client, i) for i in of.covered} - named) for of in opened}
+    return Scope(tuple(records), tuple(requests.values()), {name: count for name, count in left.items() if count})
 
 
 def _record(named: Named, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
