@@ -11,6 +11,7 @@ from rich.console import Console
 
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
     from oblivionis.requests.sealed import Opened
@@ -123,7 +124,7 @@ def _demand(name: str | None, opened: Sequence[Path], node_dir: Path | None) -> 
 def _summary(certificate: dict) -> str:
     demand = certificate["demand"]
     clients = ", ".join(map(str, demand["clients"]))
-    lines = [f"{certificate['result']}: {demand['id']}, {demand['records']} records of client {clients}"]
+    lines = [f"{certificate['result']}: {demand['id']}, {counted(demand['records'], 'record')} of client {clients}"]
     for part in certificate["requests"]:
         request, signed = part["request"], part["evidence"]["signed_by"]
         who = part["evidence"]["source"] + (f" (key {', '.join(key[:16] + '…' for key in signed)})" if signed else "")

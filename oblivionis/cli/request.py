@@ -13,6 +13,7 @@ from rich.table import Table
 
 from oblivionis.cli import audit_codes
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
     from oblivionis.chain import Checked
@@ -89,7 +90,7 @@ def withdraw(
     held = len(done.held_back)
     said = [
         f"request {done.id} stands no more; what it names stays asked for: {done.forgets}",
-        f"{held} later record{'s' * (held != 1)} held back until now, and all that come, may be trained on",
+        f"{counted(held, 'later record')} held back until now, and all that come, may be trained on",
     ]
     if others:
         said[1:] = [f"later records are held back all the same: {', '.join(r.id for r in others)} about them stand"]
@@ -213,8 +214,8 @@ def verify(
         with answering(as_json) as answer:
             answer([_ledger(checked, faults, untested.get(checked.path, "")) for checked, faults in findings])
     for checked, faults in [] if as_json else findings:
-        lines = f"{len(checked.entries)} line{'s' * (len(checked.entries) != 1)}"
-        verdict = f"broken ({len(faults)} fault{'s' * (len(faults) != 1)})" if faults else "unbroken"
+        lines = counted(len(checked.entries), "line")
+        verdict = f"broken ({counted(len(faults), 'fault')})" if faults else "unbroken"
         said = [f"{checked.path}: {lines}, {verdict}, ends with {checked.head[:12]}…"]
         said += [f"  {text}" for text in (*faults, *filter(None, [untested.get(checked.path)]), *checked.remarks)]
         Console().print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
@@ -239,7 +240,7 @@ def repair(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run fold
     if done.kept is None:
         console.print(f"{run.ledger_path}: every line makes sense; nothing was changed", markup=False, soft_wrap=True)
         return
-    said = [f"{run.ledger_path}: set aside {len(done.aside)} line{'s' * (len(done.aside) != 1)}, kept in {done.kept}"]
+    said = [f"{run.ledger_path}: set aside {counted(len(done.aside), 'line')}, kept in {done.kept}"]
     said += [f"  line {number}: {why}" for number, why in done.aside.items()]
     said += ["the lines after it are linked anew: nodes that noted hashes of these will not find them here"]
     console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)

@@ -21,6 +21,7 @@ from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
+from oblivionis.reports.format import counted
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.request_figures import request_figures
 from oblivionis.requests.judgement import INCONCLUSIVE
@@ -254,7 +255,8 @@ def _run_leakage(
         return _mean_leakage(metrics, config, "all forget questions", own=False)
     bounds = [leak_bounds(r["m_bin"], r["mu_lower"], int(r["samples"]), alpha, terms.leaks_from) for r in mine]
     return {
-        "of": f"the worst of {len(mine)} questions about the request's {len(request.record_ids)} records, {source}",
+        "of": f"the worst of {counted(len(mine), 'question')} about the request's "
+        f"{counted(len(request.record_ids), 'record')}, {source}",
         "own": True,
         "questions": len(mine),
         "records": len(request.record_ids),
