@@ -176,7 +176,8 @@ def _failed_evaluators(run: RunDirectory) -> Iterator[RunWarning]:
         first = mine[0]
         yield RunWarning(
             "failed evaluator",
-            f"The evaluator {name} failed in {len(mine)} of {times} evaluations, first in {first.stage}, round "
+            f"The evaluator {name} failed in {len(mine)} of {counted(times, 'evaluation')}, first in {first.stage}, "
+            "round "
             f"{first.round}: {printable(first.reason)}. What it would have measured there is missing.",
         )
 

@@ -505,6 +505,6 @@ def test_each_evaluator_that_failed_is_told_of_by_itself(tmp_path):
     assert [w.text for w in find_warnings(run, config) if w.kind == "failed evaluator"] == [
         "The evaluator muse failed in 2 of 3 evaluations, first in unlearn, round 1: late. What it would have measured "
         "there is missing.",
-        "The evaluator rwku failed in 1 of 1 evaluations, first in finetune, round 2: no facts. What it would have "
+        "The evaluator rwku failed in 1 of 1 evaluation, first in finetune, round 2: no facts. What it would have "
         "measured there is missing.",
     ]
