@@ -114,9 +114,9 @@ def replay_exchange(
     """Serve a request again, and measure again what its client told of it; what came out equal and what did not.
 
     node_dirs: folders (or copies) of the clients that the round of the request served; those of a simulated run are
-    found by themselves. looked_at: a later round, in which its client looked at it again; then it is that exchange, and
-    there are no numbers. code: the file of a loss of the run's own, which is executed then. What cannot be replayed is
-    among the findings, with the reason. Raises AuditError for a mistake of who asks.
+    found by themselves. looked_at: a later round, in which its client looked at it again; then it is that exchange.
+    code: the file of a loss of the run's own, which is executed then. What cannot be replayed is among the findings,
+    with the reason. Raises AuditError for a mistake of who asks.
     """
     return _collected(_exchange_again(path, request_id, node_dirs, overrides, looked_at, code))
 
@@ -185,10 +185,9 @@ def _exchange_again(
         serving = ByUnlearning(mean, summed=summed)
         after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
         yield _compared(what, vector_hash(after), after_hash)
-    request = next((r for r in group if r.id == request_id), None)
-    if request is not None:
-        models = {"before": before, "after": after, "final": _final(run)}
-        yield from _numbers(worker, run, request, folders[request.client], models)
+    request = next(r for r in everybody if r.id == request_id)
+    models = {"before": before, "after": after, "final": _final(run)}
+    yield from _numbers(worker, run, request, folders[request.client], models, served_round)
 
 
 def replay_training(
@@ -549,16 +548,22 @@ def _forget_ids(worker: Worker, client: int, asked: Sequence[Request], state: _S
 
 
 def _numbers(
-    worker: Worker, run: RunDirectory, request: Request, folder: Path, models: Mapping[str, np.ndarray | None]
+    worker: Worker,
+    run: RunDirectory,
+    request: Request,
+    folder: Path,
+    models: Mapping[str, np.ndarray | None],
+    server_round: int,
 ) -> Iterator[Finding]:
-    """The numbers that the client told of `request`, beside those that its records give, and those of its own ledger.
+    """The numbers that the client told of `request`, beside those that its records give, and those of its own ledger:
+    of the final model, and, where its audit is of the exchange of this round, of the models right before and after.
 
     Without the model that it measured there is no more than what it says, so that nothing was tested.
     """
     told = read_audit(run.path, request.id) or {}
     for moment in MOMENTS:
         numbers, vector, what = told.get(moment), models[moment], f"numbers of the client's audit, {moment}"
-        if not isinstance(numbers, Mapping):
+        if not isinstance(numbers, Mapping) or (moment != "final" and told.get("round", server_round) != server_round):
             continue
         model = vector_hash(vector) if vector is not None else ""
         sent = _of_run(run, NodeLedger(folder).exchanges())

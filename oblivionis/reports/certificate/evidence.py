@@ -72,7 +72,7 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
         "attacks": None if audit else _attacks(run, request, seen),
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
-        "models": _models(run, config, checked.entries, request),
+        "models": _models(run, config, checked.entries, request, audit),
         "rounds": _rounds(run),
         **({} if (spent := privacy_report.of_request(run, request.id)) is None else {"privacy": spent}),
         **_failed(run, audit),
@@ -395,11 +395,18 @@ def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _models(
-    run: RunDirectory, config: Config, entries: Sequence[Mapping[str, Any]], request: Request
+    run: RunDirectory,
+    config: Config,
+    entries: Sequence[Mapping[str, Any]],
+    request: Request,
+    audit: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The hashes of base model and adapters: before and after the exchange that served the request, and at the end."""
-    applied = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
-    return _models_of(run, config, applied[-1] if applied else {})
+    """The hashes of base model and adapters: before and after the exchange that served the request, or of the later one
+    that its client's audit is of, and at the end."""
+    found = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
+    looks = [e for e in entries if e.get("event") == "served_again" and request.id in e["requests"]]
+    found += [e for e in looks if audit is not None and e.get("round") == audit.get("round") != request.served_round]
+    return _models_of(run, config, found[-1] if found else {})
 
 
 def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> dict[str, Any]:
