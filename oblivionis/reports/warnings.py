@@ -177,8 +177,7 @@ def _failed_evaluators(run: RunDirectory) -> Iterator[RunWarning]:
         yield RunWarning(
             "failed evaluator",
             f"The evaluator {name} failed in {len(mine)} of {counted(times, 'evaluation')}, first in {first.stage}, "
-            "round "
-            f"{first.round}: {printable(first.reason)}. What it would have measured there is missing.",
+            f"round {first.round}: {printable(first.reason)}. What it would have measured there is missing.",
         )
 
 

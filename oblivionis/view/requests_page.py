@@ -16,6 +16,7 @@ from oblivionis.reports.html.request_pages import certificate_of, page_of
 from oblivionis.reports.markup import explained, html_table
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.glance import DAMAGED
 from oblivionis.view import shell
 from oblivionis.view.library import Library
 
@@ -109,7 +110,8 @@ def _found(asked: Asked) -> tuple[list[_Row], list[str]]:
             if (path / "requests.jsonl").exists():
                 library.check(path)
                 rows = _of_run(asked, path)
-                nothing = library.state(RunDirectory(path, looking=True)).nothing if rows else ""
+                seen = library.state(RunDirectory(path, looking=True))
+                nothing = (seen.nothing or (seen.note if seen.state == DAMAGED else "")) if rows else ""
                 found += [_Row(name, r, NOTHING if nothing else r.outcome, result) for r, result in rows]
                 faults += [f"{name}: {nothing}"] if nothing else []
         except OblivionisError as error:

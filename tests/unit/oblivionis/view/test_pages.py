@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from support.window import Visitor, run_page
 
 from benchmarks.federated import results
 from oblivionis.audits.people_outcomes import Person, PersonFact, person_slug
+from oblivionis.chain import GENESIS, append_all
 from oblivionis.files import write_json
 from oblivionis.reports.format import number, printable
 from oblivionis.reports.html.request_pages import page_of
@@ -544,6 +546,17 @@ def test_the_tables_of_all_runs_and_requests_leave_the_results_of_an_edited_run_
     assert edited.get("/requests?state=verified").text.count(page_of("r0")) == 1
     shown = Content(edited.get("/requests?state=nothing follows").text).rows[1:]
     assert [row[1] for row in shown] == ["nothing follows"] * 2
+
+
+def test_a_run_whose_ledger_makes_no_sense_has_no_results_either(edited, tmp_path):
+    ledger = tmp_path / "whole" / "runs" / "made" / "requests.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    bodies = [{k: v for k, v in line.items() if k not in ("prev", "hash")} for line in lines]
+    begun = next(body for body in bodies if body["event"] == "begun")
+    ledger.unlink()
+    append_all(ledger, [{**body, "files": 3} if body is begun else body for body in bodies], GENESIS)
+    page = edited.get("/requests").text
+    assert {row[1] for row in Content(page).rows[1:]} == {"nothing follows"} and page.count("requests.jsonl: line ") == 1
 
 
 def test_a_comparison_leaves_the_figures_and_answers_of_an_edited_run_out(edited):
