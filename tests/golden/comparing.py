@@ -12,16 +12,18 @@ from typing import Any
 SHOWN = 3
 """So many differences of a file are named."""
 NORMALISED = """\
-Normalised in all runs, when they are recorded: the paths of their folder and of the tree. The clock, random numbers,
-keys and free memory are fixed in runs without real client processes, and nothing else is normalised.
-In runs with real client processes (real-*, full-*), when they are compared: numbers of seconds and of bytes, lines
-about what goes on meanwhile, and hashes, keys and signatures, which are numbered in the order in which they come. The
-hashes that are computed here of each array of a model are compared as they are.
+Normalised in all runs, when they are recorded: the paths of their folder and of the tree, and a port in an address.
+Fixed while they run, from outside: the clock, random numbers, keys, free memory, times of files, and the order of the
+metadata in safetensors files. Nothing else is normalised, but for:
+Runs with real client processes (real-*, full-*): only the wall clock is fixed there. Left out are pages, keys and lines
+about what goes on meanwhile; masked are numbers of seconds and bytes; hashes and signatures are numbered in the order
+in which they come. The hash that is computed here of each array of a model is compared as it is.
 """
 REAL = ("real-", "full-")
 _HASHES = (".hashes", ".sha256")
 _SHOWN_CHARACTERS = 100
-_MEANWHILE = re.compile(r"(\bso far|\bleft, evaluations not counted|^memory: .*)$")
+_LEFT_OUT = (".html", ".key")
+_MEANWHILE = re.compile(r"\bso far\b|\bleft(, evaluations not counted)?$|^memory: ")
 _TIMES = (
     (re.compile(r'("(?:[\w-]*seconds|time|bytes_sent|bytes_received|bytes|size)": )[\d.e+-]+'), r'\1"<number>"'),
     (re.compile(r"\b\d+(\.\d+)? ?(ms|s|min|h|[kMG]?B)\b"), "<number>"),
@@ -46,6 +48,8 @@ def report(before: Path, after: Path) -> int:
 def differences(before: Path, after: Path) -> Iterator[str]:
     """A text for each file that is missing on one side, and for the first `SHOWN` differences of each other one."""
     for name in sorted(_files(before) | _files(after)):
+        if name.startswith(REAL) and name.endswith(_LEFT_OUT):
+            continue
         here, there = before / name, after / name
         if not here.is_file() or not there.is_file():
             yield f"{name}: only in {before if here.is_file() else after}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 import platform
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -65,7 +67,9 @@ def everything(tree: Path, label: str, seconds: float, node_dirs: Path | None, b
     _virtual_clock(tree, seconds)
     _machine(tree)
     _random_numbers(tree, label)
+    _file_headers()
     _one_process(node_dirs, broken)
+    _no_server()
 
 
 def _asked_by(tree: Path) -> Callable[[FrameType | None], bool]:
@@ -139,6 +143,25 @@ def _random_numbers(tree: Path, label: str) -> None:
     X25519PrivateKey.generate = key(X25519PrivateKey)
 
 
+def _file_headers() -> None:
+    """safetensors writes the metadata of a file in another order each time: here by name."""
+    import safetensors.numpy
+
+    serialize = safetensors.numpy.serialize
+
+    def in_order(*given: Any, **settings: Any) -> bytes:
+        data = bytes(serialize(*given, **settings))
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= end - 8, "the same in another order"
+        return data[:8] + text.ljust(end - 8) + data[end:]
+
+    safetensors.numpy.serialize = in_order
+
+
 def _one_process(node_dirs: Path | None, broken: Broken | None) -> None:
     """Flower's simulation runs the clients here, Ray never starts, and other Python processes end at once."""
     import flwr.simulation
@@ -167,3 +190,17 @@ def _one_process(node_dirs: Path | None, broken: Broken | None) -> None:
     flwr.simulation.run_simulation = run_simulation
     ray.init = ray.shutdown = lambda **_: None
     subprocess.Popen.__init__ = instead
+
+
+def _no_server() -> None:
+    """What would be served to a browser is asked for here, page by page, and kept in the folder `window`."""
+    import uvicorn
+
+    from golden.pages import keep
+
+    def run(self: Any, sockets: Any = None) -> None:
+        sys.stdout.flush()
+        (address,) = re.findall(r"http://\S+token=\S+", Path("/proc/self/fd/1").read_text(encoding="utf-8"))
+        keep(self.config.app, address, Path("window"))
+
+    uvicorn.Server.run = run

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -147,6 +148,8 @@ def _fixed(case: Case, number: int, step: Step, arguments: list[str], screen: Pa
 
     def run() -> None:
         signal.alarm(LIMIT_S)
+        for path in Path.cwd().rglob("*"):
+            os.utime(path, (fixing.START, fixing.START))
         os.environ.update(_environment(work))
         time.tzset()
         broken = None if step.broken_off is None else fixing.Broken(Path(LEDGER).absolute(), step.broken_off)
@@ -182,7 +185,7 @@ def _real(case: Case, number: int, step: Step, arguments: list[str], screen: Pat
 def _without_places(text: str, here: Path, work: Path, tree: Path) -> str:
     for place, name in ((here, "<folder>"), (work, "<work>"), (tree, "<tree>")):
         text = text.replace(str(place), name)
-    return text
+    return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:<port>", text)
 
 
 def gather(here: Path, out: Path, clean: Callable[[str], str] = str) -> None:
