@@ -12,7 +12,8 @@ from typing import Any
 SHOWN = 3
 """So many differences of a file are named."""
 NORMALISED = """\
-Normalised in all runs, when they are recorded: the paths of their folder and of the tree, and a port in an address.
+Normalised in all runs, when they are recorded: the paths of their folder and of the tree, a port in an address, and
+libraries' progress bars, which are left out as flower.log and running.lock are.
 Fixed while they run, from outside: the clock, random numbers, keys, free memory, times of files, and the order of the
 metadata in safetensors files. Nothing else is normalised, but for:
 Runs with real client processes (real-*, full-*): only the wall clock is fixed there. Left out are pages, keys and lines

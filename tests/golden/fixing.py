@@ -145,9 +145,9 @@ def _random_numbers(tree: Path, label: str) -> None:
 
 def _file_headers() -> None:
     """safetensors writes the metadata of a file in another order each time: here by name."""
-    import safetensors.numpy
+    from safetensors import numpy as files
 
-    serialize = safetensors.numpy.serialize
+    serialize = files.serialize  # type: ignore[attr-defined]
 
     def in_order(*given: Any, **settings: Any) -> bytes:
         data = bytes(serialize(*given, **settings))
@@ -159,7 +159,7 @@ def _file_headers() -> None:
         assert len(text) <= end - 8, "the same in another order"
         return data[:8] + text.ljust(end - 8) + data[end:]
 
-    safetensors.numpy.serialize = in_order
+    files.serialize = in_order  # type: ignore[attr-defined]
 
 
 def _one_process(node_dirs: Path | None, broken: Broken | None) -> None:
@@ -195,7 +195,6 @@ def _one_process(node_dirs: Path | None, broken: Broken | None) -> None:
 def _no_server() -> None:
     """What would be served to a browser is asked for here, page by page, and kept in the folder `window`."""
     import uvicorn
-
     from golden.pages import keep
 
     def run(self: Any, sockets: Any = None) -> None:

@@ -26,6 +26,8 @@ from support.forks import LIBRARIES
 ARRAYS = (".safetensors", ".npz", ".npy")
 LEFT_OUT = ("flower.log", "running.lock")
 """What libraries log, with the time, and who holds a run."""
+_PROGRESS = re.compile(r"^.*(it|examples)/s\]$\n?", re.MULTILINE)
+"""Libraries' bars, which tell how fast it goes."""
 LIMIT_S = 1200
 SITE = Path(__file__).with_name("site")
 
@@ -118,7 +120,7 @@ def _do(case: Case, work: Path, tree: Path, folder: Path) -> None:
         codes[f"{number} oblivionis {' '.join(arguments)}"] = (_real if case.real else _fixed)(
             case, number, step, arguments, screen, tree, work
         )
-        text = screen.read_text(encoding="utf-8", errors="backslashreplace")
+        text = _PROGRESS.sub("", screen.read_text(encoding="utf-8", errors="backslashreplace"))
         (out / "screens" / f"{number}.txt").write_text(_without_places(text, here, work, tree), encoding="utf-8")
     (out / "exit-codes.json").write_text(json.dumps(codes, indent=1) + "\n")
     gather(here, out / "files", lambda text: _without_places(text, here, work, tree))
