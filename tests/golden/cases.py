@@ -143,7 +143,7 @@ def _protocols() -> list[Case]:
         _case("protocol-rapid-retraining", "unlearning=rapid_retraining", "unlearning.params.rounds=2"),
         _case("protocol-weight-negation", "unlearning=weight_negation"),
         _case("protocol-calibrated", "unlearning=calibrated", "unlearning.again=2", *REFERENCE),
-        Case("protocol-federaser-resumed", (*_broken(5, *eraser), *LOOK)),
+        Case("protocol-federaser-resumed", (*_broken(10, *eraser), *LOOK)),
     ]
 
 
@@ -319,8 +319,8 @@ def all_cases() -> list[Case]:
         *_nodes(),
         Case("default", (Step(("simulate", "default", *shrunk, "evaluation.processes=1")), *LOOK, *CERTIFY)),
         *_protocols(),
-        Case("resumed", (*_broken(3, "federation.rounds.unlearn=3"), *LOOK, *CERTIFY)),
-        Case("resumed-asynchronous", (*_broken(3, *buffer), *LOOK)),
+        Case("resumed", (*_broken(11, "federation.rounds.unlearn=3"), *LOOK, *CERTIFY)),
+        Case("resumed-asynchronous", (*_broken(11, *buffer), *LOOK)),
         _case("asynchronous", *buffer),
         _case("deadline", *deadline),
         _case("secure", *SECURE, *AT_ONCE),
