@@ -121,7 +121,7 @@ def _machine(tree: Path) -> None:
 
 
 def _random_numbers(tree: Path, label: str) -> None:
-    """The n-th number of a length follows from the label, from n and from the length, by program and libraries."""
+    """The n-th number of a length follows from the label, n and the length, for program, libraries and keys each."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -131,12 +131,14 @@ def _random_numbers(tree: Path, label: str) -> None:
         frame = sys._getframe(1)
         while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in _WRAPPERS:
             frame = frame.f_back
-        kind = "program" if ours(frame) else "libraries"
+        return draw("program" if ours(frame) else "libraries", length)
+
+    def draw(kind: str, length: int) -> bytes:
         number = next(drawn.setdefault((kind, length), itertools.count()))
         return hashlib.shake_256(f"{label}/{kind}/{length}/{number}".encode()).digest(length)
 
     def key(kind: Any) -> Any:
-        return classmethod(lambda cls: kind.from_private_bytes(urandom(32)))
+        return classmethod(lambda cls: kind.from_private_bytes(draw(kind.__name__, 32)))
 
     os.urandom = random._urandom = urandom  # type: ignore[attr-defined]
     Ed25519PrivateKey.generate = key(Ed25519PrivateKey)
