@@ -38,6 +38,8 @@ class ServerStep(FlowerFedAvg):
     settings: ClassVar[tuple[str, ...]] = ()
     needs_steps: ClassVar[bool] = False
     """Whether every reply must tell the number of local steps, above 0."""
+    can_reset: ClassVar[bool] = True
+    """Whether `reset_state` forgets what was accumulated."""
     takes_mean: ClassVar[bool] = True
     """Whether the clients' models are averaged with weights, so that another `mean` can take that one's place."""
 
@@ -72,6 +74,11 @@ class ServerStep(FlowerFedAvg):
         """Of how many clients the aggregator needs updates; with fewer the model stays as it is. Known before init."""
         return 1
 
+    @property
+    def client_settings(self) -> dict[str, float]:
+        """What the aggregator tells the clients in each message to train, by the names of `strategies.protocol`."""
+        return {}
+
     @abstractmethod
     def step(
         self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
@@ -100,6 +107,10 @@ class ServerStep(FlowerFedAvg):
     def starts_from(self, arrays: ArrayRecord) -> None:
         """Aggregate updates of `arrays` next, which another than `configure_train` sent."""
         self._sent = arrays
+
+    def refresh_copies(self, arrays: ArrayRecord) -> None:
+        """Take `arrays` as the current model, which another step made. One that keeps no copy has nothing to do."""
+        return None
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
