@@ -29,7 +29,6 @@ __all__ = [
     "SUPERLINK_NODE_ID",
     "AggregationError",
     "NodeInfo",
-    "Unchecked",
     "combine_shares",
     "compute_stdv",
     "create_shares",
@@ -50,13 +49,6 @@ __all__ = [
 
 NODE_UNAVAILABLE: int = ErrorCode.NODE_UNAVAILABLE
 """Flower's error code for a node that stopped answering."""
-
-
-class Unchecked(FedAvg):
-    """Before a strategy of Flower's: it takes replies that were checked and logged already as they are."""
-
-    def _check_and_log_replies(self, replies, is_train: bool, validate: bool = True):
-        return list(replies), []
 
 
 def valid_replies(strategy: FedAvg, replies) -> list[Message]:

@@ -85,8 +85,8 @@ class ServerStep(FlowerFedAvg):
     ) -> tuple[Floats, dict[str, Floats]]:
         """One block of the server update.
 
-        `previous` is φ_{t-1} (n,), `mean` is Σ α_k φ_k (n,) or the mean chosen instead, `moments` the accumulators (n,)
-        each, None before the first aggregation. Returns φ_t (n,) and the new accumulators.
+        `previous` is φ_{t-1} (n,), `mean` is what `average` gives (n,) or the mean chosen instead, `moments` the
+        accumulators (n,) each, None before the first aggregation. Returns φ_t (n,) and the new accumulators.
         """
 
     def configure_train(
@@ -155,6 +155,24 @@ class ServerStep(FlowerFedAvg):
                 raise AggregationError(f"{name}: the new global {key!r} is not finite; it diverged")
         return new
 
+    def average(self, updates: Sequence[NDArray], weights: Sequence[float]) -> Floats:
+        """What one block of the clients' updates comes to: their weighted mean in float64.
+
+        Override it for another rule that goes number by number.
+
+        Parameters
+        ----------
+        updates : sequence of K arrays (n,)
+            One flat piece of an update per client, in the dtype in which it came.
+        weights : sequence of K floats
+            α_k = n_k / Σ n_j, above 0; they sum to 1.
+
+        Returns
+        -------
+        array (n,), float64
+        """
+        return weighted_sum(updates, weights)
+
     def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
         """φ_t from φ_{t-1} and all updates of the round, at least `least`: their weighted mean, then `step`.
 
@@ -188,7 +206,7 @@ class ServerStep(FlowerFedAvg):
         accumulators = {m: np.empty(previous.size, precision) for m in self.moments}
         whole = None if self._mean is None else self._mean(flat_rows, alphas)
         for block in blocks(previous.size):
-            mean = weighted_sum([row[block] for row in flat_rows], alphas) if whole is None else whole[block]
+            mean = self.average([row[block] for row in flat_rows], alphas) if whole is None else whole[block]
             before = None if flat_old is None else {m: a[block].astype(np.float64) for m, a in flat_old.items()}
             values, after = self.step(flat[block].astype(np.float64), mean, before)
             store(new, block, values)
