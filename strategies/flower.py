@@ -21,7 +21,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore import log
-from flwr.supercore.differential_privacy import compute_stdv
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "AggregationError",
     "NodeInfo",
     "combine_shares",
-    "compute_stdv",
     "create_shares",
     "decrypt",
     "encrypt",
