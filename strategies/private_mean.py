@@ -177,7 +177,8 @@ def clipped_mean(
     shortened = 0
     for model in models:
         update = {name: view(model[name]).astype(np.float64) - old for name, old in base.items()}
-        lengths = [float(np.linalg.norm(values.reshape(-1))) for values in update.values()]
+        with np.errstate(over="ignore"):
+            lengths = [float(np.linalg.norm(values.reshape(-1))) for values in update.values()]
         length = math.sqrt(sum(part * part for part in lengths))
         factor = norm / length if length > norm else 1.0
         shortened += factor < 1

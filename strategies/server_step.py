@@ -174,7 +174,7 @@ class ServerStep(FlowerFedAvg):
         return weighted_sum(updates, weights)
 
     def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
-        """φ_t from φ_{t-1} and all updates of the round, at least `least`: their weighted mean, then `step`.
+        """φ_t from φ_{t-1} and all updates of the round, at least `least`: their `average`, then `step`.
 
         The weights are α_k = n_k / Σ n_j. Override it where that mean is not what an aggregator wants of the updates.
         """
