@@ -57,11 +57,9 @@ class RoundsBeside:
         """
         rng = random.Random(f"{self.seed}/{stage}/{number}")
         drawn = sorted(rng.sample(able, min(max(self.per_round, self.inner.least), len(able))))
-        common: dict[str, Any] = {protocol.SERVER_ROUND: number, protocol.STAGE: stage}
-        if (mu := getattr(self.inner, "proximal_mu", None)) is not None:
-            common[protocol.PROXIMAL_MU] = mu
+        about: dict[str, Any] = {protocol.SERVER_ROUND: number, protocol.STAGE: stage, **self.inner.client_settings}
         updates = []
-        for verdict in train(drawn, model, {**common, **settings}) if drawn else []:
+        for verdict in train(drawn, model, {**about, **settings}) if drawn else []:
             if verdict.reply is None:
                 text = "%s: client %d is left out of round %d: %s"
                 log(WARNING, text, self.label, verdict.partition, number, verdict.reason)

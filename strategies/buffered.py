@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from strategies import protocol
 from strategies.arrays import merged
@@ -232,10 +232,7 @@ class BufferedFedTU(FedTU):
         found.asked += len(drawn)
 
     def _message(self, run: Run, server_round: int, node: int, arrays: ArrayRecord) -> Message:
-        settings = dict(run.train_config)
-        if (mu := getattr(self.inner, "proximal_mu", None)) is not None:
-            settings[protocol.PROXIMAL_MU] = mu
-        config: ConfigRecord = run.exchanges.config(server_round, settings)
+        config = run.exchanges.config(server_round, {**run.train_config, **self.inner.client_settings})
         content = RecordDict({self._keys.arrays: arrays, self._keys.config: config})
         return Message(content, dst_node_id=node, message_type=protocol.TRAIN)
 

@@ -34,15 +34,6 @@ class Keys:
     config: str
     weight: str
 
-    @classmethod
-    def of(cls, strategy: object) -> Keys:
-        """Those of `strategy`, and Flower's defaults where it names none."""
-        return cls(
-            getattr(strategy, "arrayrecord_key", protocol.ARRAYS),
-            getattr(strategy, "configrecord_key", protocol.CONFIG),
-            getattr(strategy, "weighted_by_key", protocol.NUM_EXAMPLES),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:

@@ -143,10 +143,8 @@ class FedEraser:
             protocol.EPOCHS: self.epochs,
             protocol.SERVER_ROUND: stored.round,
             protocol.STAGE: f"calibrate/{server_round}/{stored.stage}",
+            **self._inner.client_settings,
         }
-        mu = getattr(self._inner, "proximal_mu", None)
-        if mu is not None:
-            settings[protocol.PROXIMAL_MU] = mu
         verdicts = train([update.partition for update in updates], model, settings)
         replies = {verdict.partition: verdict.reply for verdict in verdicts if verdict.reply is not None}
         found = []

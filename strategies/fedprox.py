@@ -6,6 +6,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedProx as FlowerFedProx
 
+from strategies import protocol
 from strategies.fedavg import FedAvg
 
 LABEL = "FedProx"
@@ -24,6 +25,11 @@ class FedProx(FedAvg, FlowerFedProx):
 
     def __init__(self, proximal_mu: float = 0.01, **sampling: Any) -> None:
         super().__init__(proximal_mu=_checked(proximal_mu), **sampling)
+
+    @property
+    def client_settings(self) -> dict[str, float]:
+        """μ, as Flower's own `configure_train` tells it."""
+        return {protocol.PROXIMAL_MU: self.proximal_mu}
 
 
 def _checked(mu: float) -> float:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from logging import INFO, WARNING
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -27,10 +27,8 @@ from strategies.nodes import NodeMap, OrderedGrid, seeded
 from strategies.options import Options
 from strategies.replies import Verdict, metrics_of
 from strategies.requests import (
-    RepeatingSource,
     RequestList,
     RequestSource,
-    SealedSource,
     UnlearnRequest,
     by_client,
     config_of,
@@ -50,7 +48,6 @@ __all__ = [
     "NodeMap",
     "NodeMapError",
     "Options",
-    "RepeatingSource",
     "RequestList",
     "RequestSource",
     "UnlearnRequest",
@@ -69,8 +66,8 @@ class FedTU(WrappingStrategy):
     answers never reach a model: see `strategies.replies.judge`. A round without a valid answer leaves the model and the
     state of `inner` as they are.
 
-    `requests`: where deletion requests come from (None: there are none); a `RepeatingSource` also says which ones that
-    were served are to be served again. With `options.secure` they take `options.cover`.
+    `requests`: where deletion requests come from (None: there are none). With `options.secure` they take
+    `options.cover`.
     `serving`: how they are served (None: by the asking clients' unlearning, and nothing is remembered).
     `listener`: hooks for progress and checkpoints.
     `nodes`: share one `NodeMap` between all FedTU of a process, so that each node is asked for its partition once.
@@ -101,13 +98,18 @@ class FedTU(WrappingStrategy):
     ) -> None:
         super().__init__(inner)
         self._requests = RequestList() if requests is None else requests
+        if not isinstance(self._requests, RequestSource):
+            raise TypeError(
+                f"requests is of type {type(self._requests).__name__}, expected a subclass of RequestSource"
+            )
         self._serving = ByUnlearning() if serving is None else serving
         self._listener = Listener() if listener is None else listener
         self._nodes = NodeMap() if nodes is None else nodes
         self._eligible = eligible
         self._evaluate_after_unlearn = evaluate_after_unlearn
         self._options = Options() if options is None else options
-        self._keys = Keys.of(inner)
+        known = self._adapted
+        self._keys = Keys(known.arrayrecord_key, known.configrecord_key, known.weighted_by_key)
         self._arrivals: Arrivals | None = None
         self._clock: dict[str, np.ndarray] = {}
         self._unlearned: int | None = None
@@ -118,7 +120,7 @@ class FedTU(WrappingStrategy):
             raise ValueError(f"{type(self._serving).__name__} goes by single clients' models: no private_mean fits it")
         if self._options.secure is not None and not self._options.cover and requests is not None:
             raise ValueError("requests are served among clients that cover them (secure): cover must say how many")
-        if self._reset and not hasattr(inner, "reset_state"):
+        if self._reset and not known.can_reset:
             log(WARNING, "%s has no reset_state(): its state is kept after unlearning", type(inner).__name__)
 
     def summary(self) -> None:
@@ -198,14 +200,13 @@ class FedTU(WrappingStrategy):
 
     def _exchanges(self, grid: Grid, timeout: float) -> Exchanges:
         stage, seed = self._options.stage, self._options.seed
-        needs_steps = getattr(self.inner, "needs_steps", False)
         numbers, bounds, secure = self._options.numbers, self._options.bounds, self._options.secure
         if self._options.one_by_one:
             self._arrivals = arriving(grid, self._nodes.client_of, timeout, self._options.durations, self._clock)
         common = (grid, self._nodes, self._listener, self._keys, stage, seed, timeout)
         late = self._arrivals, self._options.deadline
         forms = self._options.fitting, self._options.compression
-        return Exchanges(*common, needs_steps, numbers, bounds, secure, *late, *forms)
+        return Exchanges(*common, self._adapted.needs_steps, numbers, bounds, secure, *late, *forms)
 
     def _rounds(self, run: Run, start_round: int, arrays: ArrayRecord) -> ArrayRecord:
         """All planned rounds, and further ones while requests are pending: the final model."""
@@ -213,8 +214,7 @@ class FedTU(WrappingStrategy):
             waiting = list(self._requests.pending(server_round))
             if server_round > run.num_rounds and not waiting:
                 break
-            again = getattr(self._requests, "again", None)
-            arrays = self._round(run, server_round, arrays, waiting, list(again(server_round)) if again else [])
+            arrays = self._round(run, server_round, arrays, waiting, list(self._requests.again(server_round)))
         return arrays
 
     def _round(
@@ -228,8 +228,7 @@ class FedTU(WrappingStrategy):
         began = time.monotonic()
         self._listener.round_started(server_round, max(run.num_rounds, server_round))
         run.partition_to_node = self._nodes.refresh(run.exchanges.grid, retry=True)
-        due = getattr(self._requests, "cover_due", None)
-        if waiting or again or (due is not None and due(server_round)):
+        if waiting or again or self._requests.cover_due(server_round):
             unlearn = self._unlearn_covered if self._options.cover else self._unlearn
             arrays, served = unlearn(run, server_round, arrays, waiting, again)
             if served:
@@ -291,8 +290,8 @@ class FedTU(WrappingStrategy):
             run.exchanges.warn(server_round, "client %d cannot be erased: %s", client, reason)
             self._fail(server_round, client, [r for r in asking[client] if r.request_id not in known], reason)
         told = [self._note_served(server_round, asking[c], known, info) for c, info in served.info.items()]
-        if any(told) and self._reset and hasattr(self.inner, "reset_state"):
-            self.inner.reset_state()  # type: ignore[attr-defined]
+        if any(told) and self._reset:
+            self._adapted.reset_state()
         return served.arrays, bool(served.info)
 
     def _unlearn_covered(
@@ -312,13 +311,13 @@ class FedTU(WrappingStrategy):
         if private is not None:
             private.announce("unlearn", server_round, len(messages), None)
         each = self._options.cover_each or private is not None
-        sealed = hasattr(self._requests, "covered")
+        hidden = self._requests.hidden
         if len(messages) < self._options.cover:
             text = "%d clients can take part, %d are to cover those that ask to forget"
             run.exchanges.warn(server_round, text, len(messages), self._options.cover)
-            if sealed:
+            if hidden:
                 return arrays, False
-        summed = run.exchanges.sum_up("unlearn", server_round, messages, arrays, one_each=each, committed=sealed)
+        summed = run.exchanges.sum_up("unlearn", server_round, messages, arrays, one_each=each, committed=hidden)
         for client in set(asking) & {run.exchanges.partition(m) for m in messages} - set(summed.survivors):
             reason = summed.left_out.get(client, summed.fault)
             for request in [r for r in asking[client] if r.request_id not in known]:
@@ -326,22 +325,22 @@ class FedTU(WrappingStrategy):
         first = [self._note_served(server_round, asking[c], known, {}) for c in asking if c in summed.survivors]
         changed = not summed.fault and summed.weight > 0
         new = moved(arrays, summed.update if each else summed.update / summed.weight) if changed else arrays
-        if sealed and summed.terms is not None:
+        if hidden and summed.terms is not None:
             self._note_cover(server_round, summed, arrays, new)
-        if changed and (any(first) or not asking) and self._reset and hasattr(self.inner, "reset_state"):
-            self.inner.reset_state()  # type: ignore[attr-defined]
+        if changed and (any(first) or not asking) and self._reset:
+            self._adapted.reset_state()
         return new, changed
 
     def _note_cover(self, server_round: int, summed: Summed, before: ArrayRecord, after: ArrayRecord) -> None:
         """Tell a source that does not know who asks what became of an exchange."""
         assert summed.terms is not None
-        source, session = cast(SealedSource, self._requests), summed.terms.session
+        session = summed.terms.session
         commitments = {client: str(told.get(words.COMMITMENT, "")) for client, told in summed.told.items()}
         if summed.fault:
-            source.cover_failed(server_round, session, commitments, summed.fault)
+            self._requests.cover_failed(server_round, session, commitments, summed.fault)
             return
         models = fingerprint(before), fingerprint(after)
-        source.covered(server_round, session, commitments, summed.survivors, *models, summed.weight)
+        self._requests.covered(server_round, session, commitments, summed.survivors, *models, summed.weight)
 
     def _covers(
         self, run: Run, server_round: int, arrays: ArrayRecord, asking: Mapping[int, Sequence[UnlearnRequest]]
@@ -401,7 +400,7 @@ class FedTU(WrappingStrategy):
         """Report requests as served, those of `known` once more; whether any was for the first time."""
         for request in asked:
             if request.request_id in known:
-                self._requests.served_again(request, server_round, info)  # type: ignore[attr-defined]
+                self._requests.served_again(request, server_round, info)
             else:
                 self._requests.served(request, server_round, info)
         return any(request.request_id not in known for request in asked)
@@ -440,7 +439,7 @@ class FedTU(WrappingStrategy):
 
     def _trained(self, run: Run, server_round: int, arrays: ArrayRecord) -> list[Verdict]:
         """Let `inner` sample clients and have them train; their judged replies."""
-        able, least = len(run.eligible.get_node_ids()), max(1, getattr(self.inner, "min_train_nodes", 1))
+        able, least = len(run.eligible.get_node_ids()), max(1, self._adapted.min_train_nodes)
         if able == 0:
             run.exchanges.warn(server_round, "no client may be sampled")
             return []
@@ -450,7 +449,7 @@ class FedTU(WrappingStrategy):
             return []
         private = self._options.private_mean
         seed = self._options.seed if private is None else private.sampling_seed(self._options.seed)
-        enough = able >= max(least, getattr(self.inner, "min_available_nodes", 1))  # else Flower waits for more
+        enough = able >= max(least, self._adapted.min_available_nodes)  # else Flower waits for more
         with seeded(seed, self._options.stage, server_round, "train"), run.eligible.held(enough):
             config = run.exchanges.config(server_round, run.train_config)
             messages = list(self.inner.configure_train(server_round, arrays, config, run.eligible))
@@ -489,7 +488,7 @@ class FedTU(WrappingStrategy):
         return []
 
     def _evaluate_on_clients(self, run: Run, server_round: int, arrays: ArrayRecord) -> None:
-        if getattr(self.inner, "fraction_evaluate", None) == 0.0 or not run.eligible.get_node_ids():
+        if self._adapted.fraction_evaluate == 0.0 or not run.eligible.get_node_ids():
             return
         with seeded(self._options.seed, self._options.stage, server_round, "evaluate"):
             config = run.exchanges.config(server_round, run.evaluate_config)

@@ -21,7 +21,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore import log
-from flwr.supercore.differential_privacy import compute_stdv
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = [
@@ -29,9 +28,7 @@ __all__ = [
     "SUPERLINK_NODE_ID",
     "AggregationError",
     "NodeInfo",
-    "Unchecked",
     "combine_shares",
-    "compute_stdv",
     "create_shares",
     "decrypt",
     "encrypt",
@@ -50,13 +47,6 @@ __all__ = [
 
 NODE_UNAVAILABLE: int = ErrorCode.NODE_UNAVAILABLE
 """Flower's error code for a node that stopped answering."""
-
-
-class Unchecked(FedAvg):
-    """Before a strategy of Flower's: it takes replies that were checked and logged already as they are."""
-
-    def _check_and_log_replies(self, replies, is_train: bool, validate: bool = True):
-        return list(replies), []
 
 
 def valid_replies(strategy: FedAvg, replies) -> list[Message]:

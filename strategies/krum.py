@@ -1,4 +1,9 @@
-"""Krum: the model of the client that lies closest to the others."""
+"""Krum: the model of the client that lies closest to the others.
+
+    φ_t = φ_k of the client k of least score(k) = Σ ‖φ_k − φ_j‖² over the K − f − 2 clients j ≠ k that are nearest to k
+
+Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017, section 4.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ SINGLE_UPDATES = True
 
 
 class Krum(MultiKrum):
-    """φ_t = φ_k of the client of least score, bit for bit: Multi-Krum with m = 1 (Blanchard et al., NeurIPS 2017).
+    """The model of the client of least score, bit for bit: Multi-Krum with m = 1.
 
     f = `num_malicious_nodes` > 0 takes 2f + 3 answers in a round.
     """

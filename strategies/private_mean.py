@@ -6,29 +6,21 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
-from flwr.serverapp.strategy import (
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-)
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from numpy.typing import NDArray
 
 from strategies import protocol
 from strategies.arrays import view
 from strategies.distributed_noise import COUNT_SHARE, counting, joint_norm, share_sigma
-from strategies.flower import compute_stdv, make_message
+from strategies.flower import make_message
 from strategies.secure.terms import Terms
 
 TARGET_QUANTILE = 0.5
 """Adaptive clipping: the share of updates that are to be longer than the clipping norm."""
 RATE = 0.2
 """Adaptive clipping: how fast the norm moves, η."""
-_TINY = 1e-150
-"""Flower divides by an update's length, which of a client that sends nothing new is 0; beside any noise this is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +45,7 @@ class PrivateMean:
 
     Every client counts alike, m is how many were addressed, and who did not answer counts as a zero. What follows,
     FedAdam's step say, only sees this: post-processing. Flower's wrappers stand the other way round: they add the noise
-    to what the wrapped strategy made of the updates, which covers no step but the plain mean. Clipping and noise are
-    theirs here, around Flower's FedAvg of updates (not of models) in float64.
+    to what the wrapped strategy made of the updates, which covers no step but the plain mean.
 
     `noise_multiplier` z ≥ 0, relative to C; replacing one client moves the sum by 2C at most. `adaptive`: C follows the
     median length of the updates (Andrew et al. 2021), from `clipping_norm` on; part of the noise then goes to the count
@@ -95,23 +86,15 @@ class PrivateMean:
             raise ValueError(f"{len(models)} models of {clients} clients out of {population}")
         self._tell("train", server_round, clients, population)
         rng = self._generator("train", server_round)
-        updates = _updates(sent, models, clients)
-        z, norm = self.noise_multiplier, self.clipping_norm
-        if not self.adaptive:
-            return _added(sent, _fixed(updates, z, norm, rng))
-        deviation = max(clients / COUNT_SHARE, z)
-        adaptive = _Adaptive(
-            FlowerFedAvg(),
-            z,
-            clients,
-            initial_clipping_norm=norm,
-            target_clipped_quantile=TARGET_QUANTILE,
-            clipped_count_stddev=deviation if z > 0 else 0.0,
-        )
-        adaptive.rng = rng
-        mean = _reduced(adaptive, updates)
-        self.clipping_norm = adaptive.next_norm
-        return _added(sent, mean)
+        mean, shortened = clipped_mean(sent, models, clients, self.clipping_norm)
+        z, moved = self.noise_multiplier, self.clipping_norm
+        if self.adaptive:
+            count_deviation = max(clients / COUNT_SHARE, z) if z > 0 else 0.0
+            moved = _moved(self.clipping_norm, (shortened + rng.normal(0.0, count_deviation)) / clients)
+            z = (z**-2 - (2 * count_deviation) ** -2) ** -0.5 if z > 0 else 0.0
+        new = _added(sent, _noised(mean, z * self.clipping_norm / clients, rng))
+        self.clipping_norm = moved
+        return new
 
     def unlearn(
         self, server_round: int, sent: ArrayRecord, models: Sequence[ArrayRecord], *, clients: int, summed: bool = True
@@ -123,9 +106,10 @@ class PrivateMean:
         if len(models) > clients:
             raise ValueError(f"{len(models)} models of {clients} clients")
         self._tell("unlearn", server_round, clients, None)
-        updates = _updates(sent, models, clients)
-        mean = _fixed(updates, self.noise_multiplier, self.clipping_norm, self._generator("unlearn", server_round))
-        return _added(sent, mean, clients if summed else 1)
+        mean, _ = clipped_mean(sent, models, clients, self.clipping_norm)
+        deviation = self.noise_multiplier * self.clipping_norm / clients
+        noised = _noised(mean, deviation, self._generator("unlearn", server_round))
+        return _added(sent, noised, clients if summed else 1)
 
     def shared(self, kind: str, terms: Terms, numbers: int) -> Terms:
         """The terms of a secure sum in which the clients clip their updates of so many numbers and bring the noise.
@@ -150,7 +134,9 @@ class PrivateMean:
     def reply(self, arrays: ArrayRecord, arrays_key: str, weight_key: str) -> Message:
         """The one reply that stands for all of an exchange. It tells no number of the clients: none was noised."""
         metrics = MetricRecord({weight_key: 1, protocol.PARTITION_ID: -1})
-        return _message(RecordDict({arrays_key: arrays, protocol.METRICS: metrics}))
+        ids = {"run_id": 0, "message_id": "", "src_node_id": 0, "dst_node_id": 0, "reply_to_message_id": ""}
+        about = Metadata(**ids, group_id="", created_at=0.0, ttl=math.inf, message_type=protocol.TRAIN)
+        return make_message(about, RecordDict({arrays_key: arrays, protocol.METRICS: metrics}))
 
     def _tell(self, kind: str, server_round: int, clients: int, population: int | None) -> None:
         if self._on_release is not None:
@@ -163,35 +149,42 @@ class PrivateMean:
         return np.random.default_rng([self._seed, server_round, ("train", "unlearn").index(kind)])
 
 
-class _Noise:
-    """Noise of a generator of one's own in place of numpy's global one, which is seeded by whoever comes first."""
+def clipped_mean(
+    sent: ArrayRecord, models: Sequence[ArrayRecord], clients: int, norm: float
+) -> tuple[dict[str, NDArray[np.float64]], int]:
+    """Mean of clipped client updates, (1/m) Σ Δ_k min(1, C / ‖Δ_k‖₂) with Δ_k = φ_k − φ (McMahan et al., 2018).
 
-    rng: np.random.Generator
-    noise_multiplier: float
-    clipping_norm: float
-    num_sampled_clients: int
+    Parameters
+    ----------
+    sent : ArrayRecord
+        The global model φ from which the clients started.
+    models : sequence of ArrayRecord
+        The models φ_k that came back, with the names and shapes of `sent`.
+    clients : int, at least 1
+        How many clients m were addressed; one without a model counts as a zero.
+    norm : float above 0
+        The clipping norm C, over all arrays together.
 
-    def _add_noise_to_aggregated_arrays(self, aggregated: ArrayRecord) -> ArrayRecord:
-        deviation = compute_stdv(self.noise_multiplier, self.clipping_norm, self.num_sampled_clients)
-        noised = {n: np.asarray(a.numpy()) for n, a in aggregated.items()}
-        return ArrayRecord({n: Array(a + self.rng.normal(0.0, deviation, a.shape)) for n, a in noised.items()})
-
-
-class _Fixed(_Noise, DifferentialPrivacyServerSideFixedClipping):
-    """Flower's, with that noise."""
-
-
-class _Adaptive(_Noise, DifferentialPrivacyServerSideAdaptiveClipping):
-    """Flower's, with that noise. Flower moves the norm before it adds the noise, which would then be that of another
-    norm than the updates were clipped to, and moves it away from the quantile: here it moves afterwards, towards it."""
-
-    next_norm: float
-
-    def _noisy_fraction(self, count: int, total: int) -> float:
-        return (count + self.rng.normal(0.0, self.clipped_count_stddev)) / total
-
-    def _geometric_update(self, clipped_fraction: float) -> None:
-        self.next_norm = _moved(self.clipping_norm, clipped_fraction)
+    Returns
+    -------
+    mean : dict of arrays, float64
+        By the names of `sent`, in its shapes.
+    shortened : int
+        How many updates were longer than C.
+    """
+    base = {name: view(array).astype(np.float64) for name, array in sent.items()}
+    mean = {name: np.zeros(old.shape) for name, old in base.items()}
+    shortened = 0
+    for model in models:
+        update = {name: view(model[name]).astype(np.float64) - old for name, old in base.items()}
+        with np.errstate(over="ignore"):
+            lengths = [float(np.linalg.norm(values.reshape(-1))) for values in update.values()]
+        length = math.sqrt(sum(part * part for part in lengths))
+        factor = norm / length if length > norm else 1.0
+        shortened += factor < 1
+        for name, values in update.items():
+            mean[name] += values * factor * (1 / clients)
+    return mean, shortened
 
 
 def _moved(norm: float, clipped_fraction: float) -> float:
@@ -199,55 +192,18 @@ def _moved(norm: float, clipped_fraction: float) -> float:
     return norm * math.exp(RATE * (clipped_fraction - TARGET_QUANTILE))
 
 
-def _fixed(updates: list[ArrayRecord], z: float, norm: float, rng: np.random.Generator) -> ArrayRecord:
-    fixed = _Fixed(FlowerFedAvg(), z, norm, len(updates))
-    fixed.rng = rng
-    return _reduced(fixed, updates)
+def _noised(
+    mean: dict[str, NDArray[np.float64]], deviation: float, rng: np.random.Generator
+) -> dict[str, NDArray[np.float64]]:
+    """Each number of `mean` with Gaussian noise of its own."""
+    return {name: values + rng.normal(0.0, deviation, values.shape) for name, values in mean.items()}
 
 
-def _reduced(wrapper: Any, updates: Sequence[ArrayRecord]) -> ArrayRecord:
-    """What one of Flower's wrappers makes of the updates, each of which counts alike."""
-    wrapper.current_arrays = ArrayRecord({n: Array(np.zeros(a.shape)) for n, a in updates[0].items()})
-    weight = MetricRecord({protocol.NUM_EXAMPLES: 1})
-    replies = [_message(RecordDict({protocol.ARRAYS: update, protocol.METRICS: weight})) for update in updates]
-    arrays, _ = wrapper.aggregate_train(0, replies)
-    assert arrays is not None
-    return arrays
-
-
-def _message(content: RecordDict) -> Message:
-    """A reply that no client sent."""
-    ids = {"run_id": 0, "message_id": "", "src_node_id": 0, "dst_node_id": 0, "reply_to_message_id": ""}
-    return make_message(
-        Metadata(**ids, group_id="", created_at=0.0, ttl=math.inf, message_type=protocol.TRAIN), content
-    )
-
-
-def _updates(sent: ArrayRecord, models: Sequence[ArrayRecord], clients: int) -> list[ArrayRecord]:
-    """φ_k − φ in float64, and nothing new of those clients that sent no model."""
-    base = {name: view(array).astype(np.float64) for name, array in sent.items()}
-    found = []
-    for model in models:
-        update: dict[str, NDArray] = {name: view(model[name]).astype(np.float64) - old for name, old in base.items()}
-        found.append(_nothing(base) if not any(u.any() for u in update.values()) else _record(update))
-    return found + [_nothing(base)] * (clients - len(models))
-
-
-def _nothing(base: dict[str, NDArray]) -> ArrayRecord:
-    arrays = {name: np.zeros(old.shape) for name, old in base.items()}
-    next(a for a in arrays.values() if a.size).flat[0] = _TINY
-    return _record(arrays)
-
-
-def _record(arrays: dict[str, NDArray]) -> ArrayRecord:
-    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
-
-
-def _added(sent: ArrayRecord, update: ArrayRecord, times: int = 1) -> ArrayRecord:
+def _added(sent: ArrayRecord, update: dict[str, NDArray[np.float64]], times: int = 1) -> ArrayRecord:
     """φ + `times` · update, in φ's dtype."""
     result = {}
     for name, array in sent.items():
         old = view(array)
         with np.errstate(over="ignore"):
-            result[name] = Array((old.astype(np.float64) + times * view(update[name])).astype(old.dtype))
+            result[name] = Array((old.astype(np.float64) + times * update[name]).astype(old.dtype))
     return ArrayRecord(result)

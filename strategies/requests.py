@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from strategies import protocol
 
@@ -53,40 +54,49 @@ def config_of(requests: Sequence[UnlearnRequest]) -> dict[str, Any]:
     }
 
 
-class RequestSource(Protocol):
-    """Where FedTU takes requests from and to whom it reports what became of them."""
+class RequestSource(ABC):
+    """Where FedTU takes deletion requests from and to whom it reports what became of them.
 
+    `pending`, `served` and `failed` are for every source to define. The others have defaults: nothing is served a
+    second time, and the server knows who asks.
+    """
+
+    hidden: ClassVar[bool] = False
+    """Whether requests stay on the clients, unseen by the server, which serve them in cover exchanges with others. Such
+    a source defines `cover_due`, `covered` and `cover_failed`."""
+
+    @abstractmethod
     def pending(self, server_round: int, /) -> Sequence[UnlearnRequest]:
         """The requests to serve in this round; asked once per round."""
-        ...
 
+    @abstractmethod
     def served(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float], /) -> None:
         """The client's model became part of the global model; `info` holds the metrics of its reply."""
-        ...
 
+    @abstractmethod
     def failed(self, request: UnlearnRequest, server_round: int, reason: str, /) -> None:
         """The request stays pending; count the attempt."""
-        ...
-
-
-class RepeatingSource(RequestSource, Protocol):
-    """A source whose served requests are served again for a while, so that what comes back is forgotten again."""
 
     def again(self, server_round: int, /) -> Sequence[UnlearnRequest]:
-        """Requests of earlier rounds to serve once more in this round; asked once per round."""
-        ...
+        """Requests of earlier rounds to serve once more in this round, so that what comes back is forgotten again.
+
+        Asked once per round. None by default.
+        """
+        return ()
 
     def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float], /) -> None:
-        """As `served`, of one that was served before; one whose client does not answer is left out."""
-        ...
+        """As `served`, of one that was served before; one whose client does not answer is left out.
 
-
-class SealedSource(RequestSource, Protocol):
-    """A source that does not know who asks: requests stay on the clients, which serve them in exchanges with others."""
+        Nothing is noted by default.
+        """
+        return None
 
     def cover_due(self, server_round: int, /) -> bool:
-        """Whether an exchange is to be held in this round, in which somebody may be served; asked once per round."""
-        ...
+        """Whether an exchange is held in this round, in which clients may be served whom `pending` does not name.
+
+        Asked once per round. Never by default.
+        """
+        return False
 
     def covered(
         self,
@@ -99,19 +109,36 @@ class SealedSource(RequestSource, Protocol):
         records: int,
         /,
     ) -> None:
-        """An exchange became part of the global model, whose hash was `before` and is `after`.
+        """An exchange over hidden requests became part of the global model.
 
-        `commitments`: to what each client committed itself; `survivors`: who is in the sum; `records`: how many were
-        forgotten by all together.
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        session : str
+            The name of the exchange.
+        commitments : mapping of int to str
+            To what each client that was addressed committed itself.
+        survivors : sequence of int
+            The clients that are in the sum.
+        before, after : str
+            SHA-256 of the global model, in hexadecimal digits.
+        records : int
+            How many records all clients together forgot.
+
+        Raises
+        ------
+        NotImplementedError
+            If the source is not `hidden`.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} is not told of exchanges over hidden requests")
 
     def cover_failed(self, server_round: int, session: str, commitments: Mapping[int, str], reason: str, /) -> None:
-        """An exchange came to no sum."""
-        ...
+        """An exchange over hidden requests came to no sum. NotImplementedError if the source is not `hidden`."""
+        raise NotImplementedError(f"{type(self).__name__} is not told of exchanges over hidden requests")
 
 
-class RequestList:
+class RequestList(RequestSource):
     """Requests in memory: each is due from its round on until it is served."""
 
     def __init__(self, due: Iterable[tuple[int, UnlearnRequest]] = ()) -> None:

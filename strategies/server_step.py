@@ -38,6 +38,8 @@ class ServerStep(FlowerFedAvg):
     settings: ClassVar[tuple[str, ...]] = ()
     needs_steps: ClassVar[bool] = False
     """Whether every reply must tell the number of local steps, above 0."""
+    can_reset: ClassVar[bool] = True
+    """Whether `reset_state` forgets what was accumulated."""
     takes_mean: ClassVar[bool] = True
     """Whether the clients' models are averaged with weights, so that another `mean` can take that one's place."""
 
@@ -72,14 +74,19 @@ class ServerStep(FlowerFedAvg):
         """Of how many clients the aggregator needs updates; with fewer the model stays as it is. Known before init."""
         return 1
 
+    @property
+    def client_settings(self) -> dict[str, float]:
+        """What the aggregator tells the clients in each message to train, by the names of `strategies.protocol`."""
+        return {}
+
     @abstractmethod
     def step(
         self, previous: Floats, mean: Floats, moments: Mapping[str, Floats] | None
     ) -> tuple[Floats, dict[str, Floats]]:
         """One block of the server update.
 
-        `previous` is φ_{t-1} (n,), `mean` is Σ α_k φ_k (n,) or the mean chosen instead, `moments` the accumulators (n,)
-        each, None before the first aggregation. Returns φ_t (n,) and the new accumulators.
+        `previous` is φ_{t-1} (n,), `mean` is what `average` gives (n,) or the mean chosen instead, `moments` the
+        accumulators (n,) each, None before the first aggregation. Returns φ_t (n,) and the new accumulators.
         """
 
     def configure_train(
@@ -100,6 +107,10 @@ class ServerStep(FlowerFedAvg):
     def starts_from(self, arrays: ArrayRecord) -> None:
         """Aggregate updates of `arrays` next, which another than `configure_train` sent."""
         self._sent = arrays
+
+    def refresh_copies(self, arrays: ArrayRecord) -> None:
+        """Take `arrays` as the current model, which another step made. One that keeps no copy has nothing to do."""
+        return None
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -144,8 +155,26 @@ class ServerStep(FlowerFedAvg):
                 raise AggregationError(f"{name}: the new global {key!r} is not finite; it diverged")
         return new
 
+    def average(self, updates: Sequence[NDArray], weights: Sequence[float]) -> Floats:
+        """What one block of the clients' updates comes to: their weighted mean in float64.
+
+        Override it for another rule that goes number by number.
+
+        Parameters
+        ----------
+        updates : sequence of K arrays (n,)
+            One flat piece of an update per client, in the dtype in which it came.
+        weights : sequence of K floats
+            α_k = n_k / Σ n_j, above 0; they sum to 1.
+
+        Returns
+        -------
+        array (n,), float64
+        """
+        return weighted_sum(updates, weights)
+
     def combine(self, sent: ArrayRecord, updates: Sequence[ClientUpdate]) -> ArrayRecord:
-        """φ_t from φ_{t-1} and all updates of the round, at least `least`: their weighted mean, then `step`.
+        """φ_t from φ_{t-1} and all updates of the round, at least `least`: their `average`, then `step`.
 
         The weights are α_k = n_k / Σ n_j. Override it where that mean is not what an aggregator wants of the updates.
         """
@@ -177,7 +206,7 @@ class ServerStep(FlowerFedAvg):
         accumulators = {m: np.empty(previous.size, precision) for m in self.moments}
         whole = None if self._mean is None else self._mean(flat_rows, alphas)
         for block in blocks(previous.size):
-            mean = weighted_sum([row[block] for row in flat_rows], alphas) if whole is None else whole[block]
+            mean = self.average([row[block] for row in flat_rows], alphas) if whole is None else whole[block]
             before = None if flat_old is None else {m: a[block].astype(np.float64) for m, a in flat_old.items()}
             values, after = self.step(flat[block].astype(np.float64), mean, before)
             store(new, block, values)

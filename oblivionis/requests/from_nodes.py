@@ -198,6 +198,8 @@ class SealedRequests(AskingNodes):
     which the next queries tell these clients until they confirm it.
     """
 
+    hidden = True
+
     def __init__(self, ledger: Ledger, max_rouge: float, **asking: Any) -> None:
         super().__init__(ledger, max_rouge, **asking)
         self._untold: dict[int, list[SessionOutcome]] = {}

@@ -16,7 +16,7 @@ from oblivionis.requests.open_records import OpenRecords
 from oblivionis.requests.remote_holdings import RemoteHoldings
 from oblivionis.runs.directory import RunDirectory
 from strategies.protocol import ERASURE, SCOPE_CLIENT
-from strategies.requests import UnlearnRequest
+from strategies.requests import RequestSource, UnlearnRequest
 from strategies.told import UNLEARN
 
 
@@ -62,7 +62,7 @@ def demanded(request: Request) -> UnlearnRequest:
     return UnlearnRequest(request.id, request.client, request.record_ids, scope=request.scope)
 
 
-class LedgerRequests:
+class LedgerRequests(RequestSource):
     """What a source of requests for FedTU has in common with any other: the ledger remembers what becomes of them."""
 
     def __init__(

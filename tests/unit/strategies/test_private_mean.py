@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 from scipy import stats
 from support.fedtu_clients import SIZE, Recorder, adapter, content, federation, flat, noise, request
 
@@ -15,7 +16,7 @@ from strategies.factory import build
 from strategies.fedtu import FedTU, Options, RequestList
 from strategies.history import MemoryHistory
 from strategies.memory_grid import MemoryGrid
-from strategies.private_mean import PrivateMean, Release
+from strategies.private_mean import PrivateMean, Release, clipped_mean
 from strategies.secure.terms import SecureSettings
 from strategies.serving import ByUnlearning
 
@@ -39,6 +40,24 @@ def test_without_noise_it_is_the_mean_of_the_clipped_updates():
     start = noise("start")
     new = train(PrivateMean(0.0, C), [start + unit(0, 8.0), start + unit(1, -1.0), start + unit(2, 2.0)], start)
     np.testing.assert_allclose(new - start, [2 / 3, -1 / 3, 2 / 3, *[0] * (SIZE - 3)], atol=1e-6)
+
+
+def test_an_update_is_clipped_over_all_its_arrays_together():
+    """Two arrays of lengths 3 and 4 are one update of length 5; one of length 1 stays; a third client is silent."""
+
+    def model(a, b):
+        return ArrayRecord({"a": Array(np.full((1, 1), a)), "b": Array(np.array([b, 0.0], np.float32))})
+
+    mean, shortened = clipped_mean(model(1.0, 1.0), [model(4.0, 5.0), model(1.0, 0.0)], 3, C)
+    np.testing.assert_allclose(mean["a"], [[3 * C / 5 / 3]])
+    np.testing.assert_allclose(mean["b"], [(4 * C / 5 - 1) / 3, 0.0])
+    assert shortened == 1
+
+
+def test_an_update_too_long_for_float64_moves_the_mean_by_nothing():
+    sent = ArrayRecord({"a": Array(np.zeros(3))})
+    mean, shortened = clipped_mean(sent, [ArrayRecord({"a": Array(np.array([1e200, 1.0, 0.0]))})], 1, C)
+    assert mean["a"].tolist() == [0.0, 0.0, 0.0] and shortened == 1
 
 
 def test_who_does_not_answer_and_who_sends_nothing_new_count_as_zero():

@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+import pytest
 from support.fedtu_clients import request
 
-from strategies.requests import RequestList, UnlearnRequest, by_client
+from strategies.factory import build
+from strategies.fedtu import FedTU
+from strategies.requests import RequestList, RequestSource, UnlearnRequest, by_client
+
+
+class Named(RequestSource):
+    """Defines what it must, and no more."""
+
+    def pending(self, server_round):
+        return ()
+
+    def served(self, request, server_round, info):
+        raise AssertionError
+
+    def failed(self, request, server_round, reason):
+        raise AssertionError
+
+
+def test_a_source_serves_nothing_twice_and_hides_nothing_unless_it_says_so() -> None:
+    source = Named()
+    assert (list(source.again(1)), source.cover_due(1), source.hidden) == ([], False, False)
+    source.served_again(request(1), 1, {})
+    with pytest.raises(NotImplementedError, match="Named is not told of exchanges over hidden requests"):
+        source.covered(1, "s", {}, (), "b", "a", 0)
+    with pytest.raises(NotImplementedError, match="Named is not told of exchanges over hidden requests"):
+        source.cover_failed(1, "s", {}, "lost")
+
+
+def test_what_is_no_source_is_refused_when_fedtu_is_made() -> None:
+    class Alike:
+        pending = served = failed = None
+
+    with pytest.raises(TypeError, match="requests is of type Alike, expected a subclass of RequestSource"):
+        FedTU(build("fedavg"), requests=Alike())  # type: ignore[arg-type]
 
 
 def test_clients_come_as_they_ask_and_their_requests_by_id() -> None:

@@ -1,4 +1,4 @@
-"""FedMedian, FedTrimmedMean, Krum and Multi-Krum against definitions by numpy, scipy and brute force."""
+"""FedMedian, FedTrimmedMean, Krum and Multi-Krum against numpy, scipy, brute force and Flower's own strategies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 import scipy.stats
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.exception import AggregationError
 from support.aggregators import run
@@ -18,9 +18,12 @@ from strategies import protocol
 from strategies.arrays import BLOCK
 from strategies.client_update import ClientUpdate
 from strategies.factory import build
+from strategies.fedtrimmedmean import trimmed_mean
 from strategies.fedtu import FedTU, RequestList
+from strategies.flower import identify_process
 from strategies.history import MemoryHistory
 from strategies.lora_product import ProductMean
+from strategies.multikrum import krum_scores
 from strategies.serving import ByUnlearning
 
 ROBUST = {"fedmedian": {}, "fedtrimmedmean": {"beta": 0.25}, "krum": {}, "multikrum": {"num_nodes_to_select": 3}}
@@ -46,6 +49,75 @@ def by_brute_force(vectors, f: int, m: int) -> list[int]:
         others = [sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) for j, other in enumerate(rows) if j != i]
         scores.append(sum(sorted(others)[: max(1, len(rows) - f - 2)]))
     return sorted(range(len(rows)), key=lambda i: scores[i])[:m]
+
+
+def by_flower(strategy: flower.Strategy, vectors, weights=None) -> np.ndarray:
+    """What a strategy of Flower's makes of the clients' models (K, n)."""
+    identify_process()
+    replies = []
+    for client, (vector, weight) in enumerate(zip(vectors, weights or [1] * len(vectors), strict=True)):
+        metrics = MetricRecord({"num-examples": weight})
+        content = RecordDict({"arrays": ArrayRecord({"adapter": Array(vector)}), "metrics": metrics})
+        asked = Message(RecordDict(), dst_node_id=client + 1, message_type=protocol.TRAIN)
+        replies.append(Message(content, reply_to=asked))
+    arrays, _ = strategy.aggregate_train(1, replies)
+    assert arrays is not None
+    return arrays["adapter"].numpy()
+
+
+def ours(name: str, vectors, weights=None, **settings) -> np.ndarray:
+    """The same of one here, in float64."""
+    updates = [
+        ClientUpdate(k, 1 if weights is None else weights[k], ArrayRecord({"adapter": Array(v)}))
+        for k, v in enumerate(vectors)
+    ]
+    sent = ArrayRecord({"adapter": Array(np.zeros_like(vectors[0]))})
+    return flat(build(name, **settings).aggregate(sent, updates))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 8, 11])
+def test_median_and_trimmed_mean_are_flower_s_to_the_last_bit(clients):
+    vectors = models(clients).astype(np.float64)
+    assert np.array_equal(ours("fedmedian", vectors), by_flower(flower.FedMedian(), vectors))
+    for beta in (0, 0.125, 0.25, 0.45):
+        theirs = by_flower(flower.FedTrimmedAvg(beta=beta), vectors)
+        assert np.array_equal(ours("fedtrimmedmean", vectors, beta=beta), theirs)
+
+
+@pytest.mark.parametrize(("clients", "f", "m"), [(5, 1, 1), (7, 2, 3), (9, 0, 4), (12, 3, 6)])
+def test_krum_and_multikrum_are_flower_s(clients, f, m):
+    for seed in range(5):
+        vectors, weights = models(clients, seed=seed).astype(np.float64), list(range(1, clients + 1))
+        settings = {"num_malicious_nodes": f}
+        theirs = by_flower(flower.Krum(**settings), vectors, weights)
+        assert np.array_equal(ours("krum", vectors, weights, **settings), theirs)
+        settings["num_nodes_to_select"] = m
+        theirs = by_flower(flower.MultiKrum(**settings), vectors, weights)
+        np.testing.assert_allclose(ours("multikrum", vectors, weights, **settings), theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_scores_by_hand():
+    """Clients at 0, 1, 3 and 7 on a line: with f = 1 the nearest other one counts, with f = 0 the nearest two."""
+    places = np.array([0.0, 1.0, 3.0, 7.0])
+    distances = (places[:, None] - places) ** 2
+    assert krum_scores(distances, 1).tolist() == [1, 1, 4, 16]
+    assert krum_scores(distances, 0).tolist() == [10, 5, 13, 52]
+    assert krum_scores(np.zeros((1, 1)), 0).tolist() == [0]
+
+
+def test_a_liar_whose_numbers_have_no_square_is_not_chosen():
+    vectors = models(5).astype(np.float64)
+    vectors[3] = 1e200
+    left = np.delete(vectors, 3, axis=0)
+    got = ours("krum", vectors, num_malicious_nodes=1)
+    assert np.array_equal(got, left[by_brute_force(left, 0, 1)[0]])
+    assert np.abs(ours("multikrum", vectors, num_malicious_nodes=1, num_nodes_to_select=4)).max() < 10
+
+
+@pytest.mark.parametrize(("clients", "beta"), [(2, 0.5), (4, 0.75), (3, -0.5), (0, 0.0)])
+def test_a_cut_that_leaves_nothing_is_refused(clients, beta):
+    with pytest.raises(ValueError, match="updates leaves none"):
+        trimmed_mean(list(models(clients)), beta)
 
 
 @pytest.mark.parametrize("clients", range(1, 10))

@@ -11,7 +11,7 @@ from support.fedtu_clients import adapter, federation
 from strategies.factory import build
 from strategies.sampling import Available
 from strategies.serving import ByUnlearning, Serving
-from strategies.wrapping import WrappingStrategy
+from strategies.wrapping import ForeignStrategy, WrappingStrategy
 
 
 class Told:
@@ -41,6 +41,41 @@ def test_a_strategy_without_a_state_takes_none() -> None:
     ours = WrappingStrategy(build("fedavgm"))
     ours.load_state_dict({"m/adapter": np.ones(2)})
     assert ours.state_dict()["m/adapter"].tolist() == [1, 1]
+
+
+def test_a_strategy_that_names_nothing_has_defaults() -> None:
+    class Bare:
+        pass
+
+    known = ForeignStrategy(Bare())  # type: ignore[arg-type]
+    assert (known.arrayrecord_key, known.configrecord_key, known.weighted_by_key) == (
+        FedAvg().arrayrecord_key,
+        FedAvg().configrecord_key,
+        FedAvg().weighted_by_key,
+    )
+    assert (known.needs_steps, known.can_reset, known.min_train_nodes, known.min_available_nodes) == (
+        False,
+        False,
+        1,
+        1,
+    )
+    known.reset_state()
+    assert known.state_dict() == {}
+
+
+def test_what_a_foreign_strategy_has_counts() -> None:
+    class Own(FedAvg):
+        needs_steps, resets = True, 0
+
+        def reset_state(self):
+            self.resets += 1
+
+    own = Own(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=4, weighted_by_key="w", arrayrecord_key="a")
+    known = ForeignStrategy(own)
+    assert (known.arrayrecord_key, known.weighted_by_key, known.fraction_evaluate) == ("a", "w", 0.0)
+    assert (known.needs_steps, known.can_reset, known.min_train_nodes, known.min_available_nodes) == (True, True, 3, 4)
+    known.reset_state()
+    assert own.resets == 1
 
 
 def test_moments_belong_to_the_strategy_and_to_all_its_arrays() -> None:

@@ -277,6 +277,8 @@ def test_without_cover_the_server_knows_who_asked():
 class Sealed(RequestList):
     """A source that knows nobody who asks, and writes down what it is told."""
 
+    hidden = True
+
     def __init__(self):
         super().__init__()
         self.exchanges, self.failures = [], []
