@@ -251,14 +251,14 @@ def test_a_server_that_watches_cannot_tell_who_asked():
 
 
 def _interval(truth: np.ndarray, score: np.ndarray) -> tuple[float, float]:
-    """A 99 % interval of the AUC: of pairs of one asker and one other in the same exchange, how often it is right."""
+    """An interval of the AUC that errs once in a million: of pairs of one asker and one other in the same exchange, how often it is right."""
     right = total = 0
     for start in range(0, len(truth), CLIENTS):
         part, scores = truth[start : start + CLIENTS], score[start : start + CLIENTS]
         other = np.random.default_rng(start).choice(np.flatnonzero(part == 0))
         right += int(scores[part == 1][0] > scores[other])
         total += 1
-    low, high = proportion_confint(right, total, alpha=0.01, method="beta")
+    low, high = proportion_confint(right, total, alpha=1e-6, method="beta")
     return float(low), float(high)
 
 
