@@ -71,7 +71,7 @@ class Stage:
         self.updates = open_updates(self.config, self.run.path, name)
         self.private = server.private_mean(name)
         wanted = self.config.evaluation.rebound
-        named = server.remote and not isinstance(self.requests, SealedRequests)
+        named = server.remote and not self.requests.hidden
         self.audits = ClientAudits(server, name, self.label) if name == "unlearn" and named else None
         local = name == "unlearn" and not server.remote
         self.verification = Verification(self.run, self.config, server.assessor, name) if local else None
@@ -250,7 +250,7 @@ class Stage:
             for request in self.requests.asked(server_round):
                 asked[request.client] += len(request.record_ids)
             steps = {c: unlearn_steps(self.config, asked[c], max(self._live(c) - asked[c], 0)) for c in clients}
-            if isinstance(self.requests, SealedRequests):  # nobody knows how a client divides what it holds
+            if self.requests.hidden:  # nobody knows how a client divides what it holds
                 steps = {c: (1.0, unlearn_steps(self.config, self._live(c), 0)[1]) for c in clients}
         else:
             count = self.server.holdings.count
@@ -438,7 +438,7 @@ class _Recorder(Listener):
             if stage.audits is not None:
                 stage.audits.ask(served, server_round, "after", vector)
                 stage.audits.looked(stage.requests.looked_at_again(), server_round, vector)
-            if evaluation.after_unlearn and (served or isinstance(stage.requests, SealedRequests)):
+            if evaluation.after_unlearn and (served or stage.requests.hidden):
                 stage.evaluate(server_round, moment, vector)
             return
         every = evaluation.every

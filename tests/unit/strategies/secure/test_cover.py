@@ -251,7 +251,7 @@ def test_a_server_that_watches_cannot_tell_who_asked():
 
 
 def _interval(truth: np.ndarray, score: np.ndarray) -> tuple[float, float]:
-    """An interval of the AUC that errs once in a million: of pairs of one asker and one other in the same exchange, how often it is right."""
+    """Of pairs of one asker and another in an exchange, how often the score is right; outside by chance once in 10⁶."""
     right = total = 0
     for start in range(0, len(truth), CLIENTS):
         part, scores = truth[start : start + CLIENTS], score[start : start + CLIENTS]
