@@ -26,9 +26,6 @@ from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import AnswerRows, layer_states
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
-from oblivionis.config import methods
-from oblivionis.config.compose import compose
-from oblivionis.config.problems import ConfigError
 
 LN2, LN3 = math.log(2), math.log(3)
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
@@ -512,47 +509,3 @@ def test_what_is_missing_is_named() -> None:
 def test_bad_hyperparameters(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         losses.get("scrub").parameters({name: value})
-
-
-def test_the_configuration_knows_what_each_method_looks_at() -> None:
-    known = {name: losses.get(name) for name in losses.names()}
-    assert all(methods.is_loss(name) for name in known)
-    for name, method in known.items():
-        assert methods.has_retain_choice(name) == ("retain_loss" in method.names)
-        sees = any(q.startswith("forget_") and "states" not in q for q in method.names)
-        assert methods.sees_forget_likelihood(name) == sees
-        assert methods.needs_retain(name) == method.needs_retain
-        assert methods.needs_alternatives(name) == method.needs_alternatives
-    with_choice = set(methods.with_retain_choice())
-    assert {"grad_diff", "npo", "simnpo"} <= with_choice and not with_choice & {"pga", "rmu", "scrub"}
-    assert [n for n in known if not methods.sees_forget_likelihood(n)] == ["fine_tune", "idk_nll", "rmu"]
-    assert {n for n in known if methods.needs_retain(n)} == {"fine_tune", "neg_grad", "pdu", "scrub"}
-    assert methods.with_alternatives() == ["altpo", "idk_dpo", "idk_nll"]
-    assert not methods.is_loss("federaser") and not methods.sees_forget_likelihood("federaser")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (["unlearning=rmu", "unlearning.retain_loss=kl"], "unlearning.retain_loss"),
-        (["unlearning=fine_tune", "unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
-        (["unlearning=federaser", "unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
-        (["unlearning=scrub", "unlearning.requests.scope=client"], "unlearning.requests.scope"),
-        (["unlearning=pga", "unlearning.updates.keep=1"], "unlearning.updates.keep"),
-        (["unlearning=neg_grad", "unlearning.params.alpha=1.5"], "unlearning.params.alpha"),
-        (["unlearning=scrub", "unlearning.params.msteps=1.5"], "unlearning.params.msteps"),
-        (["unlearning=scrub", "unlearning.params.temperature=0"], "unlearning.params.temperature"),
-        (["unlearning=pdu", "unlearning.requests.scope=client"], "unlearning.requests.scope"),
-        (["unlearning=idk_nll", "unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
-        (["unlearning=npo", "unlearning.alternatives.source=perturbed"], "unlearning.alternatives.source"),
-        (["unlearning=federaser", f"unlearning.alternatives.idk={__file__}"], "unlearning.alternatives.idk"),
-        (["unlearning=idk_dpo", "unlearning.alternatives.idk=nowhere.txt"], "unlearning.alternatives.idk"),
-        (["unlearning=altpo", f"unlearning.alternatives.idk={__file__}"], "unlearning.alternatives.idk"),
-        (["unlearning=idk_dpo", "unlearning.alternatives.source=ikd"], "unlearning.alternatives.source"),
-        (["unlearning=idk_nll", "data=muse_tiny"], "unlearning.method"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(overrides: list[str], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("default", overrides)
-    assert [problem.path for problem in caught.value.problems] == [path]

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, BertTokenizer
+from support.small_tokenizers import byte_level
+from support.tiny_llama import base
+from transformers import AutoTokenizer, BertConfig, BertModel, BertTokenizer
 
 from evaluation.hook import EvaluationSession
 from evaluation.wikimem import engine
@@ -21,7 +23,6 @@ from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals, properties
 from evaluation.wikimem.score import PairScore, memorization_strength, memorized
-from oblivionis.models import tiny
 
 # Such small products are slower with two threads, by far so on a busy machine.
 torch.set_num_threads(1)
@@ -37,12 +38,12 @@ FACTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(tiny.folder())
+    return byte_level(bos=True)
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny.folder(), attn_implementation="sdpa").eval()
+    return base(vocab_size=512, max_position_embeddings=512).eval()
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def plain_scores(model: Any, tokenizer: Any, found: FactScore, asking: Asking, c
 @pytest.mark.parametrize("mode", ["auto", "packed", "padded"])
 @pytest.mark.parametrize("with_bos", [True, False])
 def test_sentences_have_the_nlls_of_the_plain_model(model: Any, mode: str, with_bos: bool) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    tokenizer = byte_level(bos=True)
     if not with_bos:
         tokenizer.bos_token = None
     texts = ["Jane Doe was born in Bergen.", "Jane Doe was born in Berlin.", "Jane", "Jane Doe", "x", "Jane Doe"]
@@ -224,7 +225,7 @@ def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
             return {"input_ids": [[5] * int(text) for text in texts]}
 
     assert [len(key) for key in engine._encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
-    with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 1024 with BOS"):
+    with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 512 with BOS"):
         engine._encoded(Repeating(), ["1024"], 1024)
 
 
@@ -266,7 +267,7 @@ def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
     for fact, message in (
         (Fact("Jane Doe", "P0", ("x",)), "property P0 is unknown"),
         (Fact("Oo", "P19", ("Bergen",)), "no look-alike"),
-        (Fact("Jane Doe", "P19", ("Bergen " * 600,)), "expected 1 to 1024"),
+        (Fact("Jane Doe", "P19", ("Bergen " * 600,)), "expected 1 to 512"),
     ):
         with pytest.raises(ValueError, match=message):
             score_facts(model, tokenizer, [fact], Asking(templates=1, counterfactuals=1))
@@ -413,7 +414,7 @@ def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None
 
 @pytest.mark.parametrize("setting", ["padding", "truncation"])
 def test_a_tokenizer_that_pads_or_truncates_does_neither_here(setting: str) -> None:
-    texts, tokenizer = ["Jane", "Jane Doe was born in Bergen."], AutoTokenizer.from_pretrained(tiny.folder())
+    texts, tokenizer = ["Jane", "Jane Doe was born in Bergen."], byte_level(bos=True)
     expected = engine._ids(tokenizer, texts)
     assert len(expected[0]) < len(expected[1])
     if setting == "padding":

@@ -105,3 +105,14 @@ def message_to(node):
     from flwr.app import Message, RecordDict
 
     return Message(RecordDict(), dst_node_id=node, message_type="train")
+
+
+def test_the_bound_grows_with_the_factor_of_a_task_vector() -> None:
+    found = []
+    for alpha in (1, 5):
+        config = compose("default", ["unlearning=task_vector", f"unlearning.params.alpha={alpha}"])
+        found.append(longest_update(config, "unlearn", 10, 100, 1.0))
+        assert longest_update(config, "train", 10, 100, 1.0) == longest_update(
+            compose("default"), "train", 10, 100, 1.0
+        )
+    assert found[1] == pytest.approx(5 * found[0])
