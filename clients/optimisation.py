@@ -22,7 +22,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")
 BETAS = (0.9, 0.999)
 """AdamW's decays where nothing else is said."""
-_PROX_BLOCK = 1 << 20
+PROX_BLOCK = 1 << 20
 
 
 class NonFiniteError(FloatingPointError):
@@ -193,8 +193,8 @@ class Updater:
         """Add μ(φ − φ_global), a block at a time. Adding μφ and subtracting μφ_global would leave rounding in place of
         what `grad` has of small numbers.
         """
-        for start in range(0, self._flat.size, _PROX_BLOCK):
-            block = slice(start, start + _PROX_BLOCK)
+        for start in range(0, self._flat.size, PROX_BLOCK):
+            block = slice(start, start + PROX_BLOCK)
             grad[block].add_(self._flat.vector.detach()[block] - self._reference[block], alpha=self._mu)
 
     def _project(self) -> None:

@@ -113,7 +113,7 @@ def score(
         raise ValueError("no sequences to score")
     numbers: dict[TokenSequence, int] = {}
     which = [numbers.setdefault(s, len(numbers)) for s in sequences]
-    found = _Found(list(numbers), hidden, only, moments)
+    found = Found(list(numbers), hidden, only, moments)
     keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
         scorer = Scorer(model, mode, layer)
@@ -129,7 +129,7 @@ def score(
     return found.scores().take(which)
 
 
-class _Found:
+class Found:
     """What is found of each of `sequences`, which are distinct; arguments as of `score`. Threads fill in their own."""
 
     def __init__(

@@ -48,8 +48,8 @@ def _noise(received, old):
 
 def _re_add(patch, old):
     """It trains on the records again that it has forgotten."""
-    withheld = client_app._Task.withheld
-    patch.setattr(client_app._Task, "withheld", lambda task: set() if task.client == LIAR else withheld(task))
+    withheld = client_app.Task.withheld
+    patch.setattr(client_app.Task, "withheld", lambda task: set() if task.client == LIAR else withheld(task))
 
 
 def _copy(patch, old):

@@ -40,7 +40,7 @@ class RayExecutor:
 
     def __init__(self, away: RayCluster, store: Path, nodes: Sequence[Node], tell: Callable[[str], None]) -> None:
         self._away, self._store, self._nodes, self._tell = away, store.resolve(), nodes, tell
-        self._tasks: list[_Task] = []
+        self._tasks: list[Task] = []
         self._demands: dict[str, Demand] = {}
         self._joined = ExitStack()
         self._sharing = True
@@ -132,7 +132,7 @@ class RayExecutor:
         demand = self._demands[node.key]
         return not any(task.host == "" and task.demand == demand for task in self._tasks)
 
-    def submit(self, node: Node, run: RunDirectory) -> _Task:
+    def submit(self, node: Node, run: RunDirectory) -> Task:
         """Ask Ray for a machine."""
         import ray
 
@@ -140,12 +140,12 @@ class RayExecutor:
         demand = self._demands[node.key]
         method, versions = node.config.unlearning.method, ray_worker.versions()
         order = Order(node.key, self._probe, Path.cwd(), method, versions, demand.cpus, parcel)
-        task = _Task(node, run.path, order, demand)
+        task = Task(node, run.path, order, demand)
         task.begin()
         self._tasks.append(task)
         return task
 
-    def ended(self) -> list[_Task]:
+    def ended(self) -> list[Task]:
         """Listen to all tasks. One whose machine was lost begins anew, `TIMES` times at most."""
         over = []
         for task in self._tasks:
@@ -193,7 +193,7 @@ def _resources(machine: Mapping[str, Any]) -> str:
     return f"{machine['NodeManagerAddress']} {found.get('CPU', 0):g} CPUs{gpus}, {memory} of RAM"
 
 
-class _Task:
+class Task:
     """A run that Ray has been asked to do. host: the machine that is at it, "" before; times: how often it began."""
 
     def __init__(self, node: Node, folder: Path, order: Order, demand: Demand) -> None:

@@ -108,8 +108,8 @@ def test_the_mean_entropy_and_its_slope_over_the_logarithm_of_the_logits_scale(m
     around = [distributions.mean_entropy(AnswerRows(logits * math.exp(by), None))[0] for by in (-1e-5, 1e-5)]
     assert slope == pytest.approx((around[1] - around[0]) / 2e-5, rel=1e-6)
     at_once = distributions.mean_entropy(AnswerRows(states @ head.T, None))
-    monkeypatch.setattr("clients.distributions._ROWS", 16)
-    monkeypatch.setattr("clients.distributions._LOGITS", 0)
+    monkeypatch.setattr("clients.distributions.ROWS", 16)
+    monkeypatch.setattr("clients.distributions.LOGITS", 0)
     assert distributions.mean_entropy(AnswerRows(states, head)) == pytest.approx(at_once, rel=1e-12)
 
 

@@ -87,7 +87,7 @@ def test_frozen_head_is_exact_for_very_unlikely_labels() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 600])
 def test_feed_forward(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_PIECE", 100)
+    monkeypatch.setattr(kernels, "PIECE", 100)
     x, w, gate_up, down = normal(rows, 8), normal(8, seed=1), normal(12, 8, seed=2), normal(8, 6, seed=3)
     inputs = [x, w, gate_up, down]
 
@@ -132,7 +132,7 @@ def plain_attention(turned: Tensor, straight: Tensor, rows: list[Tensor], num_q:
 @pytest.mark.parametrize("small", [1 << 17, 600, 0])
 @pytest.mark.parametrize(("num_q", "num_kv"), [(2, 2), (4, 2)])
 def test_rotary_attention(num_q: int, num_kv: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_SMALL_SCORES", small)
+    monkeypatch.setattr(kernels, "SMALL_SCORES", small)
     lengths, dim = [3, 1, 12, 5, 2, 9, 4, 4, 7, 1], 4
     layout, _, position, places = row_layout([[0] * n for n in lengths], share=False)
     groups = AttentionPlan.of(layout, (num_q, num_kv, dim)).groups
@@ -160,8 +160,8 @@ def test_a_layout_has_a_plan_for_each_number_of_heads() -> None:
 def test_rotary_attention_over_shared_prefixes(
     num_q: int, num_kv: int, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_SMALL_SCORES", small)
-    monkeypatch.setattr(kernels, "_WASTE", 3.0)
+    monkeypatch.setattr(kernels, "SMALL_SCORES", small)
+    monkeypatch.setattr(kernels, "WASTE", 3.0)
     prompts = [[1, 2, 3, 4, 5, 6], [1, 2, 9], [7]]
     sequences = [prompts[i % 3] + list(range(20 + i, 24 + 2 * i)) for i in range(7)] + [prompts[0], prompts[0][:4]]
     dim = 4

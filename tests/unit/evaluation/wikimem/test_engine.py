@@ -224,19 +224,19 @@ def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
         def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
             return {"input_ids": [[5] * int(text) for text in texts]}
 
-    assert [len(key) for key in engine._encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
-    with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 512 with BOS"):
-        engine._encoded(Repeating(), ["1024"], 1024)
+    assert [len(key) for key in engine.encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
+    with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 1024 with BOS"):
+        engine.encoded(Repeating(), ["1024"], 1024)
 
 
 def test_sentences_are_made_of_what_is_asked_for() -> None:
     """All eleven canaries, both look-alikes and a hundred other values unless told otherwise."""
     fact, other = FACTS[3], Fact("Jane Doe", "P27", ("Portugal", "Spain"))
-    (plain,) = engine._prepared([fact], Asking(), None, None, [fact, other])
+    (plain,) = engine.prepared([fact], Asking(), None, None, [fact, other])
     assert plain.templates == properties()["P106"].canaries and plain.shape == (11, 3, 101)
     assert plain.names == ("Jane Doe", "Enaj Doe", "Jane Eod") and plain.kind == "occupation"
     asking = Asking(templates=2, counterfactuals=5, context=1, variants=3, weight=0.9)
-    (told,) = engine._prepared([fact], asking, None, None, [FACTS[0], fact, other])
+    (told,) = engine.prepared([fact], asking, None, None, [FACTS[0], fact, other])
     assert told.shape == (2, 5, 6) and told.names == ("Jane Doe", *name_variants("Jane Doe", 3), GENERIC_SUBJECT)
     stated = [(properties()["P27"], "Portugal")]
     assert told.templates == tuple(contextualised(t, stated) for t in properties()["P106"].canaries[:2])
@@ -318,7 +318,7 @@ def test_facts_about_one_property_come_together_up_to_a_number_of_sentences(monk
     monkeypatch.setattr(engine, "PART", 4)
 
     def parts(*facts: tuple[str, int]) -> list[list[int]]:
-        return list(engine._parts([SimpleNamespace(fact=SimpleNamespace(property=p), size=n) for p, n in facts]))
+        return list(engine.parts_of([SimpleNamespace(fact=SimpleNamespace(property=p), size=n) for p, n in facts]))
 
     assert parts(("a", 2), ("b", 2), ("c", 1)) == [[0, 1], [2]]
     assert parts(("a", 1), ("b", 2), ("a", 1), ("c", 2), ("d", 2)) == [[0, 2, 1], [3, 4]]
@@ -415,18 +415,18 @@ def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None
 @pytest.mark.parametrize("setting", ["padding", "truncation"])
 def test_a_tokenizer_that_pads_or_truncates_does_neither_here(setting: str) -> None:
     texts, tokenizer = ["Jane", "Jane Doe was born in Bergen."], byte_level(bos=True)
-    expected = engine._ids(tokenizer, texts)
+    expected = engine.token_ids(tokenizer, texts)
     assert len(expected[0]) < len(expected[1])
     if setting == "padding":
         tokenizer.backend_tokenizer.enable_padding(pad_id=1)
     else:
         tokenizer.backend_tokenizer.enable_truncation(1)
-    assert engine._ids(tokenizer, texts) == expected
+    assert engine.token_ids(tokenizer, texts) == expected
 
 
 def test_neighbours_come_in_chunks_of_as_many_new_tokens() -> None:
     """Six sentences of three tokens, of which the first is only a condition: two new ones each."""
     keys = [np.array([i, 7, 8], ">u4").tobytes() for i in range(6)]
     for tokens, sizes in ((4, [2, 2, 2]), (5, [3, 3]), (1, [1] * 6), (100, [6])):
-        chunks = list(engine._chunks(keys, tokens))
+        chunks = list(engine.chunks(keys, tokens))
         assert [len(rows) for rows, _ in chunks] == sizes and {p for _, parts in chunks for p in parts} == {1}
