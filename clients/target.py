@@ -139,8 +139,8 @@ class Estimator:
             raise _too_few(len(references))
         self.references = tuple(references)
         self._model, self._flat, self._base, self._batch_size = model, flat, base, batch_size
-        self._before: Tokens | None = None
-        self._own: OrderedDict[tuple[TokenSequence, ...], Tokens] = OrderedDict()
+        self.kept_before: Tokens | None = None
+        self.kept_own: OrderedDict[tuple[TokenSequence, ...], Tokens] = OrderedDict()
         self._now: tuple[bytes, Tokens] | None = None
 
     @torch.no_grad()
@@ -154,9 +154,9 @@ class Estimator:
         with evaluation_mode(model):
             now = self._present(present)
             mine = Tokens.of(model, records, size)
-            before = self._before or self._of_base(self.references, present)
+            before = self.kept_before or self._of_base(self.references, present)
             own = self._own_of_base(tuple(records), present)
-        self._before = before if self._keeps(before) else None
+        self.kept_before = before if self._keeps(before) else None
         if not np.isfinite(now.means()).all():
             raise ValueError("the model's likelihoods of the reference records are not finite")
         means = never_seen_nll(before.means(), now.means(), own.means())
@@ -174,7 +174,7 @@ class Estimator:
 
     def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
         """As `_of_base`; of what is asked for again as much is kept as may be, the latest."""
-        own = self._own
+        own = self.kept_own
         found = own.pop(records) if records in own else self._of_base(records, present)
         own[records] = found
         while own and sum(map(self._bytes, own.values())) > KEPT_BYTES:

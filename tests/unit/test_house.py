@@ -1,4 +1,4 @@
-"""The rules of the tests themselves: what each may import, and what must have one."""
+"""The rules of the tests themselves: what each may import and look at, and what must have one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ TESTS = Path(__file__).resolve().parents[1]
 OURS = {"oblivionis", "benchmarks", "strategies", "clients", "evaluation"}
 MAY_IMPORT = {"strategies": {"strategies"}, "clients": {"clients", "evaluation"}, "evaluation": {"evaluation"}}
 """The packages at the bottom, and of ours what their tests may import: what they themselves do."""
-NOT_YET = {"unit/strategies/test_robust.py": "asks the configuration how many clients each rule needs"}
+ABOVE = {"unit/strategies/test_robust.py": "asks the configuration how many clients each rule needs"}
+
+"""Files that import more, and why."""
+PRIVATE = {
+    "unit/oblivionis/server/test_bounds.py": "a client that Ray lost: its answer is an error that no client can make",
+    "unit/strategies/secure/test_sum.py": "members that cheat, and what a member must keep for itself",
+    "unit/strategies/test_buffered.py": "the parts of a FedTU that its test put together itself",
+    "unit/strategies/test_exchange.py": "the form of a summary alone",
+    "unit/strategies/test_late_clients.py": "the parts of a FedTU that its test put together itself",
+    "unit/strategies/test_nodes.py": "a grid whose clients never answer",
+    "unit/strategies/test_flower.py": "a method of Flower that has the name of one of ours",
+}
+"""Files that look at names of ours that begin with an underscore, and why."""
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -43,10 +55,63 @@ def test_the_tests_of_a_package_at_the_bottom_import_nothing_above_it(package: s
         names = {name for name in reached(file) if name.split(".")[0] in OURS - MAY_IMPORT[package]}
         if names:
             above[file.relative_to(TESTS).as_posix()] = names
-    assert above.keys() == {name for name in NOT_YET if name.startswith(f"unit/{package}/")}, above
+    assert above.keys() == {name for name in ABOVE if name.startswith(f"unit/{package}/")}, above
 
 
 def test_every_loss_has_its_test_file() -> None:
     losses = {file.stem for file in (TESTS.parent / "clients" / "losses").glob("[a-z]*.py")}
     tested = {file.stem.removeprefix("test_") for file in (TESTS / "unit" / "clients" / "losses").glob("test_*.py")}
     assert losses - tested == set()
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def own_private_names() -> set[str]:
+    """The private functions, classes, variables and attributes of our packages."""
+    found: set[str] = set()
+    for file in (file for package in OURS for file in (TESTS.parent / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.attr)
+    return {name for name in found if is_private(name)}
+
+
+def looked_at(file: Path, private: set[str]) -> Iterator[str]:
+    """What a file imports, reads or replaces of `private`, each with its line; not what it calls so itself."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr] if ast.unparse(node.value) not in ("self", "cls") else []
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in OURS:
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("setattr", "getattr", "delattr")):
+            texts = (a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+            names = [text.split(".")[-1] for text in texts]
+        yield from (f"line {node.lineno}: {name}" for name in names if name in private)
+
+
+def test_no_test_looks_at_what_is_private() -> None:
+    private, found = own_private_names(), {}
+    for file in sorted(TESTS.rglob("*.py")):
+        lines = list(looked_at(file, private))
+        if lines:
+            found[file.relative_to(TESTS).as_posix()] = lines
+    assert found.keys() == PRIVATE.keys(), found
+
+
+def test_a_look_at_something_private_is_found(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "from clients.flat import _a, b\n"
+        "from other import _a\n"
+        "flat._a, self._a, flat._c\n"
+        "monkeypatch.setattr(flat, '_a', 1)\n"
+        "monkeypatch.setattr('clients.flat._a', 1)\n"
+    )
+    found = list(looked_at(tmp_path / "test_x.py", {"_a"}))
+    assert sorted(found) == ["line 1: _a", "line 3: _a", "line 4: _a", "line 5: _a"]

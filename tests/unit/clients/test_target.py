@@ -245,19 +245,19 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
     asks = [FORGET[:1], FORGET[1:2], FORGET[2:3], FORGET[:1]]
     plenty = Estimator(model, flat, start, REFERENCES, 30)
     wanted = [plenty.target(ask, 0.01) for ask in asks]
-    sizes = [one.rows.values.nbytes for one in plenty._own.values()]
+    sizes = [one.rows.values.nbytes for one in plenty.kept_own.values()]
     assert len(sizes) == 3
     monkeypatch.setattr("clients.target.KEPT_BYTES", sum(sizes) - 1 if records else 1)
     scarce = Estimator(model, flat, start, REFERENCES, 30)
     for ask, expected in zip(asks, wanted, strict=True):
         found = scarce.target(ask, 0.01)
-        assert (tuple(ask) in scarce._own) == records
-        assert len(scarce._own) < 3
+        assert (tuple(ask) in scarce.kept_own) == records
+        assert len(scarce.kept_own) < 3
         np.testing.assert_array_equal(found.nll, expected.nll)
         assert found.sharpness == expected.sharpness
     for ask in (asks[2], asks[1]):
         scarce.target(ask, 0.01)
-    assert list(scarce._own) == ([tuple(asks[2]), tuple(asks[1])] if records else []), "the latest asked for"
+    assert list(scarce.kept_own) == ([tuple(asks[2]), tuple(asks[1])] if records else []), "the latest asked for"
     np.testing.assert_array_equal(flat.numpy(), start * np.float32(1.4))
 
 
@@ -320,12 +320,12 @@ def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch
     flat = FlatParameters(model)
     estimator = Estimator(model, flat, flat.numpy(), REFERENCES, 30)
     estimator.target(FORGET[:1], 0.01)
-    known = estimator._before
+    known = estimator.kept_before
     assert known is not None
     monkeypatch.setattr("clients.target.KEPT_BYTES", known.rows.values.nbytes)
     for ask in (FORGET[1:], FORGET[:1], FORGET[1:]):
         estimator.target(ask, 0.01)
-        assert estimator._before is known
+        assert estimator.kept_before is known
 
 
 def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_the_proximal_gradient_is_exact_and_takes_the_memory_of_a_block(monkeypa
     updater = optimisation.Updater(flat, settings(), 1, optimisation.Prox(0.5, reference))
     gradient = generator.normal(size=flat.size).astype(np.float32) * 1e-6
     flat.grad.copy_(torch.from_numpy(gradient))
-    updater._add_prox(flat.grad)
+    updater.add_prox(flat.grad)
     exact = gradient.astype(np.float64) + 0.5 * (moved.astype(np.float64) - reference.astype(np.float64))
     np.testing.assert_allclose(flat.grad.numpy(), exact, rtol=3e-7, atol=1e-13)
 

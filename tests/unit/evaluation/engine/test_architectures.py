@@ -100,13 +100,13 @@ def test_numbers_are_those_of_one_record_at_a_time(kind: str) -> None:
 
 def test_plain_passes_never_hold_sequences_of_two_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sequences, shapes = tiny_model("mamba2"), records(), []
-    forward = plain.PlainBackend._forward
+    forward = plain.PlainBackend.forward
 
     def watched(self: plain.PlainBackend, ids: torch.Tensor, *options: Any) -> torch.Tensor:
         shapes.append(tuple(ids.shape))
         return forward(self, ids, *options)
 
-    monkeypatch.setattr(plain.PlainBackend, "_forward", watched)
+    monkeypatch.setattr(plain.PlainBackend, "forward", watched)
     token_log_probs(model, PackedBatch.build(sequences, share=True))
     lengths = sorted(len(s.prompt) + len(s.answer) for s in sequences)
     assert shapes == [(lengths.count(n), n) for n in dict.fromkeys(lengths)]

@@ -253,7 +253,7 @@ def test_medium_precision_stays_near_the_highest(merged_bytes: int, monkeypatch:
             torch.set_float32_matmul_precision("highest")
     torch.testing.assert_close(found, exact, rtol=0.02, atol=0.02)
     rounds = merged_bytes > 0 and torch.cpu._is_avx512_bf16_supported()
-    assert all((getattr(layer.down, "dtype", None) == torch.bfloat16) == rounds for layer in rounded._layers)
+    assert all((getattr(layer.down, "dtype", None) == torch.bfloat16) == rounds for layer in rounded.layers)
 
 
 @pytest.mark.parametrize("rank", [2, 8])
