@@ -69,7 +69,7 @@ class Demands:
         return max(1, math.ceil(shares)) if on_gpu else 0
 
     def estimated(self, config: Config, cpus: int, gpus: int) -> int:
-        """Bytes of memory that a run takes with a margin, in whole steps; 0, and a line says why, if that is unknown."""
+        """Bytes of memory that a run takes with a margin, in whole steps; 0, which a line tells, if that is unknown."""
         from oblivionis.models.machine import Machine
         from oblivionis.models.memory import estimate
         from oblivionis.server.preflight import lengths_of

@@ -115,7 +115,7 @@ class Worker:
         return self.keep(client, own.records, marked)
 
     def keep(self, client: int, records: tuple[Record, ...], marked: frozenset[str]) -> Holding:
-        """Tokenise what a client holds, of which `marked` are to be forgotten, and keep it in memory for later calls."""
+        """Tokenise what a client holds, of which `marked` may be to be forgotten, and keep it for later calls."""
         sequences, truncated = self._encoded(records)
         self.holdings[client] = Holding(records, tuple(sequences), truncated, marked)
         while len(self.holdings) > _RESIDENT_PARTITIONS:
