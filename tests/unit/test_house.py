@@ -16,11 +16,7 @@ ABOVE = {"unit/strategies/test_robust.py": "asks the configuration how many clie
 
 """Files that import more, and why."""
 PRIVATE = {
-    "unit/oblivionis/server/test_bounds.py": "a client that Ray lost: its answer is an error that no client can make",
     "unit/strategies/secure/test_sum.py": "members that cheat, and what a member must keep for itself",
-    "unit/strategies/test_buffered.py": "the parts of a FedTU that its test put together itself",
-    "unit/strategies/test_exchange.py": "the form of a summary alone",
-    "unit/strategies/test_late_clients.py": "the parts of a FedTU that its test put together itself",
     "unit/strategies/test_nodes.py": "a grid whose clients never answer",
     "unit/strategies/test_flower.py": "a method of Flower that has the name of one of ours",
 }

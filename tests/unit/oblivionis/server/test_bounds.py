@@ -71,8 +71,8 @@ def test_where_clients_count_themselves_their_share_is_limited(told, given, shar
 
 
 def test_only_ray_can_say_that_a_worker_died():
-    grid = MemoryGrid({p: honest(p) for p in range(2)})
-    grid._deliver = lambda message: Error(code=0, reason="<class 'ray.exceptions.ActorDiedError'>")
+    died = Error(code=0, reason="<class 'ray.exceptions.ActorDiedError'>")
+    grid = MemoryGrid({p: lambda message: died for p in range(2)})
     dead = []
     watched = WatchedGrid(grid, lambda: len(dead))
     messages = watched.push_messages([message_to(1000)])
