@@ -16,7 +16,7 @@ ABOVE = {"unit/strategies/test_robust.py": "asks the configuration how many clie
 
 """Files that import more, and why."""
 PRIVATE = {
-    "unit/strategies/secure/test_sum.py": "members that cheat, and what a member must keep for itself",
+    "unit/strategies/secure/test_sum.py": "what would happen without a check; the ring of neighbours by itself",
     "unit/strategies/test_flower.py": "a method of Flower that has the name of one of ours",
 }
 """Files that look at names of ours that begin with an underscore, and why."""
