@@ -1,7 +1,8 @@
 """The numbers of a client's audit: their names, the check of what arrives, and the file of a request.
 
-`audits/request-<id>.json` of a run: `request`, `client` (partition id), `round` in which it was served, and for each
-moment of `MOMENTS` that was measured the numbers by name; `failed` says why a moment is missing.
+`audits/request-<id>.json` of a run: `request`, `client` (partition id), `round` of the exchange that it is of, the one
+that served the request or a later one that finished it, and for each moment of `MOMENTS` that was measured the numbers
+by name; `failed` says why a moment is missing.
 """
 
 from __future__ import annotations

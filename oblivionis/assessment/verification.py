@@ -226,14 +226,21 @@ def doubt(failed: Mapping[str, str], metrics: Mapping[str, float], before: Mappi
 
 
 def judge_numbers(
-    numbers: Mapping[str, Mapping[str, float]], records: int, settings: Requests, *, ruined: str = ""
+    numbers: Mapping[str, Mapping[str, float]],
+    records: int,
+    settings: Requests,
+    *,
+    ruined: str = "",
+    first: Mapping[str, float] | None = None,
 ) -> Judgement | None:
     """The outcome of a request for so many `records` from what its client measured at the moments of
     `audit_numbers.MOMENTS`; None without numbers of the final model.
 
-    ruined: why the final model's silence shows nothing, as far as the model itself tells.
+    ruined: why the final model's silence shows nothing, as far as the model itself tells; first: what it measured
+    before the first exchange, where `numbers` are of a later one: what was known then, and how useful the model was.
     """
     before, after, final = (numbers.get(moment) or {} for moment in MOMENTS_OF_AUDIT)
+    first = before if first is None else first
     if not final:
         return None
     failed = final.get("failed_evaluators", 0.0)
@@ -246,8 +253,8 @@ def judge_numbers(
         untestable=final[REQUEST_SHORT],
         twins=int(final.get(REQUEST_TWINS, 0)),
         least_testable=settings.verify_min_testable,
-        doubt=why_not or doubt({}, final, before, settings.verify_min_utility),
-        likely=_likely(*map(own_names, (before, after, final))),
+        doubt=why_not or doubt({}, final, first, settings.verify_min_utility),
+        likely=_likely(*map(own_names, (first, after, final))),
     )
     return Judgement(outcome, why, final[REQUEST_ROUGE])
 

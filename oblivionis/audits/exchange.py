@@ -2,7 +2,8 @@
 
 Everything is seeded, so that the same work gives the same bits. What must be at hand: the checkpoint before the
 exchange, the folder (or a copy) of each client that was served in it, and the same program on hardware that computes
-alike. What a client says of itself decides nothing: which records it had to withhold the run's ledger says, too. What
+alike. What a client says of itself decides nothing: which records it had to withhold the run's ledger says, too. Where
+its folder holds other records than its ledger says it worked with, its work is not testable: it proves neither. What
 the run's folder says decides nothing either: it must be as the run's ledger sealed it, and its configuration the one
 whose hash the run's and the clients' ledgers have. No code of the run is executed but what the auditor allows by hand.
 """
@@ -34,14 +35,14 @@ from oblivionis.data.records import Record
 from oblivionis.errors import RunError
 from oblivionis.models.assembly import averaging
 from oblivionis.models.ranks import fitting
-from oblivionis.naming import simulated_folder
+from oblivionis.naming import REFERENCES_TABLE, simulated_folder
 from oblivionis.requests.demands import Demand, forget_set
 from oblivionis.requests.judgement import NOT_TESTABLE
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.requests.node_folder import NodeFolder
-from oblivionis.requests.node_ledger import EXCHANGED, RUN_LEARNED, NodeLedger
-from oblivionis.requests.node_records import read_node, read_references, records_hash
+from oblivionis.requests.node_ledger import BESIDE, EXCHANGED, RECORDS, RUN_LEARNED, NodeLedger
+from oblivionis.requests.node_records import FACTS_FILE, beside_hash, read_node, read_references, records_hash
 from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory, package_versions, vector_hash
 from oblivionis.runs.updates import open_updates
@@ -113,9 +114,9 @@ def replay_exchange(
     """Serve a request again, and measure again what its client told of it; what came out equal and what did not.
 
     node_dirs: folders (or copies) of the clients that the round of the request served; those of a simulated run are
-    found by themselves. looked_at: a later round, in which its client looked at it again; then it is that exchange, and
-    there are no numbers. code: the file of a loss of the run's own, which is executed then. What cannot be replayed is
-    among the findings, with the reason. Raises AuditError for a mistake of who asks.
+    found by themselves. looked_at: a later round, in which its client looked at it again; then it is that exchange.
+    code: the file of a loss of the run's own, which is executed then. What cannot be replayed is among the findings,
+    with the reason. Raises AuditError for a mistake of who asks.
     """
     return _collected(_exchange_again(path, request_id, node_dirs, overrides, looked_at, code))
 
@@ -167,17 +168,26 @@ def _exchange_again(
     for client in sorted(folders):
         asked = [r for r in everybody if r.client == client]
         served = _served_before(run, client, served_round)
-        vector = yield from _answered(run, worker, client, folders[client], asked, served_round, before, served)
+        _hold(worker, client, folders[client])
+        try:
+            vector = yield from _answered(run, worker, client, folders[client], asked, served_round, before, served)
+        except NotTestable as error:
+            yield Finding(error.what, NOT_TESTABLE, str(error))
+            continue
         answers.append(Answer(client, _record(vector), sum(len(r.record_ids) for r in asked), {}))
     worker.fit(config.model.lora.rank)
-    mean, summed = averaging(config.model, worker.flat.manifest), config.unlearning.merge == "sum"
-    serving = ByUnlearning(mean, summed=summed)
-    after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
-    yield _compared("model after the exchange", vector_hash(after), after_hash)
-    request = next((r for r in group if r.id == request_id), None)
-    if request is not None:
-        models = {"before": before, "after": after, "final": _final(run)}
-        yield from _numbers(worker, run, request, folders[request.client], models)
+    after, what = None, "model after the exchange"
+    if missing := sorted(folders.keys() - {answer.client for answer in answers}):
+        whose = f"client{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        yield Finding(what, NOT_TESTABLE, f"it needs the answer of {whose}, which cannot be computed here")
+    else:
+        mean, summed = averaging(config.model, worker.flat.manifest), config.unlearning.merge == "sum"
+        serving = ByUnlearning(mean, summed=summed)
+        after = _vector(serving.serve(served_round, _record(before), answers, _no_training).arrays)
+        yield _compared(what, vector_hash(after), after_hash)
+    request = next(r for r in everybody if r.id == request_id)
+    models = {"before": before, "after": after, "final": _final(run)}
+    yield from _numbers(worker, run, request, folders[request.client], models, served_round)
 
 
 def replay_training(
@@ -231,6 +241,7 @@ def _training_again(
     lines = _lines(run, folder, protocol.TRAIN, server_round, vector_hash(received))
     served = _served_before(run, client, server_round + 1) if stage == STAGE else frozenset()
     state = _State.at(folder, _newest(lines, client, f"the training of round {server_round}"), served)
+    _hold(worker, client, folder)
     yield from _held(run, worker, client, folder, state)
     vector, _ = worker.finetune(
         client,
@@ -429,8 +440,15 @@ def _newest(lines: Sequence[Mapping[str, Any]], client: int, what: str) -> Mappi
     return lines[-1]
 
 
+def _hold(worker: Worker, client: int, folder: Path) -> None:
+    """Give `worker` the client's records as they are in its folder now; dealt ones it has by its configuration."""
+    if worker.config.data.name == "node":
+        worker.hold(client, read_node(folder))
+
+
 def _held(run: RunDirectory, worker: Worker, client: int, folder: Path, state: _State) -> Iterator[Finding]:
-    """Compare the run's configuration and the client's records, which `worker` holds then, with those of its ledger."""
+    """Compare the run's configuration and the client's records with those that its ledger names. NotTestable where the
+    work was done with other records than `worker` holds."""
     if faults := NodeLedger(folder).verify().faults:
         yield Finding(f"ledger of client {client}", DIFFERS, f"it was altered: {faults[0]}")
     told, what = state.line.get("config"), f"configuration, by the ledger of client {client}"
@@ -438,14 +456,25 @@ def _held(run: RunDirectory, worker: Worker, client: int, folder: Path, state: _
         yield Finding(what, NOT_TESTABLE, "the ledger does not say by which configuration the run went")
     else:
         yield _compared(what, _text_hash(run), str(told))
-    if worker.config.data.name == "node":
-        worker.hold(client, read_node(folder))
-    here = records_hash(worker.holding(client).identified())
     what = f"records of client {client}"
-    if here == state.line.get("records"):
-        yield Finding(what, EQUAL)
-    else:
-        yield Finding(what, DIFFERS, "the folder's records are not those that the client worked with")
+    if other := _other_records(worker, client, folder, state.line):
+        raise NotTestable(other, what)
+    yield Finding(what, EQUAL)
+
+
+def _other_records(worker: Worker, client: int, folder: Path, line: Mapping[str, Any]) -> str:
+    """Why what `worker` and the folder hold is not what the client did the work of a line of its ledger with; empty
+    where it is. Lines of earlier versions bind no more than the records."""
+    here = {RECORDS: records_hash(worker.holding(client).identified()), BESIDE: beside_hash(folder)}
+    if RECORDS not in line:
+        return "its ledger does not say with which records it worked"
+    for name, what in ((RECORDS, "records"), (BESIDE, f"{REFERENCES_TABLE} and {FACTS_FILE}")):
+        if (then := str(line.get(name, here[name]))) != here[name]:
+            return (
+                f"its ledger says that it worked with {what} of the hash {then[:12]}…, and those here have "
+                f"{here[name][:12]}…: some were added, removed or reworded since, or it worked with others"
+            )
+    return ""
 
 
 def _answered(
@@ -519,16 +548,22 @@ def _forget_ids(worker: Worker, client: int, asked: Sequence[Request], state: _S
 
 
 def _numbers(
-    worker: Worker, run: RunDirectory, request: Request, folder: Path, models: Mapping[str, np.ndarray | None]
+    worker: Worker,
+    run: RunDirectory,
+    request: Request,
+    folder: Path,
+    models: Mapping[str, np.ndarray | None],
+    server_round: int,
 ) -> Iterator[Finding]:
-    """The numbers that the client told of `request`, beside those that its records give, and those of its own ledger.
+    """The numbers that the client told of `request`, beside those that its records give, and those of its own ledger:
+    of the final model, and, where its audit is of the exchange of this round, of the models right before and after.
 
     Without the model that it measured there is no more than what it says, so that nothing was tested.
     """
     told = read_audit(run.path, request.id) or {}
     for moment in MOMENTS:
         numbers, vector, what = told.get(moment), models[moment], f"numbers of the client's audit, {moment}"
-        if not isinstance(numbers, Mapping):
+        if not isinstance(numbers, Mapping) or (moment != "final" and told.get("round", server_round) != server_round):
             continue
         model = vector_hash(vector) if vector is not None else ""
         sent = _of_run(run, NodeLedger(folder).exchanges())
@@ -544,6 +579,9 @@ def _numbers(
             continue
         served = _newest([e for e in sent if request.id in e.get("requests", ())], request.client, what)
         state = _State.at(folder, entered[-1] if entered else served)
+        if other := _other_records(worker, request.client, folder, state.line):
+            yield Finding(what, NOT_TESTABLE, other)
+            continue
         forget = _forget_ids(worker, request.client, [request], state)
         here = audit(worker, request.client, vector, forget, state.withheld, folder)
         found = _agreed(what, here, numbers)

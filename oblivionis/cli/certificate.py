@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
     from oblivionis.requests.sealed import Opened
@@ -29,8 +31,11 @@ def create(
         typer.Argument(metavar="DEMAND", help="A request of its requests.jsonl, or a demand of several clients."),
     ] = None,
     opened: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Of a sealed request, in the place of DEMAND: what `request open` wrote."),
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of a sealed request, in the place of DEMAND: what `request open` wrote; repeatable, for one of all.",
+        ),
     ] = None,
     node_dir: Annotated[
         Path | None,
@@ -54,7 +59,7 @@ def create(
 
     directory = seal.opened(run)
     with answering(as_json) as answer:
-        folder, certificate = certificates.create(directory, _demand(demand, opened, node_dir), key, out)
+        folder, certificate = certificates.create(directory, _demand(demand, opened or (), node_dir), key, out)
         if out is None:
             from oblivionis.reports.html import request_pages
 
@@ -81,8 +86,7 @@ def verify(
     certificate, fingerprint = certificates.verify(file, public_key)
     if public_key is None:
         raise certificates.CertificateError(
-            f"{file} is as it was signed and says {certificate['result']}, but anybody could have signed it: name the "
-            f"key of the signer whom you trust by --public-key (it was signed with the key {fingerprint})"
+            f"{file} is as it was signed and says {certificate['result']}, {certificates.anybody(fingerprint)}"
         )
     if as_json:
         with answering(as_json) as answer:
@@ -105,22 +109,22 @@ def keygen(
     _say(f"private key: {out} (keep it secret)\npublic key: {public}\nSHA-256 of the key: {shown}")
 
 
-def _demand(name: str | None, opened: Path | None, node_dir: Path | None) -> str | Opened:
+def _demand(name: str | None, opened: Sequence[Path], node_dir: Path | None) -> str | list[Opened]:
     """What is to be certified. OblivionisError unless exactly one thing is named."""
     from oblivionis.audits.opening import open_request
     from oblivionis.requests.sealed import read_opened
 
-    if (name is None) == (opened is None) or (opened is not None and node_dir is not None):
+    if (name is None) == (not opened) or (opened and node_dir is not None):
         raise OblivionisError("name what is to be certified: DEMAND, DEMAND with --node-dir DIR, or --opened FILE")
-    if opened is not None:
-        return read_opened(opened)
-    return name or "" if node_dir is None else open_request(node_dir, name or "")
+    if opened:
+        return [read_opened(file) for file in opened]
+    return name or "" if node_dir is None else [open_request(node_dir, name or "")]
 
 
 def _summary(certificate: dict) -> str:
     demand = certificate["demand"]
     clients = ", ".join(map(str, demand["clients"]))
-    lines = [f"{certificate['result']}: {demand['id']}, {demand['records']} records of client {clients}"]
+    lines = [f"{certificate['result']}: {demand['id']}, {counted(demand['records'], 'record')} of client {clients}"]
     for part in certificate["requests"]:
         request, signed = part["request"], part["evidence"]["signed_by"]
         who = part["evidence"]["source"] + (f" (key {', '.join(key[:16] + '…' for key in signed)})" if signed else "")

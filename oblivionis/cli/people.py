@@ -12,6 +12,7 @@ from rich.console import Console
 from oblivionis.cli.as_json import AsJson, answering
 from oblivionis.config import compose as configuration
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
     from evaluation.wikimem.facts import Fact
@@ -237,7 +238,7 @@ def _written(commands: tuple[str, str], file: Path, lines: int, last: int, plan:
     serve, again = commands
     if last > plan.config.federation.rounds.unlearn:
         serve += f" federation.rounds.unlearn={last}"
-    return f"{lines} request{'s' * (lines != 1)} written to {file}\nserve: {serve}\nthen:  {again}"
+    return f"{counted(lines, 'request')} written to {file}\nserve: {serve}\nthen:  {again}"
 
 
 def _answer_plan(plan: Plan, file: Path | None, requests: int, last_round: int) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from oblivionis.cli import audit_codes
 from oblivionis.cli.as_json import AsJson, answering
+from oblivionis.reports.format import counted
 
 if TYPE_CHECKING:
     from oblivionis.chain import Checked
@@ -89,7 +90,7 @@ def withdraw(
     held = len(done.held_back)
     said = [
         f"request {done.id} stands no more; what it names stays asked for: {done.forgets}",
-        f"{held} later record{'s' * (held != 1)} held back until now, and all that come, may be trained on",
+        f"{counted(held, 'later record')} held back until now, and all that come, may be trained on",
     ]
     if others:
         said[1:] = [f"later records are held back all the same: {', '.join(r.id for r in others)} about them stand"]
@@ -183,18 +184,26 @@ def verify(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Compare with where it says that the run's ledger ended; repeatable."),
     ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The public key that must have signed the certificates.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Was a line of a ledger removed, altered or moved? Exit code 1 if so, 3 if ledgers cannot be compared.
+    """Was a line of a ledger removed, altered or moved? Exit code 1 if so, 3 if something could not be compared.
 
     Lines cut off at the end show in what others were told, its last hash and how many lines it had: name the run and,
-    with --node-dir, its nodes, or with --certificate what was certified of it. The audits of a run folder must then
-    also be signed with the keys that the nodes' ledgers know.
+    with --node-dir, its nodes, or with --certificate what was certified of it, whose signer --public-key must name: a
+    certificate that anybody could have made shows nothing. The audits of a run folder must then also be signed with the
+    keys that the nodes' ledgers know.
     """
+    from oblivionis.reports.certificate.signing import read_certified
     from oblivionis.requests.verify import check_ledgers, strangers
 
-    findings = check_ledgers(places, node_dir or [], certificate or [])
+    certified = [read_certified(file, public_key) for file in certificate or []]
+    findings = check_ledgers(places, node_dir or [], certified)
     untested = {node.path: strangers(findings[0][0], node) for node, _ in findings[1:]} if node_dir else {}
+    if doubts := [doubt for told in certified if (doubt := told.untested(findings[0][0]))]:
+        untested[findings[0][0].path] = "; ".join(doubts)
     if node_dir and places[0].is_dir():
         from oblivionis.audits.signatures import foreign_signatures, unknown_signer
 
@@ -205,8 +214,8 @@ def verify(
         with answering(as_json) as answer:
             answer([_ledger(checked, faults, untested.get(checked.path, "")) for checked, faults in findings])
     for checked, faults in [] if as_json else findings:
-        lines = f"{len(checked.entries)} line{'s' * (len(checked.entries) != 1)}"
-        verdict = f"broken ({len(faults)} fault{'s' * (len(faults) != 1)})" if faults else "unbroken"
+        lines = counted(len(checked.entries), "line")
+        verdict = f"broken ({counted(len(faults), 'fault')})" if faults else "unbroken"
         said = [f"{checked.path}: {lines}, {verdict}, ends with {checked.head[:12]}…"]
         said += [f"  {text}" for text in (*faults, *filter(None, [untested.get(checked.path)]), *checked.remarks)]
         Console().print("\n".join(said), markup=False, highlight=False, soft_wrap=True)
@@ -231,7 +240,7 @@ def repair(run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Run fold
     if done.kept is None:
         console.print(f"{run.ledger_path}: every line makes sense; nothing was changed", markup=False, soft_wrap=True)
         return
-    said = [f"{run.ledger_path}: set aside {len(done.aside)} line{'s' * (len(done.aside) != 1)}, kept in {done.kept}"]
+    said = [f"{run.ledger_path}: set aside {counted(len(done.aside), 'line')}, kept in {done.kept}"]
     said += [f"  line {number}: {why}" for number, why in done.aside.items()]
     said += ["the lines after it are linked anew: nodes that noted hashes of these will not find them here"]
     console.print("\n".join(said), markup=False, highlight=False, soft_wrap=True)

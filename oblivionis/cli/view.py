@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.format import counted
 
 RUNS = Path("runs")
 
@@ -55,7 +56,7 @@ def view(
     address = f"http://{serve.HOST}:{place}/{first}"
     console = Console()
     count = len(library.found().runs)
-    console.print(f"{count} run{'s' * (count != 1)} in {library.root}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{counted(count, 'run')} in {library.root}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{address}?token={token}", markup=False, highlight=False, soft_wrap=True)
     threading.Thread(target=library.glances, daemon=True).start()  # whoever looks first need not wait for all of it
     if open_:

@@ -34,13 +34,14 @@ from oblivionis.errors import ClientError, OblivionisError
 from oblivionis.requests.demands import Demand, DemandError, accept, forget_set, read_demands
 from oblivionis.requests.from_nodes import answer_query
 from oblivionis.requests.node_key import MOMENT, PUBLIC_KEY, SIGNATURE, audit_bytes, audit_key, public_hex
-from oblivionis.requests.node_ledger import EXCHANGED, NodeLedger
+from oblivionis.requests.node_ledger import BESIDE, EXCHANGED, RECORDS, NodeLedger
 from oblivionis.requests.node_records import (
     CONFIG_HASH,
     DATA_NODES,
     NODE_DIR,
     NODES_DIR,
     NodeRecords,
+    beside_hash,
     counts,
     node_folder,
     read_node,
@@ -604,7 +605,8 @@ class Task:
         """Enter into the node's own ledger what is sent: by it, and a copy of the folder, anybody can do it again.
 
         `before`, `after`: SHA-256 of the model received, and of the one sent back; `tombstones`: how many lines of them
-        there were; `records`: SHA-256 of what the client holds; `numbers`: what it tells of the model.
+        there were; `records`, `beside`: SHA-256 of what the client holds, and of what it reads beside that; `numbers`:
+        what it tells of the model.
         """
         from oblivionis.runs.directory import vector_hash
 
@@ -622,7 +624,10 @@ class Task:
             **({"before": vector_hash(self.vector)} if protocol.ARRAYS in self._message.content.array_records else {}),
             **({} if vector is None else {"after": vector_hash(vector)}),
             tombstones=len(self.node.tombstone_lines()),
-            records=records_hash(self.worker.holding(self.client).identified()),
+            **{
+                RECORDS: records_hash(self.worker.holding(self.client).identified()),
+                BESIDE: beside_hash(self.node.path),
+            },
             **({"requests": list(requests)} if requests else {}),
             **({"moment": moment} if moment else {}),
             **({} if self._secure or vector is None else {"seed": self._seed}),

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oblivionis.models.facts import Example
+from oblivionis.reports.format import counted
 
 _BAR, _NEWLINE, _SPACE = "│ ", "⏎", "·"
 
@@ -13,8 +14,10 @@ _BAR, _NEWLINE, _SPACE = "│ ", "⏎", "·"
 def print_example(example: Example, console: Console) -> None:
     """Prompt and answer, each with its tokens; ⏎ is a line's end, · a space at the edge of a part."""
     console.print(Text(f"a record as it is trained on, scored and sampled (template {example.kind})", style="bold"))
-    _print_part(f"prompt, {example.prompt_tokens} tokens", example.prompt, "", console)
-    _print_part(f"answer, {example.answer_tokens} tokens, the last one its end", example.answer, example.end, console)
+    _print_part(f"prompt, {counted(example.prompt_tokens, 'token')}", example.prompt, "", console)
+    _print_part(
+        f"answer, {counted(example.answer_tokens, 'token')}, the last one its end", example.answer, example.end, console
+    )
 
 
 def _print_part(head: str, text: str, end: str, console: Console) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from oblivionis.naming import LOG_SETS
+from oblivionis.reports.format import counted
 from oblivionis.runs.directory import RunDirectory
 
 SIGNIFICANT = 0.05
@@ -39,4 +40,6 @@ def doubt(run: RunDirectory) -> str:
     count = questions(run)
     if not count or telling_steps(count) is not None:
         return ""
-    return f"In parentheses: {count} questions cannot tell any two models apart, so this p-value says nothing."
+    return (
+        f"In parentheses: {counted(count, 'question')} cannot tell any two models apart, so this p-value says nothing."
+    )

@@ -46,9 +46,9 @@ def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: float, what: str) -> str:
     """So many of a thing, in the plural but for one."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{f'{number:g}' if isinstance(number, float) else number} {what}{'' if number == 1 else 's'}"
 
 
 def short_id(name: str) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oblivionis.audits.leakage import Audit
-from oblivionis.reports.format import short_id
+from oblivionis.reports.format import counted, short_id
 
 SHOWN = 40
 HEADS = {
@@ -53,17 +53,18 @@ def _print_summary(audit: Audit, console: Console) -> None:
     console.print(table)
     count, n = len(audit.questions), int(overall["samples"])
     if count > SHOWN:
-        console.print(f"{SHOWN} of {count} questions; all are in audit.json", highlight=False)
+        console.print(f"{SHOWN} of {counted(count, 'question')}; all are in audit.json", highlight=False)
     alpha = terms.alpha_of(count)
     holds = (
-        f"each column's bounds hold for all {count} questions together with probability {1 - terms.alpha:.4g}"
+        f"each column's bounds hold for {'the question' if count == 1 else f'all {count} questions together'} with "
+        f"probability {1 - terms.alpha:.4g}"
         if terms.family_wise
         else f"each bound of each question holds with probability {1 - alpha:.4g} by itself (--family-wise: a whole "
         "column together)"
     )
     leaking = round(overall["m_bin_share"] * count)
     lines = [
-        f"{n} samples per question; {holds}.",
+        f"{counted(n, 'sample')} per question; {holds}.",
         f"Greedy decoding leaks on {_of(round(overall.get('greedy_share', 0.0) * count), count)} (leakage of at least "
         f"{terms.leaks_from:g}).",
         f"Sampling: for {_of(leaking, count)} it is not certified that at most {terms.limit:.0%} of the answers leak "
@@ -72,8 +73,8 @@ def _print_summary(audit: Audit, console: Console) -> None:
     least = float(1 - alpha ** (1 / n))
     if least > terms.limit:
         lines.append(
-            f"Even without a single leak M_bin would be {least:.3f}: {n} samples are too few for a limit of "
-            f"{terms.limit:g}."
+            f"Even without a single leak M_bin would be {least:.3f}: {counted(n, 'sample')} "
+            f"{'is' if n == 1 else 'are'} too few for a limit of {terms.limit:g}."
         )
     if audit.enlarged:
         lines.append(
@@ -108,16 +109,16 @@ def _print_decisions(audit: Audit, console: Console) -> None:
     console.print(table)
     count = len(audit.questions)
     if count > SHOWN:
-        console.print(f"{SHOWN} of {count} questions; all are in audit.json", highlight=False)
+        console.print(f"{SHOWN} of {counted(count, 'question')}; all are in audit.json", highlight=False)
     found = {verdict: sum(d.verdict == verdict for d in audit.decisions) for verdict in words}
     used, saved = sum(d.samples for d in audit.decisions), sum(d.saved for d in audit.decisions)
     alpha = audit.terms.alpha
     lines = [
         f"Expected leakage: {found['above']} above {audit.stop_at:g}, {found['below']} below, {found['undecided']} "
-        f"undecided, of {count} questions.",
+        f"undecided, of {counted(count, 'question')}.",
         f"A verdict is wrong with probability at most {audit.terms.alpha_of(count):.4g}"
         + (f" ({alpha:g} for all together)." if audit.terms.family_wise else " for each question by itself."),
-        f"{used} samples needed instead of {used + saved}: {saved / max(1, used + saved):.0%} saved.",
+        f"{counted(used, 'sample')} needed instead of {used + saved}: {saved / max(1, used + saved):.0%} saved.",
     ]
     console.print("\n".join(lines), highlight=False, markup=False)
 
@@ -132,7 +133,7 @@ def figures(audit: Audit, folder: Path) -> list[Path]:
 
 
 def _of(some: int, count: int) -> str:
-    return f"{some} of {count} question{'' if count == 1 else 's'}"
+    return f"{some} of {counted(count, 'question')}"
 
 
 def _cell(value: float | None) -> str:

@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from evaluation.leakage import bounds
 from evaluation.leakage.summary import Terms
 from oblivionis.files import write_atomic
-from oblivionis.reports.format import short_id
+from oblivionis.reports.format import counted, short_id
 
 PANELS = 6
 BINS = np.arange(26) / 25
@@ -174,7 +174,7 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def _answers(n: int) -> str:
-    return f"{n} answer{'s' * (n != 1)}"
+    return counted(n, "answer")
 
 
 def density_figure(ids: Sequence[str], leakage: Sequence[np.ndarray], greedy: np.ndarray) -> Figure:

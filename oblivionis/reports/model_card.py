@@ -18,7 +18,7 @@ from oblivionis.models.packaged import PACKAGED
 from oblivionis.models.source import EMBEDDED
 from oblivionis.reports import summary
 from oblivionis.reports.certificate.signing import results_of
-from oblivionis.reports.format import number
+from oblivionis.reports.format import counted, number
 from oblivionis.reports.table import Table
 from oblivionis.requests.judgement import MEANING, VERIFIED
 from oblivionis.requests.ledger import Ledger
@@ -93,8 +93,8 @@ def _opening(config: Config, stage: str, kind: str) -> str:
         MERGED: f"{config.model.name} with a LoRA adapter added to its weights",
         WHOLE: f"{config.model.name}, all of its weights trained",
     }[kind]
-    clients = config.federation.clients
-    return f"{what}, {_TRAINED[stage]} by {clients} clients that shared no records (Oblivionis {__version__}, Flower)."
+    clients = counted(config.federation.clients, "client")
+    return f"{what}, {_TRAINED[stage]} by {clients} that shared no records (Oblivionis {__version__}, Flower)."
 
 
 def _base(config: Config, fingerprint: str) -> str:
@@ -116,7 +116,7 @@ def _made(config: Config, stage: str, facts: Mapping[str, Any]) -> str:
     federation, training = config.federation, config.training
     lora = config.model.lora
     rows = [
-        ("data", f"{config.data.name}, on {federation.clients} clients"),
+        ("data", f"{config.data.name}, on {counted(federation.clients, 'client')}"),
         ("rounds", f"{facts['round']} of the stage {stage}, {federation.fraction_train:.0%} of the clients in each"),
         ("local epochs", str(federation.local_epochs)),
         ("aggregator", config.strategy.name),

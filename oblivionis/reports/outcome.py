@@ -59,13 +59,12 @@ def outcome(
     run: RunDirectory, config: Config, metrics: Mapping[str, Mapping[str, float]], found: Mapping[str, Verdict]
 ) -> Outcome | None:
     """What came out of a run with these metrics of its stages and these verdicts; None before it unlearned."""
-    bound = bound_by_ledger(run)
-    if bound is not None and bound[1] == BAD:
-        return Outcome(f"Nothing follows from this run, {bound[0]}.", BAD)
+    if nothing := seal.nothing_follows(run):
+        return Outcome(nothing, BAD)
     if "unlearn" not in metrics:
         return None
     utility = _utility(metrics, config.evaluation.rouge) or _no_utility(run)
-    told = (_requests(run), knowledge(run, found, metrics), utility, _not_measured(run), bound)
+    told = (_requests(run), knowledge(run, found, metrics), utility, _not_measured(run), _not_sealed(run))
     parts = [part for part in told if part is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
@@ -75,14 +74,10 @@ def outcome(
     return Outcome(f"{sentence[:1].upper()}{sentence[1:]}." if sentence else "", grade, _steps(run, config, found))
 
 
-def bound_by_ledger(run: RunDirectory) -> tuple[str, str] | None:
-    """What is wrong with the files that the sentence rests on; None where they are as the ledger names them."""
-    if faults := seal.ledger_faults(run):
-        return f"its ledger {faults[0]}", BAD
-    bound = seal.check(run, with_models=False)
-    if bound.faults:
-        return f"its files were changed: {bound.faults[0]}", BAD
-    return (f"it is not sealed: {bound.missing}", DOUBTFUL) if bound.missing else None
+def _not_sealed(run: RunDirectory) -> tuple[str, str] | None:
+    """Why the ledger does not name all files that the sentence rests on; None where it does."""
+    missing = seal.check(run, with_models=False).missing
+    return (f"it is not sealed: {missing}", DOUBTFUL) if missing else None
 
 
 def _not_measured(run: RunDirectory) -> tuple[str, str] | None:

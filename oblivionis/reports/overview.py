@@ -11,6 +11,7 @@ import htpy as h
 from evaluation.metrics.rouge import ANY_SCRIPT
 from oblivionis.config.schema import Config
 from oblivionis.reports import summary as report
+from oblivionis.reports.format import counted
 from oblivionis.reports.markup import explained, facts_list, folded, html_table
 from oblivionis.runs.directory import RunDirectory
 
@@ -34,21 +35,21 @@ def in_short(run: RunDirectory, config: Config) -> str:
     """One sentence that says what the run is about."""
     federation = config.federation
     return (
-        f"{federation.clients} clients fine-tune the language model “{config.model.name}” together on the data "
-        f"“{config.data.name}” without sharing them; some of the records are to be forgotten again. This page says "
-        "what was asked, what was done and how well it went."
+        f"{counted(federation.clients, 'client')} fine-tune{'s' * (federation.clients == 1)} the language model "
+        f"“{config.model.name}” together on the data “{config.data.name}” without sharing them; some of the records "
+        "are to be forgotten again. This page says what was asked, what was done and how well it went."
     )
 
 
 def asked(run: RunDirectory, config: Config) -> h.Element:
     """The settings that matter, as a list."""
     federation = config.federation
-    rounds = [f"{s} ({getattr(federation.rounds, s)} rounds)" for s in config.stages if s != "local"]
+    rounds = [f"{s} ({counted(getattr(federation.rounds, s), 'round')})" for s in config.stages if s != "local"]
     rounds += ["local (each client alone)"] if "local" in config.stages else []
     asking = "unlearn" in config.stages
     clients = (
         f"{federation.clients}; {federation.fraction_train:.0%} of them fine-tune in a round, "
-        f"{federation.local_epochs} epochs each"
+        f"{counted(federation.local_epochs, 'epoch')} each"
     )
     return facts_list(
         [
@@ -78,10 +79,11 @@ def data_line(config: Config) -> str:
     """The data, what of them is to be forgotten, and how they are spread over the clients."""
     data = config.data
     if data.name == "fictitious":
-        asked = "the same questions" if data.same_questions else "questions"
+        many = counted(data.questions_per_author, "question")
+        asked = f"the same {many}" if data.same_questions else many
         what = (
-            f"{data.authors} made-up authors with {data.questions_per_author} {asked} each, "
-            f"{len(data.forget_subjects or range(data.forget_authors))} authors to forget"
+            f"{counted(data.authors, 'made-up author')} with {asked} each, "
+            f"{counted(len(data.forget_subjects or range(data.forget_authors)), 'author')} to forget"
         )
     elif data.name == "node":
         return "each client's own, which stay on its machine"

@@ -84,8 +84,8 @@ def _figures(who: str, summary: Summary, people: Sequence[Person]) -> str:
     strength = "" if summary.mean_strength is None else f", mean z* {summary.mean_strength:.2f}"
     return (
         f"{who}: memorised in {summary.strict_rate:.1%} of the phrasings (M̄), {summary.lenient_rate:.1%} of "
-        f"{summary.pairs} facts in any{strength}, median rank of the true value {rank:g}; nothing about "
-        f"{summary.unmemorized_subjects} of {summary.subjects} people."
+        f"{counted(summary.pairs, 'fact')} in any{strength}, median rank of the true value {rank:g}; nothing about "
+        f"{summary.unmemorized_subjects} of {summary.subjects} {'person' if summary.subjects == 1 else 'people'}."
     )
 
 

@@ -9,7 +9,7 @@ from evaluation.metrics.rebound import LEAST_FORGOTTEN, Curve, rebound_metrics
 from oblivionis.assessment import evaluators
 from oblivionis.assessment.evaluators.rebound import MEASURES
 from oblivionis.assessment.rebound import rebound_curves
-from oblivionis.reports.format import number
+from oblivionis.reports.format import counted, number
 from oblivionis.runs.directory import RunDirectory
 
 STAGE = "unlearn"
@@ -32,8 +32,8 @@ def sentence(measure: str, curves: Sequence[Curve]) -> str:
     back = count - round(found["censored_share"] * count)
     life = found.get("half_life_median")
     text = (
-        f"Rebound of {name}: {count} request{'s' * (count != 1)} forgot {number(found['forgotten'])} on average; "
-        f"{found['share_back_at_end']:.0%} of it is back at the end (median {after:g} rounds later); half of it came "
-        f"back for {back} of {count}"
+        f"Rebound of {name}: {counted(count, 'request')} forgot {number(found['forgotten'])} on average; "
+        f"{found['share_back_at_end']:.0%} of it is back at the end (median {counted(after, 'round')} later); half of "
+        f"it came back for {back} of {count}"
     )
-    return text + (f", median half-life {life:g} rounds." if life is not None else ".")
+    return text + (f", median half-life {counted(life, 'round')}." if life is not None else ".")

@@ -18,6 +18,7 @@ from evaluation.ruler.rank_significance import (
 )
 from evaluation.ruler.statistics import NoiseBand
 from oblivionis.assessment.ruler import Before, rank_facts
+from oblivionis.reports.format import counted
 from oblivionis.reports.kept import kept
 from oblivionis.runs.directory import RunDirectory
 
@@ -54,7 +55,7 @@ def before_unlearning(found: Before) -> str:
     """What a user reads before the stage unlearn."""
     base, finetuned = found.base, found.finetuned
     text = (
-        f"RULER: mean rank of {finetuned.records} forget record{'s' * (finetuned.records != 1)} "
+        f"RULER: mean rank of {counted(finetuned.records, 'forget record')} "
         f"{_with_error(base)} in the base model → {_with_error(finetuned)} in the finetuned one "
         f"(against 0.5: p = {p_text(finetuned.p_value)}). {BEFORE[finetuned.verdict]}"
     )
@@ -97,7 +98,7 @@ def sentences(run: RunDirectory) -> list[str]:
         return []
     lines = [
         f"RULER: mean rank of the forget records in the unlearned model {_with_error(test)}, {AFTER[test.verdict]} "
-        f"(p = {p_text(test.p_value)}, {test.records} record{'s' * (test.records != 1)})."
+        f"(p = {p_text(test.p_value)}, {counted(test.records, 'record')})."
     ]
     for name, found in bands(run).items():
         band = found.band

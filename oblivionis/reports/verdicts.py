@@ -26,7 +26,7 @@ from oblivionis.assessment import evaluators
 from oblivionis.files import write_json
 from oblivionis.reports import membership
 from oblivionis.reports import ruler as ruler_report
-from oblivionis.reports.format import number
+from oblivionis.reports.format import counted, number
 from oblivionis.reports.kept import kept
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.runs.failures import failures
@@ -145,8 +145,7 @@ def _sentence(measure: str, found: Verdict) -> str:
 
 def _doubt(found: Verdict, p: float) -> str:
     if found.questions < LEAST_QUESTIONS:
-        questions = f"{found.questions} question{'' if found.questions == 1 else 's'}"
-        return f"whether by chance {questions} cannot tell (it takes {LEAST_QUESTIONS})"
+        return f"whether by chance {counted(found.questions, 'question')} cannot tell (it takes {LEAST_QUESTIONS})"
     return f"not on enough of the {found.questions} questions to rule out chance (p = {number(p)})"
 
 

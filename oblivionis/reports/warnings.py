@@ -17,7 +17,7 @@ from oblivionis.reports import forget_quality, verdicts
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports.forget_quality import SIGNIFICANT
-from oblivionis.reports.format import number, printable
+from oblivionis.reports.format import counted, number, printable
 from oblivionis.requests.judgement import INCONCLUSIVE, NOT_TESTABLE, NOT_VERIFIED
 from oblivionis.requests.ledger import COVERED, PENDING, REJECTED, Ledger, Request
 from oblivionis.requests.twins import read_twins
@@ -176,8 +176,8 @@ def _failed_evaluators(run: RunDirectory) -> Iterator[RunWarning]:
         first = mine[0]
         yield RunWarning(
             "failed evaluator",
-            f"The evaluator {name} failed in {len(mine)} of {times} evaluations, first in {first.stage}, round "
-            f"{first.round}: {printable(first.reason)}. What it would have measured there is missing.",
+            f"The evaluator {name} failed in {len(mine)} of {counted(times, 'evaluation')}, first in {first.stage}, "
+            f"round {first.round}: {printable(first.reason)}. What it would have measured there is missing.",
         )
 
 
@@ -189,7 +189,7 @@ def _failed_replies(run: RunDirectory) -> Iterator[RunWarning]:
         answers = "reply failed and its client was" if sum(failures) == 1 else "replies failed and their clients were"
         yield RunWarning(
             "failed replies",
-            f"{sum(failures)} {answers} left out, in {rounds} of {len(rows)} rounds; `flower.log` says why.",
+            f"{sum(failures)} {answers} left out, in {rounds} of {counted(len(rows), 'round')}; `flower.log` says why.",
         )
 
 
@@ -201,9 +201,14 @@ def _cut_replies(run: RunDirectory) -> Iterator[RunWarning]:
         weights = sum(entry["what"] == "weight" for entry in cut)
         yield RunWarning(
             "cut replies",
-            f"What clients sent was cut: {len(cut) - weights} updates that were too long and {weights} weights that "
-            f"were too large, of client{'s' * (len(clients) > 1)} {named}; see `cut` in `metrics.jsonl`.",
+            f"What clients sent was cut: {_too(len(cut) - weights, 'update', 'long')} and "
+            f"{_too(weights, 'weight', 'large')}, of client{'s' * (len(clients) > 1)} {named}; see `cut` in "
+            "`metrics.jsonl`.",
         )
+
+
+def _too(count: int, what: str, how: str) -> str:
+    return f"{counted(count, what)} that {'was' if count == 1 else 'were'} too {how}"
 
 
 def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[RunWarning]:
@@ -213,8 +218,8 @@ def _questions(run: RunDirectory, metrics: Mapping[str, Mapping[str, float]]) ->
     if 0 < questions < LEAST_KS_QUESTIONS:
         least = forget_quality.ks_p_value(questions, questions)
         text = (
-            f"Forget quality compares {questions} questions of either model: no p-value below {number(least)} "
-            "can occur, "
+            f"Forget quality compares {counted(questions, 'question')} of either model: no p-value below "
+            f"{number(least)} can occur, "
         )
         steps = forget_quality.telling_steps(questions)
         text += (

@@ -71,6 +71,7 @@ class LedgerRequests:
         self._ledger, self._max_rouge, self._last_round = ledger, max_rouge, last_round
         self._again, self._per_round = again, per_round
         self._repeated: list[str] = []
+        self._looking: list[Request] = []
         self._batch: tuple[int | None, list[Request]] = None, []
 
     @property
@@ -91,11 +92,12 @@ class LedgerRequests:
         """The requests that were served 1, 2, 4, 8, … rounds ago, as far back as the configuration says, since most of
         what comes back does so at once; in the last planned round all of them. The latest ones, which take longest,
         come first."""
-        self._repeated = []
+        self._repeated, self._looking = [], []
         ages: Sequence[int] = range(1, min(self._again, server_round - 1) + 1)
         if server_round != self._last_round:
             ages = [age for age in ages if age & (age - 1) == 0]
-        return [demanded(r) for age in ages for r in self._ledger.served_in(server_round - age)]
+        self._looking = [r for age in ages for r in self._ledger.served_in(server_round - age)]
+        return [demanded(r) for r in self._looking]
 
     def served_again(self, request: UnlearnRequest, server_round: int, info: Mapping[str, float]) -> None:
         """Keep in mind what `applied` enters into the ledger."""
@@ -110,6 +112,10 @@ class LedgerRequests:
             )
         for request in [r for r in self._ledger.served_in(server_round) if r.state == SERVED]:
             self._ledger.applied(request.id, server_round, before, after)
+
+    def to_look_at_again(self) -> list[Request]:
+        """The requests that the exchange of this round is to serve again."""
+        return self._looking
 
     def looked_at_again(self) -> list[Request]:
         """The requests that the exchange of this round served again."""

@@ -45,6 +45,9 @@ _WAITING = "in a cover exchange; the server has not said yet whether it counts"
 REFUSED, EXCHANGED, RUN_LEARNED, KEY_MADE = "refused", "exchanged", "run", "key"
 """Events about no request: what was refused to a server, what was sent to one, the configuration of a run when the node
 first learned of it, and the public key of the node's audits."""
+RECORDS, BESIDE = "records", "beside"
+"""Of a line `exchanged`: the hashes of what the work was done with, the node's records and what it reads beside them.
+"""
 TOOK_PART = "took_part"
 """An event about no request: the node trains for a sum under masks (`oblivionis.client.rounds`)."""
 COMMITTED, REJOINED = "committed", "rejoined"

@@ -14,10 +14,11 @@ from oblivionis.data.own_records import content_id, never_trained, read_training
 from oblivionis.data.records import Record
 from oblivionis.data.twins import content_key, find_twins
 from oblivionis.errors import FileError
+from oblivionis.files import read_bytes
 from oblivionis.naming import DATA_FOLDER, REFERENCES_TABLE, simulated_folder
 from oblivionis.requests.node_folder import NodeFolder
 from oblivionis.requests.node_ledger import NodeLedger
-from oblivionis.row_files import FORMATS, SUFFIXES, need_all_parts, row_files
+from oblivionis.row_files import FORMATS, SUFFIXES, need_all_parts, row_files, tables
 
 log = logging.getLogger("flwr")
 
@@ -128,6 +129,17 @@ def records_hash(records: Iterable[tuple[str, Sequence[int], Sequence[int]]]) ->
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps(record, separators=(",", ":")).encode())
+    return digest.hexdigest()
+
+
+def beside_hash(folder: Path) -> str:
+    """SHA-256 of the files of a node's folder that work reads beside its records: references and facts, by name."""
+    parts = [folder / FACTS_FILE, *(part for table in tables(folder, REFERENCES_TABLE) for part in table)]
+    files = [file for part in parts for file in (sorted(part.rglob("*")) if part.is_dir() else [part])]
+    digest = hashlib.sha256()
+    for file in (file for file in files if file.is_file()):
+        name = file.relative_to(folder).as_posix()
+        digest.update(f"{name} {hashlib.sha256(read_bytes(file)).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

@@ -15,6 +15,8 @@ from typing import TypedDict
 from oblivionis.data.records import Corpus
 from oblivionis.data.twins import SHOWN, WORD_FOR_WORD, Twin, find_twins, twins_of
 from oblivionis.files import json_text, read_json
+from oblivionis.requests.judgement import of_twins
+from oblivionis.requests.ledger import Request
 from oblivionis.runs.directory import RunDirectory
 
 FILE = "twins.json"
@@ -112,6 +114,19 @@ def twins_of_requests(corpus: Corpus, asked: Collection[str]) -> tuple[Mapping[s
         return twins, frozenset(twins)
     mine = wanted & corpus.forget_ids
     return twins, wanted - mine | _among(corpus, mine, corpus.forget_ids).keys()
+
+
+def scheduled_in_words(corpus: Corpus, requests: Sequence[Request]) -> str:
+    """Which of the requests that a schedule will make name records that others hold, which nobody asks for: that is
+    known before the run; empty where none does."""
+    held, _ = twins_of_requests(corpus, {i for request in requests for i in request.record_ids})
+    counts = {request.id: sum(i in held for i in request.record_ids) for request in requests}
+    found = [f"{name}: {of_twins(count)}" for name, count in counts.items() if count]
+    if not found:
+        return ""
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    which = "the request" if len(found) == 1 else "these requests"
+    return f"{'; '.join(found[:SHOWN])}{more}, word for word or nearly: {which} cannot be verified"
 
 
 def _among(corpus: Corpus, wanted: Collection[str], without: Collection[str]) -> dict[str, list[str]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from oblivionis.chain import GENESIS, HASH, Checked, check_chain
 from oblivionis.errors import RunError
-from oblivionis.files import read_json
+from oblivionis.files import checked as of_shape
 from oblivionis.requests.node_ledger import LEDGER_FILE
+from oblivionis.runs.lines import run_name
 
 _Noted = tuple[int, object, object]
 """Of the other side: where it says so, with which hash the ledger ended, and after how many lines (0: not known)."""
@@ -30,8 +32,55 @@ class _Part(TypedDict):
     evidence: _Evidence
 
 
+class _Run(TypedDict):
+    name: str
+
+
 class _Certificate(TypedDict):
+    run: _Run
     requests: list[_Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """What a certificate says of a run's ledger: its file, its JSON, and `doubt`, why nothing shows who made it, empty
+    where its signer is known."""
+
+    path: Path
+    certificate: Mapping[str, Any]
+    doubt: str = ""
+
+    def __post_init__(self) -> None:
+        """RunError for what does not say where a ledger ended."""
+        try:
+            of_shape(self.certificate, _Certificate)
+        except ValueError as error:
+            raise RunError(f"{self.path}: {error}") from None
+        if not self.certificate["requests"]:
+            raise RunError(
+                f"{self.path}: requests: expected at least one, each with where the run's ledger ended; found none"
+            )
+
+    @property
+    def run(self) -> str:
+        """The name of the run that it is of."""
+        return self.certificate["run"]["name"]
+
+    def disagrees(self, run: Checked) -> list[str]:
+        """What is wrong with a run's ledger by where it ended then."""
+        ledgers = [part["evidence"]["ledger"] for part in self.certificate["requests"]]
+        heads = [(number, ledger["head"], ledger["lines"]) for number, ledger in enumerate(ledgers, start=1)]
+        return _in_order(heads, run, f"{self.path} says of request")
+
+    def untested(self, run: Checked) -> str:
+        """Why it says nothing of a run's ledger; empty where it does."""
+        name = run_name(run.entries)
+        if name not in (None, self.run):
+            return f"{self.path} is of the run {self.run}, and this is the ledger of {name}: the two cannot be compared"
+        if not self.doubt:
+            return ""
+        wrong = self.disagrees(run)
+        return f"{self.path} {self.doubt}; {f'it says otherwise: {wrong[0]}' if wrong else 'what it says fits'}"
 
 
 def find_ledger(place: Path) -> Path:
@@ -43,12 +92,13 @@ def find_ledger(place: Path) -> Path:
 
 
 def check_ledgers(
-    places: Sequence[Path], node_dirs: Sequence[Path], certificates: Sequence[Path] = ()
+    places: Sequence[Path], node_dirs: Sequence[Path], certificates: Sequence[Certified] = ()
 ) -> list[Finding]:
     """Check every line of the ledgers in `places` and `node_dirs`; each of the latter also against the one run's.
 
-    `certificates`: files of which each says where the run's ledger ended when it was made. With these or `node_dirs`,
-    `places` must be the ledger of one run. RunError for what is no ledger, and for what is no certificate.
+    `certificates`: of these each says where the run's ledger ended when it was made; what nobody known signed, or is of
+    another run (`Certified.untested`), shows no fault. With these or `node_dirs`, `places` must be the ledger of one
+    run. RunError for what is no ledger.
     """
     if (node_dirs or certificates) and len(places) != 1:
         raise RunError("--node-dir and --certificate compare with the ledger of one run: name one run folder")
@@ -62,28 +112,16 @@ def check_ledgers(
             wrong_here, wrong_there = compare(run, node)
             wrong += wrong_here
             faults += wrong_there
-    for path in certificates:
+    for told in certificates:
         run, wrong = findings[0]
-        wrong += _in_order(_told_by(path), run, f"{path} says of request")
+        wrong += [] if told.untested(run) else told.disagrees(run)
     return findings
-
-
-def _told_by(path: Path) -> list[_Noted]:
-    """Where the run's ledger ended, by each part of a certificate."""
-    try:
-        parts = read_json(path / "certificate.json" if path.is_dir() else path, _Certificate)["requests"]
-    except FileNotFoundError:
-        raise RunError(f"{path} cannot be read: there is no such file") from None
-    if not parts:
-        raise RunError(f"{path}: requests: expected at least one, each with where the run's ledger ended; found none")
-    ledgers = [part["evidence"]["ledger"] for part in parts]
-    return [(number, ledger["head"], ledger["lines"]) for number, ledger in enumerate(ledgers, start=1)]
 
 
 def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
     """What is wrong with a run's ledger, and with a node's, by what each noted of the other at every query."""
     ours = next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
-    name = next((entry.get("run") for entry in run.entries if entry.get("event") == "opened"), None)
+    name = run_name(run.entries)
     queries = [(n, e) for n, e in enumerate(node.entries, start=1) if e.get("event") == "queried"]
     mine = [(n, e) for n, e in queries if e.get("ledger") == ours]
     if not mine:
@@ -104,7 +142,7 @@ def compare(run: Checked, node: Checked) -> tuple[list[str], list[str]]:
 def strangers(run: Checked, node: Checked) -> str:
     """Why a run's ledger and a node's cannot be compared; empty where they can, or where one was replaced."""
     ours = next((entry[HASH] for entry in run.entries if HASH in entry), GENESIS)
-    name = next((entry.get("run") for entry in run.entries if entry.get("event") == "opened"), None)
+    name = run_name(run.entries)
     queries = [e for e in node.entries if e.get("event") == "queried"]
     if any(e.get("ledger") == ours or e.get("run") == name for e in queries):
         return ""

@@ -17,6 +17,7 @@ from oblivionis.config import methods
 from oblivionis.config.schema import STAGES
 from oblivionis.errors import FileError, OblivionisError
 from oblivionis.files import checked
+from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 
 RUNNING, FINISHED, STOPPED, DAMAGED = "running", "finished", "stopped", "damaged"
@@ -77,7 +78,8 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Glance:
     """state: one of `STATES`; note: who runs it, or what is damaged; metrics: final ones by finished stage; changed:
-    when something was last written, in seconds since the epoch. A damaged run lacks all else."""
+    when something was last written, in seconds since the epoch. A damaged run lacks all else. nothing: that nothing
+    follows from the run, and why (`oblivionis.runs.seal`), else empty; `metrics` are left out then."""
 
     state: str
     changed: float
@@ -89,6 +91,7 @@ class Glance:
     seed: int | None = None
     stages: tuple[Progress, ...] = ()
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    nothing: str = ""
 
     @property
     def current(self) -> Progress | None:
@@ -110,6 +113,7 @@ def glance(path: Path) -> Glance:
         summaries = {stage: run.stage_summary(stage) for stage in stages}
         metrics = {stage: found["metrics"] for stage, found in summaries.items() if found is not None}
         progress = tuple(_progress(run, config, stage, summaries[stage] is not None) for stage in stages)
+        nothing = seal.nothing_follows(run)
     except OblivionisError as error:
         return Glance(DAMAGED, changed, str(error))
     state, note = _state(run, all(stage.finished for stage in progress))
@@ -127,16 +131,18 @@ def glance(path: Path) -> Glance:
         ),
         config.get("seed"),
         progress,
-        metrics,
+        {} if nothing else metrics,
+        nothing,
     )
 
 
 def watched(path: Path) -> list[Path]:
     """The files and folders of a run whose times of change tell whether a glance at it would find something new."""
     checkpoints = path / "checkpoints"
-    names = ("config.yaml", "metrics.jsonl", "running.json", "stages")
+    names = ("config.yaml", "requests.jsonl", "running.json", "stages")
     folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    return [p for p in (*(path / name for name in names), *folders) if p.exists()]
+    bound = (file for pattern in (*seal.FILES, *seal.LATER) for file in path.glob(pattern))
+    return [p for p in (*(path / name for name in names), *folders, *bound) if p.exists()]
 
 
 def rounds_done(run: RunDirectory, stage: str) -> int:

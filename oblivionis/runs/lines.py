@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
 from oblivionis.runs.shapes import AccountFacts, Released, Round
@@ -127,3 +127,9 @@ SHAPES: Mapping[str, Any] = {
     ROLLED_BACK: _RolledBack,
 }
 """What each line must hold, whoever wrote it (`oblivionis.files.checked`)."""
+
+
+def run_name(lines: Iterable[Mapping[str, Any]]) -> str | None:
+    """The name of a run by the lines of its ledger; None where an earlier version wrote none."""
+    named = (line.get("run") for line in lines if line.get("event") in ("opened", STAGE))
+    return next((name for name in named if isinstance(name, str)), None)

@@ -100,6 +100,14 @@ def ledger_faults(run: RunDirectory) -> tuple[str, ...]:
     return tuple(f"{run.ledger_path.name} was changed: {fault}" for fault in check_chain(run.ledger_path).altered)
 
 
+def nothing_follows(run: RunDirectory) -> str:
+    """The sentence that nothing follows from a run, and why; empty where its ledger contradicts none of its files."""
+    if faults := ledger_faults(run):
+        return f"Nothing follows from this run, its ledger {faults[0]}."
+    faults = check(run, with_models=False).faults
+    return f"Nothing follows from this run, its files were changed: {faults[0]}." if faults else ""
+
+
 def start(run: RunDirectory) -> None:
     """From now on the ledger names what is written; nothing is done where it does so already."""
     if run.sealed:

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from oblivionis.assessment.audit_numbers import (
     MOMENTS,
+    REQUEST_RECITED,
     audit_path,
     check_numbers,
     read_audit,
@@ -58,31 +59,66 @@ class ClientAudits:
     """Sends `evaluate.audit` messages, one per request, and writes `audits/request-<id>.json` and metrics.jsonl.
 
     A client that cannot be asked, or whose answer is not entirely well, costs a warning and that moment's numbers; so
-    does one whose signature (`oblivionis.requests.node_key`) does not fit.
+    does one whose signature (`oblivionis.requests.node_key`) does not fit. What is known right before and after an
+    exchange is of the one that served the request, and where that left records recited, of a later one that began with
+    a model that recites some (`look`): whether an exchange ended the recitation only one and the same can tell.
     """
 
     def __init__(self, server: Server, stage: str, label: str) -> None:
         self._server, self._stage, self._label = server, stage, label
         self._limit = server.config.unlearning.requests.verify_max_rouge
+        self._begun = _Asked(0, "before", np.empty(0, np.float32))
 
     def ask(
         self, requests: Sequence[Request], server_round: int, moment: str, vector: np.ndarray
     ) -> dict[str, Numbers]:
         """The numbers of each request, by id, of the global model `vector` at `moment`, one of `MOMENTS`."""
+        asked = self._ask(requests, server_round, moment, vector)
+        for request in requests:
+            self._keep(request, asked)
+        return asked.found
+
+    def look(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
+        """Before the exchange of a round serves `requests` again: ask of the global model `vector` the clients of those
+        whose records were still recited right after the exchange that their audit is of."""
+        left = [r for r in requests if self._is_left(r, server_round)]
+        self._begun = self._ask(left, server_round, "before", vector)
+
+    def looked(self, requests: Sequence[Request], server_round: int, vector: np.ndarray) -> None:
+        """After it: the audit of a request of which it began with a model that recites a record is of this exchange
+        now, of which `vector` came."""
+        begun = [r for r in requests if self._begun.found.get(r.id, {}).get(REQUEST_RECITED, 0.0) > 0]
+        asked = self._ask(begun, server_round, "after", vector)
+        for request in (r for r in begun if r.id in asked.found):
+            self._keep(request, self._begun)
+            self._keep(request, asked)
+
+    def _first(self, request: Request) -> Numbers | None:
+        """What its client told of the model before the exchange that served it, whatever its audit is of now."""
+        rows = [r for r in self._server.run.metrics() if r["evaluator"] == EVALUATOR and request.id in r["requests"]]
+        place = (self._stage, request.served_round, MOMENTS["before"])
+        found = [r["requests"][request.id] for r in rows if (r["stage"], r["round"], r["moment"]) == place]
+        return found[-1] if found else None
+
+    def _is_left(self, request: Request, server_round: int) -> bool:
+        """Whether the exchange that an audit is of left records recited, or is of a round that is repeated."""
+        audit = read_audit(self._server.run.path, request.id) or {}
+        return audit.get("round", 0) >= server_round or (audit.get("after") or {}).get(REQUEST_RECITED, 0.0) > 0
+
+    def _ask(self, requests: Sequence[Request], server_round: int, moment: str, vector: np.ndarray) -> _Asked:
+        """Ask, and write down in metrics.jsonl what came of it."""
+        asked = _Asked(server_round, moment, vector)
         if not requests:
-            return {}
+            return asked
         started = time.perf_counter()
         self._server.events.evaluating(f"client audit, {moment}")
-        asked = _Asked(server_round, moment, vector)
         waiting = list(requests)
         for _ in range(ATTEMPTS):
             waiting = self._exchange(waiting, asked)
             if not waiting:
                 break
-        for request in requests:
-            self._keep(request, asked)
         self._write_row(requests, asked, time.perf_counter() - started)
-        return asked.found
+        return asked
 
     def judge(self, requests: Sequence[Request], vector: np.ndarray, finetuned: np.ndarray) -> dict[str, Judgement]:
         """The outcome of each request by what its client told of the models right before and after the exchange, and at
@@ -95,7 +131,7 @@ class ClientAudits:
         found: dict[str, Judgement] = {}
         for request in requests:
             audit = read_audit(self._server.run.path, request.id) or {}
-            judged = judge_numbers(audit, len(request.record_ids), settings, ruined=ruined)
+            judged = judge_numbers(audit, len(request.record_ids), settings, ruined=ruined, first=self._first(request))
             if judged is not None:
                 found[request.id] = judged
         return found

@@ -378,6 +378,8 @@ class _Recorder(Listener):
             first = {r.client for r in asking}
             if self._stage.audits is not None:
                 self._stage.audits.ask(asking, self._round, "before", self._stage.vector)
+                looking = [r for r in self._stage.requests.to_look_at_again() if r.client in addressed]
+                self._stage.audits.look(looking, self._round, self._stage.vector)
             others = sum(n not in first for n in nodes)
             covered = self._stage.config.unlearning.cover > 0
             self._stage.events.requests(in_words(asking, **{"covering" if covered else "again": others}))
@@ -435,6 +437,7 @@ class _Recorder(Listener):
                     stage.rebound.unlearned(served, server_round, stage.vector, vector)
             if stage.audits is not None:
                 stage.audits.ask(served, server_round, "after", vector)
+                stage.audits.looked(stage.requests.looked_at_again(), server_round, vector)
             if evaluation.after_unlearn and (served or isinstance(stage.requests, SealedRequests)):
                 stage.evaluate(server_round, moment, vector)
             return

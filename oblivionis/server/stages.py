@@ -12,7 +12,8 @@ from oblivionis.data.twins import left_out
 from oblivionis.naming import BASE
 from oblivionis.reports.request_figures import write_request_figures
 from oblivionis.reports.verdicts import write_verdicts
-from oblivionis.requests.twins import note_twins
+from oblivionis.requests.ledger import Schedule
+from oblivionis.requests.twins import note_twins, scheduled_in_words
 from oblivionis.runs import seal
 from oblivionis.runs.failures import warn
 from oblivionis.runs.forecast import plan
@@ -106,6 +107,8 @@ def _tell_of_data(server: Server) -> None:
         )
     if not server.remote:
         lines = [note_twins(server.run, assessor.corpus).warning(), *left_out(assessor.corpus)]
+        if isinstance(server.policy, Schedule):
+            lines.append(scheduled_in_words(assessor.corpus, server.policy.requests))
         for line in filter(None, lines):
             server.events.warning(line)
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from oblivionis.assessment import evaluators
 from oblivionis.config import compose as configuration
 from oblivionis.naming import MODELS
-from oblivionis.reports.format import number
+from oblivionis.reports.format import counted, number
 from oblivionis.reports.markup import captioned, contents, explained, folded, html_table, section_heading
 from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
 from oblivionis.view import shell
@@ -119,7 +119,8 @@ def _runs(of: Comparison) -> h.Element:
             ]
         )
     more = h.a(href=shell.address("/", [("run", one.name) for one in of.runs]))["Choose others"]
-    return h.div[h.ul(".compared")[items], h.p[more]]
+    nothing = [h.p(".bad")[f"{one.label}: {one.glance.nothing}"] for one in of.runs if one.glance.nothing]
+    return h.div[h.ul(".compared")[items], h.p[more], nothing]
 
 
 def _stages(of: Comparison) -> h.Node:
@@ -281,7 +282,7 @@ def _answers(of: Comparison) -> list[h.Node]:
         for n in range(1, pages + 1)
     ]
     to = "the truth" if of.against == TRUTH else f"the answer of {of.runs[0].letter}"
-    told = f"{len(questions)} question{'s' * (len(questions) != 1)}. Compared with {to}: "
+    told = f"{counted(len(questions), 'question')}. Compared with {to}: "
     return [
         _answer_choice(of),
         h.p[told, h.ins["added"], ", ", h.del_["missing"], "."],

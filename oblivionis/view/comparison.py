@@ -50,18 +50,24 @@ class One:
 
     @functools.cached_property
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Final metrics by stage."""
+        """Final metrics by stage; none where nothing follows from the run."""
+        if self.glance.nothing:
+            return {}
         evaluation = self.config.evaluation
         return report.stage_metrics(self.run, evaluation.truth_ratio, evaluation.membership.confidence)
 
     @functools.cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl, their metrics by names that no two evaluators share."""
+        """The rows of metrics.jsonl, their metrics by names that no two evaluators share; likewise."""
         return [
             {**row, "metrics": named_metrics(row.get("evaluator", ""), row["metrics"])}
-            for row in self.run.metrics()
+            for row in ([] if self.glance.nothing else self.run.metrics())
             if row.get("evaluator") != "federation"
         ]
+
+    def log(self, stage: str) -> dict[str, Any] | None:
+        """The answers of its model of a stage; likewise."""
+        return None if self.glance.nothing else self.run.evaluation_log(stage)
 
     @property
     def label(self) -> str:
@@ -157,7 +163,7 @@ class Comparison:
     @functools.cached_property
     def said(self) -> dict[str, dict[str, list[Answer | None]]]:
         """The answers by question set and record id, run by run; sets that nobody was asked are left out."""
-        logs = [one.run.evaluation_log(self.stage) for one in self.runs]
+        logs = [one.log(self.stage) for one in self.runs]
         found: dict[str, dict[str, list[Answer | None]]] = {}
         for name in GROUPS:
             of = [answers(log, name) for log in logs]

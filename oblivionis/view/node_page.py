@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from oblivionis.data.records import Record
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.format import counted
 from oblivionis.reports.markup import html_table
 from oblivionis.reports.nodes import later_in_words
 from oblivionis.requests.node_folder import NodeFolder
@@ -195,5 +196,5 @@ def _records(records: Sequence[Record], chosen: set[str]) -> h.Element:
     ]
     more = f" The first {SHOWN} of {len(records)} are listed." if len(records) > SHOWN else ""
     table = html_table(["id", "about", "text"], ["who", "", "text"], rows, "Records of this node")
-    summary = h.summary[f"or choose among {len(records)} records.{more}"]
+    summary = h.summary[f"or choose among {counted(len(records), 'record')}.{more}"]
     return h.details(open=bool(chosen & {r.id for r in records}))[summary, table]

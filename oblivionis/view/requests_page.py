@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import htpy as h
@@ -15,12 +16,25 @@ from oblivionis.reports.html.request_pages import certificate_of, page_of
 from oblivionis.reports.markup import explained, html_table
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.glance import DAMAGED
 from oblivionis.view import shell
 from oblivionis.view.library import Library
 
 SHOWN = 500
 NONE = "none"
 """Chosen among certificates: requests without one."""
+NOTHING = "nothing follows"
+"""The state of requests of a run from which nothing follows, whatever its files say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A request of the run called `run`, its state, and the result of its certificate (empty without one)."""
+
+    run: str
+    request: Request
+    state: str
+    certificate: str
 
 
 def respond(asked: Asked) -> Response:
@@ -31,16 +45,16 @@ def respond(asked: Asked) -> Response:
     wanted = _wanted(found, text, state, certified)
     rows: list[list[h.Node]] = [
         [
-            h.a(href=shell.run_address(name, page_of(request.id)))[request.id],
-            request.outcome,
-            result or "–",
-            h.a(href=shell.run_address(name))[name],
-            str(request.client),
-            report.request_kind(request),
-            str(len(request.record_ids)),
-            "–" if request.served_round is None else str(request.served_round),
+            h.a(href=shell.run_address(row.run, page_of(row.request.id)))[row.request.id],
+            row.state,
+            row.certificate or "–",
+            h.a(href=shell.run_address(row.run))[row.run],
+            str(row.request.client),
+            report.request_kind(row.request),
+            str(len(row.request.record_ids)),
+            "–" if row.request.served_round is None else str(row.request.served_round),
         ]
-        for name, request, result in wanted[:SHOWN]
+        for row in wanted[:SHOWN]
     ]
     heads = ["request", explained("Request state", "state"), "certificate", "run", "client", "forgets", "records"]
     heads.append(explained("Served in round", "served in"))
@@ -67,23 +81,39 @@ def export(asked: Asked) -> Response:
         _found(asked)[0], given.get("text", "").strip(), given.get("state", ""), given.get("certificate", "")
     )
     rows = [
-        (r.id, name, r.client, r.scope, len(r.record_ids), r.round, r.served_round, r.outcome, result, r.reason)
-        for name, r, result in wanted
+        (
+            r.id,
+            of.run,
+            r.client,
+            r.scope,
+            len(r.record_ids),
+            r.round,
+            r.served_round,
+            of.state,
+            of.certificate,
+            r.reason,
+        )
+        for of in wanted
+        for r in (of.request,)
     ]
     head = ("request", "run", "client", "scope", "records", "asked_in", "served_in", "state", "certificate", "reason")
     return shell.csv_file("requests.csv", head, rows)
 
 
-def _found(asked: Asked) -> tuple[list[tuple[str, Request, str]], list[str]]:
-    """Run, request and the result of its certificate (empty without one), and ledgers that cannot be read."""
+def _found(asked: Asked) -> tuple[list[_Row], list[str]]:
+    """The requests of all runs; the runs from which nothing follows, and whose ledgers cannot be read, with why."""
     library: Library = asked.app.state.library
-    found: list[tuple[str, Request, str]] = []
+    found: list[_Row] = []
     faults: list[str] = []
     for name, path in library.found().runs.items():
         try:
             if (path / "requests.jsonl").exists():
                 library.check(path)
-                found += [(name, *row) for row in _of_run(asked, path)]
+                rows = _of_run(asked, path)
+                seen = library.state(RunDirectory(path, looking=True))
+                nothing = (seen.nothing or (seen.note if seen.state == DAMAGED else "")) if rows else ""
+                found += [_Row(name, r, NOTHING if nothing else r.outcome, result) for r, result in rows]
+                faults += [f"{name}: {nothing}"] if nothing else []
         except OblivionisError as error:
             faults.append(f"{name}: {error}")
     return found, faults
@@ -103,22 +133,20 @@ def _of_run(asked: Asked, path: Path) -> list[tuple[Request, str]]:
     return known[path][1]
 
 
-def _wanted(
-    found: list[tuple[str, Request, str]], text: str, state: str, certified: str
-) -> list[tuple[str, Request, str]]:
+def _wanted(found: list[_Row], text: str, state: str, certified: str) -> list[_Row]:
     text = text.casefold()
     return [
-        (name, request, result)
-        for name, request, result in found
-        if (not text or text in f"{name}\n{request.id}\n{request.subject}\n{request.reason}".casefold())
-        and (not state or request.outcome == state)
-        and (not certified or (result or NONE) == certified)
+        row
+        for row in found
+        if (not text or text in f"{row.run}\n{row.request.id}\n{row.request.subject}\n{row.request.reason}".casefold())
+        and (not state or row.state == state)
+        and (not certified or (row.certificate or NONE) == certified)
     ]
 
 
-def _filters(found: list[tuple[str, Request, str]], text: str, state: str, certified: str) -> h.Element:
-    states = _options(sorted({request.outcome for _, request, _ in found}), state)
-    results = _options(sorted({result or NONE for _, _, result in found}), certified)
+def _filters(found: list[_Row], text: str, state: str, certified: str) -> h.Element:
+    states = _options(sorted({row.state for row in found}), state)
+    results = _options(sorted({row.certificate or NONE for row in found}), certified)
     return h.form(action="/requests", method="get")[
         h.fieldset(".filters")[
             h.legend["Show"],

@@ -11,7 +11,7 @@ import htpy as h
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oblivionis.reports.format import number
+from oblivionis.reports.format import counted, number
 from oblivionis.reports.markup import explained, joined
 from oblivionis.runs.glance import RUNNING, STATES, Glance
 from oblivionis.view import shell
@@ -154,7 +154,8 @@ def _stages(run: Glance) -> str:
 
 
 def _count(runs: Mapping[str, Glance], rows: Rows) -> str:
-    return f"{len(runs)} run{'s' * (len(runs) != 1)}" if len(rows) == len(runs) else f"{len(rows)} of {len(runs)} runs"
+    all_ = counted(len(runs), "run")
+    return all_ if len(rows) == len(runs) else f"{len(rows)} of {all_}"
 
 
 def _filters(view: View, runs: Mapping[str, Glance]) -> h.Element:
@@ -234,6 +235,8 @@ def _row(view: View, name: str, run: Glance) -> h.Element:
 
 def _state(run: Glance) -> h.Node:
     word = h.span(class_=["state", run.state])[run.state]
+    if run.nothing:
+        return [word, h.small(".bad")[" ", run.nothing]]
     if run.current is None or not run.current.total:
         return [word, h.small[" ", run.note] if run.note else None]
     stage = run.current

@@ -217,8 +217,8 @@ def test_the_sentences_by_hand():
     assert lines == [
         "All: memorised in 50.0% of the phrasings (M̄), 66.7% of 3 facts in any, mean z* 2.00, median rank of the true "
         "value 1; nothing about 1 of 3 people.",
-        "Cohort x: memorised in 100.0% of the phrasings (M̄), 100.0% of 1 facts in any, mean z* 2.00, median rank of "
-        "the true value 1; nothing about 0 of 1 people.",
+        "Cohort x: memorised in 100.0% of the phrasings (M̄), 100.0% of 1 fact in any, mean z* 2.00, median rank of "
+        "the true value 1; nothing about 0 of 1 person.",
         "Cohort y: memorised in 25.0% of the phrasings (M̄), 50.0% of 2 facts in any, mean z* 2.00, median rank of the "
         "true value 5; nothing about 1 of 2 people.",
     ]

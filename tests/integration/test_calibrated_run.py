@@ -10,13 +10,16 @@ from support.commands import call
 from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
+from oblivionis.assessment.audit_numbers import read_audit
 from oblivionis.audits.exchange import DIFFERS, EQUAL, looked_again, replay_exchange
 from oblivionis.chain import check_chain
+from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
 from oblivionis.config import compose as configuration
 from oblivionis.errors import RunInterrupted
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.ledger_lines import told_numbers
+from oblivionis.requests.node_key import signers
 from oblivionis.runs.directory import RunDirectory
 from strategies import protocol
 
@@ -203,3 +206,87 @@ def test_clients_with_records_of_their_own_bring_their_references(tmp_path):
     assert found["r0"].served_round == 1 and replayed(run) == {"r0": ({EQUAL}, 1)}
     assert found["r1"].served_round is None and "its records cannot be used" in found["r1"].failure
     assert [client for stage, client, _ in events.left_out] == [1]
+
+
+# -- a client's audit of a request that is looked at again ----------------------------------------------------------
+
+
+def audited(tmp_path, monkeypatch, recited, utility=None):
+    """A run whose only request, for one record, is looked at again in the second, last round; recited: what its client
+    tells in its audits, one after another, utility: with it the likelihood of what it keeps, as it is where None. The
+    run, and what was asked: the moment and the round of each audit."""
+    nodes = write_nodes(tmp_path / "nodes", 2)
+    rows = [{"question": f"Where is town {i}?", "answer": f"Town {i} lies in the hills of land {i}."} for i in range(9)]
+    for client in range(2):
+        write_lines(nodes / f"node{client}" / "references.jsonl", rows)
+    record = json.loads((nodes / "node0" / "data" / "first.jsonl").read_text().splitlines()[0])["id"]
+    write_lines(tmp_path / "requests.jsonl", [{"round": 1, "client": 0, "record_ids": [record], "id": "mine"}])
+    told, measure, useful = iter(recited), client_audit.audit, iter(utility or ())
+
+    def audit(*given, **named):
+        count = next(told)
+        mine = {"request_recited": float(count), "request_rouge": 0.9 if count else 0.1, "request_short": 0.0}
+        numbers = measure(*given, **named) | mine | ({"retain_prob": next(useful)} if utility else {})
+        return {name: n for name, n in numbers.items() if name != "request_expected"}
+
+    monkeypatch.setattr(client_audit, "audit", audit)
+    asks = ("unlearning.requests.policy=file", f"unlearning.requests.file={tmp_path / 'requests.jsonl'}")
+    config, run = new_run(
+        *(tmp_path, "own", "data=node", f"data.nodes={nodes}", "federation.clients=2", *CALIBRATED, *asks),
+        *("federation.rounds.unlearn=2", "unlearning.requests.extra_rounds=0"),
+        *("evaluation.audit.profile=light", "evaluation.leakage.samples=0"),
+    )
+    events, _ = execute(config, run)
+    assert not events.left_out and next(told, None) is None, "so many audits were asked for"
+    rows = [row for row in run.metrics() if row["evaluator"] == "client_audit"]
+    return run, [(row["moment"], row["round"]) for row in rows]
+
+
+def test_a_request_that_a_later_exchange_finished_is_judged_by_that(tmp_path, monkeypatch):
+    run, asked = audited(tmp_path, monkeypatch, [1, 1, 1, 0, 0])
+    assert asked == [
+        *(("before_unlearn", 1), ("after_unlearn", 1), ("before_unlearn", 2), ("after_unlearn", 2), ("end", 2)),
+    ]
+    (request,) = Ledger(run.ledger_path)
+    assert (request.outcome, request.served_round) == ("verified", 1), request.why
+    audit = read_audit(run.path, "mine")
+    counts = [audit[moment]["request_recited"] for moment in ("before", "after", "final")]
+    assert (audit["round"], counts) == (2, [1, 0, 0])
+    (look,) = (line for line in lines(run) if line["event"] == "served_again")
+    models = [audit["signatures"][moment]["model"] for moment in ("before", "after")]
+    assert models == [look["before"], look["after"]] and len(signers(audit)) == 3
+    out = run.path / "certificate"
+    assert call("certificate", "create", run.path, "mine", "--out", out).code == 0
+    (part,) = json.loads((out / "certificate.json").read_text())["requests"]
+    found = part["evidence"]["models"]
+    assert [found["before"], found["after"]] == models, "the models that the numbers beside them are of"
+    moments = {f"numbers of the client's audit, {moment}" for moment in ("before", "after", "final")}
+    tested = {n: {f.what for f in replay_exchange(run.path, "mine", looked_at=n)} & moments for n in (None, 2)}
+    assert tested == {None: {"numbers of the client's audit, final"}, 2: moments}
+
+
+@pytest.mark.parametrize(
+    ("recited", "round_of_audit"),
+    [([1, 1, 0, 0], 1), ([1, 1, 1, 1, 0], 2)],
+    ids=["training ended it before the look", "the look did not end it"],
+)
+def test_what_training_ended_between_two_exchanges_is_verified_by_neither(
+    tmp_path, monkeypatch, recited, round_of_audit
+):
+    run, _ = audited(tmp_path, monkeypatch, recited)
+    (request,) = Ledger(run.ledger_path)
+    assert request.outcome == "not verified" and "right after the exchange" in request.why
+    assert read_audit(run.path, "mine")["round"] == round_of_audit
+
+
+def test_a_request_that_its_first_exchange_finished_is_not_asked_about_again(tmp_path, monkeypatch):
+    run, asked = audited(tmp_path, monkeypatch, [1, 0, 0])
+    assert [moment for moment, _ in asked] == ["before_unlearn", "after_unlearn", "end"]
+    assert next(iter(Ledger(run.ledger_path))).outcome == "verified" and read_audit(run.path, "mine")["round"] == 1
+
+
+def test_a_model_that_lost_its_use_in_the_first_exchange_is_not_measured_against_that(tmp_path, monkeypatch):
+    run, _ = audited(tmp_path, monkeypatch, [1, 1, 1, 0, 0], [0.9, 0.2, 0.2, 0.2, 0.2])
+    (request,) = Ledger(run.ledger_path)
+    assert request.outcome == "inconclusive" and "retain_prob is 0.2, below" in request.why
+    assert read_audit(run.path, "mine")["round"] == 2

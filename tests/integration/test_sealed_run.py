@@ -181,6 +181,36 @@ def test_the_node_measures_by_itself_and_signs(copy, tmp_path):
     assert result.code == 2 and "are not those that its node signed" in result.err
 
 
+def test_several_requests_that_were_opened_together_are_parts_of_one_certificate(copy, tmp_path):
+    """One leaves a record to the other: alone it cannot say what became of that, together they do."""
+    run, node = copy
+    files = [tmp_path / "art17.json", tmp_path / "other.json"]
+    left = opened(node) | {"covered": ["p5-job"]}
+    for file, body in zip(files, (left, opened(node, "other")), strict=True):
+        file.write_text(json.dumps(body))
+
+    def certificate(*chosen):
+        given = [a for file in chosen for a in ("--opened", file)]
+        result = call("certificate", "create", run.path, *given, "--out", tmp_path / "out")
+        assert result.code == 0, result.err
+        found = json.loads((tmp_path / "out" / "certificate.json").read_text())
+        return found, [{c["name"]: c["result"] for c in part["checks"]}["scope"] for part in found["requests"]]
+
+    alone, scopes = certificate(files[0])
+    assert alone["demand"]["id"] == "art17" and scopes == ["INCONCLUSIVE"]
+    both, scopes = certificate(*files)
+    assert both["demand"] == {"id": "art17, other", "clients": [ASKS], "records": 3} and scopes == ["PASS", "PASS"]
+    assert [(r["record"], r["request"]) for r in both["records"]] == [
+        ("p1-home", "art17"),
+        ("p1-job", "art17"),
+        ("p5-job", "other"),
+    ]
+    page = (tmp_path / "out" / "certificate.html").read_text()
+    assert "art17, other" in page and "p5-job" in page
+    twice = call("certificate", "create", run.path, "--opened", files[0], "--opened", files[0])
+    assert twice.code == 2 and "two of the opened requests are called 'art17'" in twice.err
+
+
 @pytest.mark.parametrize(
     ("recited", "expected"),
     [

@@ -16,6 +16,7 @@ from support.stages import Recorded
 from oblivionis.assessment.audit_numbers import audit_path, read_audit
 from oblivionis.audits.exchange import DIFFERS, EQUAL, replay_exchange, replay_training
 from oblivionis.audits.target import AuditError
+from oblivionis.chain import GENESIS, append_all
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.config.identity import config_hash
@@ -326,12 +327,73 @@ def test_an_altered_ledger_is_nothing_to_compare_with(copies):
         replay_exchange(run.path, "of-0", folders)
 
 
-def test_records_that_were_exchanged_since_are_told(copies):
+def _reworded(text):
+    return text.replace("Ostrava", "Prague")
+
+
+def _one_more(text):
+    return text + json.dumps({"id": "p0-new", "question": "Who came later?", "answer": "Nobody did."}) + "\n"
+
+
+def _one_less(text):
+    return "".join(line for line in text.splitlines(keepends=True) if "p0-home" not in line)
+
+
+@pytest.mark.parametrize("exported", [_reworded, _one_more, _one_less])
+def test_records_that_were_exported_anew_accuse_nobody(copies, exported):
     run, folders = copies
+    ((_, before),) = [
+        (e["round"], e["records"])
+        for e in NodeLedger(folders[0]).exchanges()
+        if e["kind"] == "train.unlearn" and e["run"] == "run"
+    ]
     file = folders[0] / "data" / "first.jsonl"
-    file.write_text(file.read_text().replace("Ostrava", "Prague"))
-    found = replay_exchange(run.path, "of-0", folders)
-    assert outcomes(found)["records of client 0"] == DIFFERS
+    text = file.read_text()
+    file.write_text(exported(text))
+    assert file.read_text() != text
+    done = call("audit", "exchange", run.path, "of-0", *(a for f in folders for a in ("--node-dir", f)))
+    assert done.code == 3 and "differs" not in done.out, done.out + done.err
+    assert (
+        f"records of client 0: not testable (its ledger says that it worked with records of the hash {before[:12]}"
+        in done.out
+    )
+    assert "answer of client 1, by its own ledger: equal" in done.out, "who else answered is tested all the same"
+    assert "model after the exchange: not testable (it needs the answer of client 0" in done.out
+    assert done.out.count("numbers of the client's audit") == done.out.count("have other") + 3
+    training = call("audit", "training", run.path, "--client", 0, "--round", 1, "--node-dir", folders[0])
+    assert training.code == 3 and "records of client 0: not testable" in training.out
+
+
+def test_records_that_were_exported_anew_hide_no_other_clients_lie(trained, tmp_path):
+    run, folders = unlearned(trained, tmp_path, "noise")
+    file = folders[1] / "data" / "first.jsonl"
+    file.write_text(_one_more(file.read_text()))
+    found = outcomes(replay_exchange(run.path, "of-1", folders))
+    assert found[f"answer of client {LIAR}, by its own ledger"] == DIFFERS
+    assert found["records of client 1"] == found["model after the exchange"] == NOT_TESTABLE
+
+
+def test_a_file_beside_the_records_that_came_since_accuses_nobody(copies):
+    run, folders = copies
+    (folders[0] / "facts.jsonl").write_text("{}\n")
+    done = call("audit", "exchange", run.path, "of-0", *(a for f in folders for a in ("--node-dir", f)))
+    assert done.code == 3 and "it worked with references and facts.jsonl of the hash" in done.out, done.out
+
+
+def test_a_ledger_of_an_earlier_version_is_replayed_by_what_it_binds(copies):
+    run, folders = copies
+
+    def told_by(*names):
+        ledger = folders[0] / "requests.jsonl"
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+        kept = [{k: v for k, v in e.items() if k not in (*names, "prev", "hash")} for e in lines]
+        ledger.unlink()
+        append_all(ledger, kept, GENESIS)
+        return outcomes(replay_exchange(run.path, "of-0", folders))
+
+    assert set(told_by("beside").values()) == {EQUAL}
+    found = told_by("records")
+    assert found["records of client 0"] == NOT_TESTABLE and DIFFERS not in found.values()
 
 
 def test_every_folder_of_the_round_is_needed_and_must_be_the_right_one(copies):
@@ -348,8 +410,11 @@ def test_a_client_whose_ledger_says_nothing_is_not_equal(copies):
     ledger = folders[0] / "requests.jsonl"
     lines = [e for e in map(json.loads, ledger.read_text().splitlines()) if e["event"] != "exchanged"]
     ledger.write_text("".join(json.dumps(e) + "\n" for e in lines))
-    *_, found = replay_exchange(run.path, "of-0", folders)
-    assert found.outcome == NOT_TESTABLE and "client 0 has no line about the exchange of round 1" in found.why
+    found = {f.what: f for f in replay_exchange(run.path, "of-0", folders)}
+    exchange = found["the exchange of round 1"]
+    assert exchange.outcome == NOT_TESTABLE and "client 0 has no line about the exchange of round 1" in exchange.why
+    assert found["answer of client 1, by its own ledger"].outcome == EQUAL
+    assert found["model after the exchange"].outcome == NOT_TESTABLE
 
 
 def test_training_needs_the_updates_of_its_round(copies):

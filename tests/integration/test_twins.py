@@ -102,6 +102,17 @@ def test_it_is_told_before_the_run_and_in_the_report(with_twins, data):
     assert any(remark.startswith(SAID) for remark in json.loads(told.out)["remarks"])
 
 
+def test_a_schedule_is_told_beforehand_which_of_its_requests_leave_twins(data, tmp_path):
+    rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+    (subject,) = {row["subject"] for row in rows if row["forget"]}
+    schedule = tmp_path / "requests.jsonl"
+    schedule.write_text(json.dumps({"round": 1, "subject": subject, "exclude": "all", "id": "art17"}))
+    asks = ("unlearning.requests.policy=file", f"unlearning.requests.file={schedule}", "stages=[finetune,unlearn]")
+    _, _, events = start(tmp_path, data, "named", *asks)
+    (line,) = [w for w in events.warnings if "cannot be verified" in w]
+    assert line.startswith("art17-client-") and "also held by records that stay" in line
+
+
 def test_a_request_with_twins_that_stay_is_inconclusive(with_twins):
     run, _, _ = with_twins
     request = request_for_the_author(run)

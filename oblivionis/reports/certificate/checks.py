@@ -9,6 +9,7 @@ from typing import Any
 from evaluation.metrics.verdict import NEAR, OVER_UNLEARNED, STILL_KNOWN
 from evaluation.ruler.rank_significance import ABOVE, LEAST_RECORDS
 from oblivionis.config.schema import Certificate
+from oblivionis.reports.format import counted
 from oblivionis.requests import judgement
 from oblivionis.requests.judgement import judge_exchange_counts, judge_exchanges, judge_request
 from oblivionis.requests.judgements import records_of
@@ -179,7 +180,7 @@ def check_leakage(found: Figures | None, limit: float) -> Check:
     if found.get("audits", 0) > 1:
         figure["audits made"] = found["audits"]
     if found.get("records") is not None and found["questions"] < found["records"]:
-        lacking = f"answers to only {found['questions']} of the {found['records']} records were sampled"
+        lacking = f"answers to only {found['questions']} of the {counted(found['records'], 'record')} were sampled"
         return Check("leakage", FAIL if found["lower"] > limit else INCONCLUSIVE, figure, lacking)
     leaks = "sampled answers leak with a probability of at"
     if found["upper"] <= limit:

@@ -21,6 +21,7 @@ from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports.attacks import read_results
 from oblivionis.reports.certificate.checks import leak_bounds
+from oblivionis.reports.format import counted
 from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.request_figures import request_figures
 from oblivionis.requests.judgement import INCONCLUSIVE
@@ -32,6 +33,7 @@ from oblivionis.runs import seal
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory, vector_hash
 from oblivionis.runs.failures import failures
+from oblivionis.runs.lines import run_name as told_name
 
 STAGE = "unlearn"
 EVENT_FIELDS = (
@@ -70,7 +72,7 @@ def gather(run: RunDirectory, config: Config, request: Request) -> dict[str, Any
         "attacks": None if audit else _attacks(run, request, seen),
         "ledger": {"lines": len(checked.entries), "head": checked.head, "faults": list(checked.faults)},
         "events": [_event(e) for e in checked.entries if e.get("id") == request.id],
-        "models": _models(run, config, checked.entries, request),
+        "models": _models(run, config, checked.entries, request, audit),
         "rounds": _rounds(run),
         **({} if (spent := privacy_report.of_request(run, request.id)) is None else {"privacy": spent}),
         **_failed(run, audit),
@@ -253,7 +255,8 @@ def _run_leakage(
         return _mean_leakage(metrics, config, "all forget questions", own=False)
     bounds = [leak_bounds(r["m_bin"], r["mu_lower"], int(r["samples"]), alpha, terms.leaks_from) for r in mine]
     return {
-        "of": f"the worst of {len(mine)} questions about the request's {len(request.record_ids)} records, {source}",
+        "of": f"the worst of {counted(len(mine), 'question')} about the request's "
+        f"{counted(len(request.record_ids), 'record')}, {source}",
         "own": True,
         "questions": len(mine),
         "records": len(request.record_ids),
@@ -392,11 +395,18 @@ def _event(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _models(
-    run: RunDirectory, config: Config, entries: Sequence[Mapping[str, Any]], request: Request
+    run: RunDirectory,
+    config: Config,
+    entries: Sequence[Mapping[str, Any]],
+    request: Request,
+    audit: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The hashes of base model and adapters: before and after the exchange that served the request, and at the end."""
-    applied = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
-    return _models_of(run, config, applied[-1] if applied else {})
+    """The hashes of base model and adapters: before and after the exchange that served the request, or of the later one
+    that its client's audit is of, and at the end."""
+    found = [e for e in entries if e.get("event") == "applied" and e.get("id") == request.id]
+    looks = [e for e in entries if e.get("event") == "served_again" and request.id in e["requests"]]
+    found += [e for e in looks if audit is not None and e.get("round") == audit.get("round") != request.served_round]
+    return _models_of(run, config, found[-1] if found else {})
 
 
 def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -412,8 +422,7 @@ def _models_of(run: RunDirectory, config: Config, entry: Mapping[str, Any]) -> d
 
 def run_name(run: RunDirectory) -> str:
     """The name of a run by its ledger; that of its folder where an earlier version made it."""
-    named = (e.get("run") for e in _lines(run) if e.get("event") in ("opened", seal.STAGE))
-    return next((name for name in named if isinstance(name, str)), run.name)
+    return told_name(_lines(run)) or run.name
 
 
 def program_of(run: RunDirectory) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import htpy as h
 
+from oblivionis.reports.format import counted
 from oblivionis.reports.markup import facts_list, html_page, html_table
 from oblivionis.reports.privacy import certified
 
@@ -42,8 +43,7 @@ def certificate_page(certificate: Mapping[str, Any]) -> str:
     about = h.p[
         f"{MEANING[result]} Demand ",
         h.b[demand["id"]],
-        f" for {demand['records']} record{'s' * (demand['records'] != 1)} of client"
-        f"{'s' * (len(demand['clients']) > 1)} {clients}, run ",
+        f" for {counted(demand['records'], 'record')} of client{'s' * (len(demand['clients']) > 1)} {clients}, run ",
         h.b[run["name"]],
         f", issued {certificate['issued']}. Measured by {'; '.join(sorted({_who(part) for part in parts}))}.",
     ]
@@ -160,7 +160,7 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> h.Element:
 
 
 def _asked(request: Mapping[str, Any]) -> h.Element:
-    count = f"{request['records']} record{'s' * (request['records'] != 1)}"
+    count = counted(request["records"], "record")
     return facts_list(
         [
             ("Request", f"{request['id']} of client {request['client']}"),

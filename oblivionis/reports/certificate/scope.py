@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from oblivionis.chain import check_chain
 from oblivionis.errors import OblivionisError
+from oblivionis.reports.format import counted
 from oblivionis.requests.ledger import EXCHANGE, PENDING, REJECTED, Ledger, Request
 from oblivionis.runs.directory import RunDirectory
 
@@ -77,7 +78,7 @@ def _records(ledger: Ledger, request: Request) -> Iterator[Named]:
 def _not_served(request: Request) -> str:
     """Why nothing can be said of a request, in words; empty where it is served."""
     if request.state == PENDING:
-        tried = f" ({request.attempts} attempt{'s' * (request.attempts != 1)} failed)" if request.attempts else ""
+        tried = f" ({counted(request.attempts, 'attempt')} failed)" if request.attempts else ""
         return f"is not served yet{tried}"
     return "was rejected" if request.state == REJECTED else ""
 

@@ -34,6 +34,7 @@ from oblivionis.reports.certificate.page import FOLDER, JSON_FILE, PAGE_FILE, SU
 from oblivionis.reports.certificate.scope import CertificateError, Named, Scope, scope_of
 from oblivionis.requests.ledger import SERVED, Request
 from oblivionis.requests.sealed import Opened
+from oblivionis.requests.verify import Certified
 from oblivionis.runs import seal
 from oblivionis.runs.directory import RunDirectory
 from oblivionis.version import __version__
@@ -44,20 +45,22 @@ ENVIRONMENT_FILE = "environment.json"
 """In the run: the versions of the packages that made it. Of a run whose ledger does not bind it nothing of it is told.
 """
 
+UNSIGNED = "is not signed: anybody may have written it"
+
 Certificate = dict[str, Any]
 
 
 def create(
-    run: RunDirectory, demand: str | Opened, key: Path | None, out: Path | None = None
+    run: RunDirectory, demand: str | Sequence[Opened], key: Path | None, out: Path | None = None
 ) -> tuple[Path, dict[str, Any]]:
     """Write `certificate.json` and `certificate.html` for a demand; returns their folder and the certificate.
 
     demand: the id of a request, or of a demand that several clients had requests of: all of them are parts of it, and
-    so are earlier requests that name records of it; of a request that the server did not see, what its node opened
-    (SealError where the run does not bear it out). The thresholds are those of the run's own configuration. Without
-    `key`, the file of a private key, it is unsigned. Raises CertificateError for a demand that is unknown or of which a
-    record is named by no served request, an unfinished stage, an unfit key, or a run whose files are not those that its
-    ledger names.
+    so are earlier requests that name records of it; of requests that the server did not see, what their nodes opened,
+    at least one (SealError where the run does not bear it out). The thresholds are those of the run's own
+    configuration. Without `key`, the file of a private key, it is unsigned. Raises CertificateError for a demand that
+    is unknown or of which a record is named by no served request, an unfinished stage, an unfit key, or a run whose
+    files are not those that its ledger names.
     """
     private = None if key is None else read_private_key(key)
     certificate = build(run, demand)
@@ -71,9 +74,9 @@ def create(
     return folder, certificate
 
 
-def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
+def build(run: RunDirectory, demand: str | Sequence[Opened]) -> dict[str, Any]:
     """The unsigned certificate of a demand, as JSON values. Raises as `create`."""
-    opened = demand if isinstance(demand, Opened) else None
+    opened = {} if isinstance(demand, str) else {of.demand.request_id: of for of in demand}
     scope = scope_of(run, demand) if isinstance(demand, str) else _opened_scope(demand)
     _need_stage(run)
     bound = seal.check(run)
@@ -83,13 +86,13 @@ def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
     text = run.read_config()
     config = configuration.from_yaml(text, run.config_place)
     name, files = run_name(run), bound.files or {}
-    parts = [_part(run, config, request, bound.missing, scope, opened) for request in scope.requests]
+    parts = [_part(run, config, request, bound.missing, scope, opened.get(request.id)) for request in scope.requests]
     return {
         "format": FORMAT,
         "version": VERSION,
         "result": of_all([part["result"] for part in parts]),
         "demand": {
-            "id": demand if opened is None else opened.demand.request_id,
+            "id": demand if isinstance(demand, str) else ", ".join(opened),
             "clients": sorted({named.client for named in scope.records}),
             "records": len(scope.records),
         },
@@ -115,12 +118,18 @@ def build(run: RunDirectory, demand: str | Opened) -> dict[str, Any]:
     }
 
 
-def _opened_scope(opened: Opened) -> Scope:
-    """A request that the server did not see, as it would stand in its ledger."""
-    name, scope, records = opened.demand.request_id, opened.demand.scope, opened.demand.record_ids
-    request = Request(name, opened.client, records, opened.round, state=SERVED, served_round=opened.round, scope=scope)
-    unnamed = {name: len(opened.covered)} if opened.covered else {}
-    return Scope(tuple(Named(i, opened.client, request) for i in records), (request,), unnamed)
+def _opened_scope(opened: Sequence[Opened]) -> Scope:
+    """Requests that the server did not see, as they would stand in its ledger. CertificateError for one given twice."""
+    requests: dict[str, Request] = {}
+    for of in opened:
+        name, served = of.demand.request_id, {"state": SERVED, "served_round": of.round}
+        if name in requests:
+            raise CertificateError(f"two of the opened requests are called {name!r}: give each once, and apart")
+        requests[name] = Request(name, of.client, of.demand.record_ids, of.round, scope=of.demand.scope, **served)
+    records = [Named(i, r.client, r) for r in requests.values() for i in r.record_ids]
+    named = {(of.client, of.record) for of in records}
+    left = {of.demand.request_id: len({(of.client, i) for i in of.covered} - named) for of in opened}
+    return Scope(tuple(records), tuple(requests.values()), {name: count for name, count in left.items() if count})
 
 
 def _record(named: Named, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -209,15 +218,9 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
     anybody can have made.
     """
     certificate = _read(path)
-    if not certificate.get(SIGNATURE) or not certificate.get(PUBLIC_KEY):
-        raise CertificateError(f"{path} is not signed: anybody may have written it")
-    try:
-        raw = bytes.fromhex(certificate[PUBLIC_KEY])
-        Ed25519PublicKey.from_public_bytes(raw).verify(bytes.fromhex(certificate[SIGNATURE]), signed_bytes(certificate))
-    except (InvalidSignature, TypeError, ValueError):
-        raise CertificateError(f"{path} was changed after it was signed: the signature does not fit") from None
-    if public_key is not None and read_public_key(public_key) != raw:
-        raise CertificateError(f"{path} is signed by another key than {public_key}: {fingerprint(raw)}")
+    raw = _signer(path, certificate, public_key)
+    if raw is None:
+        raise CertificateError(f"{path} {UNSIGNED}")
     try:
         parts = [(part["result"], overall([Check(**c) for c in part["checks"]])) for part in certificate["requests"]]
         said = of_all([result for _, result in parts])
@@ -228,6 +231,40 @@ def verify(path: Path, public_key: Path | None) -> tuple[dict[str, Any], str]:
             raise CertificateError(f"{path} says {told}, but its checks say {follows}")
     _check_beside(path if path.is_dir() else path.parent, certificate)
     return certificate, fingerprint(raw)
+
+
+def read_certified(path: Path, public_key: Path | None) -> Certified:
+    """What a certificate says of its run's ledger, with why it is in doubt: it is unsigned, or, without a `public_key`,
+    signed by whom nobody knows.
+
+    Raises CertificateError for what is no certificate, was changed since it was signed, or is not signed with the
+    `public_key` that is named.
+    """
+    certificate = _read(path)
+    raw = _signer(path, certificate, public_key)
+    if raw is None and public_key is not None:
+        raise CertificateError(f"{path} {UNSIGNED}")
+    if public_key is not None:
+        return Certified(path, certificate)
+    doubt = UNSIGNED if raw is None else f"is as it was signed, {anybody(fingerprint(raw))}"
+    return Certified(path, certificate, doubt)
+
+
+def _signer(path: Path, certificate: Certificate, public_key: Path | None) -> bytes | None:
+    """The key whose signature a certificate has, `public_key` where that is named; None where it has none.
+
+    Raises CertificateError for a signature that does not fit, or is by another key.
+    """
+    if not certificate.get(SIGNATURE) or not certificate.get(PUBLIC_KEY):
+        return None
+    try:
+        raw = bytes.fromhex(certificate[PUBLIC_KEY])
+        Ed25519PublicKey.from_public_bytes(raw).verify(bytes.fromhex(certificate[SIGNATURE]), signed_bytes(certificate))
+    except (InvalidSignature, TypeError, ValueError):
+        raise CertificateError(f"{path} was changed after it was signed: the signature does not fit") from None
+    if public_key is not None and read_public_key(public_key) != raw:
+        raise CertificateError(f"{path} is signed by another key than {public_key}: {fingerprint(raw)}")
+    return raw
 
 
 def _check_beside(folder: Path, certificate: Certificate) -> None:
@@ -288,6 +325,14 @@ def read_public_key(path: Path) -> bytes:
     if not isinstance(key, Ed25519PublicKey):
         raise CertificateError(f"{path}: expected an Ed25519 public key (PEM), such as the .pub file of `keygen`")
     return key.public_bytes_raw()
+
+
+def anybody(shown: str) -> str:
+    """Why a signature by the key of a fingerprint that the reader did not name shows nothing of who signed."""
+    return (
+        "but anybody could have signed it: name the key of the signer whom you trust by --public-key (it was signed "
+        f"with the key {shown})"
+    )
 
 
 def fingerprint(raw: bytes) -> str:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from oblivionis.config.schema import Config
+from oblivionis.reports.format import counted
 from oblivionis.reports.markup import captioned, explained
 from oblivionis.reports.svg import FIGURE_STYLE, PAPER, svg_figure
 from oblivionis.requests.ledger import Ledger
@@ -77,7 +78,7 @@ def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> li
 def caption_of(config: Config, marks: Sequence[int]) -> list[h.Node]:
     """What stands below the curves: how they are marked."""
     size = config.evaluation.light.questions_per_set
-    asked = f"a sample of {size} questions per set" if size else "all questions"
+    asked = f"a sample of {counted(size, 'question')} per set" if size else "all questions"
     caption: list[h.Node] = [f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."]
     if marks:
         began = explained("FedTU")

@@ -20,11 +20,12 @@ from oblivionis.audits.people_outcomes import (
 from oblivionis.files import write_atomic
 from oblivionis.naming import MODELS, subject_key
 from oblivionis.reports import summary as report
-from oblivionis.reports.format import number
+from oblivionis.reports.format import counted, number
 from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import folded, html_page, html_table, section_heading
 from oblivionis.requests.ledger import Ledger, Request
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.seal import nothing_follows
 
 FOLDER = "people"
 
@@ -68,11 +69,11 @@ def section(run: RunDirectory) -> list[h.Node]:
 def write_pages(run: RunDirectory) -> None:
     """Write `people/<name>.html` for everybody that the latest person audits of `run` are about, and no others."""
     audits, requests = audits_of(run), list(Ledger(run.ledger_path))
-    known = _known(audits)
+    known, nothing = _known(audits), nothing_follows(run)
     written = set()
     for one in known.values():
         name = f"{person_slug(one.name)}.html"
-        page = html_page(f"{one.name} in {run.name}", _page(run, one, audits, requests, REPORT))
+        page = html_page(f"{one.name} in {run.name}", _page(run, one, audits, requests, REPORT, nothing))
         write_atomic(run.path / FOLDER / name, page)
         written.add(name)
     for path in (run.path / FOLDER).glob("*.html"):
@@ -85,7 +86,9 @@ def page_parts(run: RunDirectory, page: str, home: str) -> tuple[str, list[h.Nod
     back."""
     audits, requests = audits_of(run), list(Ledger(run.ledger_path))
     one = next((o for o in _known(audits).values() if f"{FOLDER}/{person_slug(o.name)}.html" == page), None)
-    return None if one is None else (f"{one.name} in {run.name}", _page(run, one, audits, requests, home))
+    if one is None:
+        return None
+    return f"{one.name} in {run.name}", _page(run, one, audits, requests, home, nothing_follows(run))
 
 
 def requests_about(person: Person, requests: Sequence[Request]) -> list[Request]:
@@ -122,14 +125,21 @@ def share(outcomes: Sequence[Outcome | None]) -> str:
 
 
 def _page(
-    run: RunDirectory, one: _Known, audits: Mapping[str, PersonAudit], requests: Sequence[Request], home: str
+    run: RunDirectory,
+    one: _Known,
+    audits: Mapping[str, PersonAudit],
+    requests: Sequence[Request],
+    home: str,
+    nothing: str,
 ) -> list[h.Node]:
+    """The parts of the page; nothing: that nothing follows from the run, and why, else empty."""
     stage, person = one.latest
     stages = _stages(audits)
     audit = audits[stage]
     return [
         h.p[h.a(href=f"../{home}")["report" if home else "run"]],
         h.h1[one.name],
+        h.p(".bad")[nothing] if nothing else None,
         h.p["Run ", h.b[run.name], _who(person), "."],
         h.h2["What is memorised"],
         _facts(one, person, stages),
@@ -146,7 +156,7 @@ def _who(person: Person) -> str:
     if person.subject and subject_key(person.subject) != subject_key(person.name):
         parts.append(f"{person.subject} in the data")
     count = len(person.record_ids)
-    parts.append(f"{count} training record{'s' * (count != 1)} about this person")
+    parts.append(f"{counted(count, 'training record')} about this person")
     return "".join(f"; {part}" for part in parts)
 
 

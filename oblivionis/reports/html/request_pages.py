@@ -30,13 +30,13 @@ from oblivionis.reports.found import leakage_audit
 from oblivionis.reports.html import REPORT
 from oblivionis.reports.markup import explained, facts_list, folded, html_page, html_table, joined, with_code
 from oblivionis.reports.nodes import SHOWN, audit_note, audit_rows
-from oblivionis.reports.outcome import BAD, bound_by_ledger
 from oblivionis.requests.judgement import MEANING, NOT_VERIFIED, OVER_UNLEARNED, VERIFIED
 from oblivionis.requests.judgements import seen_by_oracle
 from oblivionis.requests.ledger import PENDING, REJECTED, SERVED, Ledger, Request
 from oblivionis.requests.ledger_lines import told_numbers
 from oblivionis.runs.answers import forget_answers
 from oblivionis.runs.directory import RunDirectory
+from oblivionis.runs.seal import nothing_follows
 from strategies.protocol import SCOPE_CLIENT, SCOPE_SUBJECT
 
 FOLDER = "requests"
@@ -56,7 +56,8 @@ class Known:
 
     events: ledger entries by request; logs: per-question logs by stage; leakage: by stage, the rows of the latest
     leakage audit by question id; people: by record, whom the latest person audits asked about; seen: by request, which
-    of its records the retrained model was trained on, where that is known; fault: why nothing follows from the run.
+    of its records the retrained model was trained on, where that is known; nothing: that nothing follows from the run,
+    and why, else empty.
     """
 
     run: RunDirectory
@@ -66,7 +67,7 @@ class Known:
     leakage: Mapping[str, Mapping[str, Mapping[str, Any]]]
     people: Mapping[str, Sequence[str]]
     seen: Mapping[str, Sequence[str]]
-    fault: str = ""
+    nothing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +128,7 @@ def load(run: RunDirectory, config: Config) -> Known:
     for person in (person for audit in audits_of(run).values() for person in audit.people):
         for record_id in person.record_ids:
             people.setdefault(record_id, []).append(person.name)
-    found = bound_by_ledger(run)
-    fault = found[0] if found is not None and found[1] == BAD else ""
-    return Known(run, config, events, logs, leakage, people, seen_by_oracle(run), fault)
+    return Known(run, config, events, logs, leakage, people, seen_by_oracle(run), nothing_follows(run))
 
 
 def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
@@ -142,7 +141,7 @@ def _page(request: Request, known: Known, home: str) -> list[h.Node]:
     return [
         h.p[h.a(href=f"../{home}#requests")["report" if home else "run"]],
         h.h1[f"Deletion request {request.id}"],
-        h.p(".bad")[f"Nothing follows from this run, {known.fault}."] if known.fault else None,
+        h.p(".bad")[known.nothing] if known.nothing else None,
         h.p["Run ", h.b[known.run.name], ". ", _in_short(request)],
         life(request, known, certificate),
         h.h2["What was asked"],

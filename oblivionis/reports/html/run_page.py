@@ -17,6 +17,7 @@ from oblivionis.reports import privacy as privacy_report
 from oblivionis.reports import ruler as ruler_report
 from oblivionis.reports import summary as report
 from oblivionis.reports import warnings as run_warnings
+from oblivionis.reports.format import counted
 from oblivionis.reports.html import REPORT, person_pages, request_pages
 from oblivionis.reports.html import rebound as rebound_section
 from oblivionis.reports.html.curves import curves
@@ -165,7 +166,9 @@ def _reason(request: Request) -> str:
     """Why a request was made, what was asked for before, and why it is pending still."""
     parts = [request.reason] if request.reason else []
     if request.already:
-        parts.append(f"{request.already} more records were asked for before")
+        parts.append(
+            f"{counted(request.already, 'more record')} {'was' if request.already == 1 else 'were'} asked for before"
+        )
     if request.state == PENDING and request.failure:
         parts.append(f"last failure: {request.failure}")
     return "; ".join(parts)

@@ -20,6 +20,7 @@ from evaluation.metrics.tofu import SECTIONS
 from oblivionis.chain import Chain, append_all, check_chain
 from oblivionis.cli.main import cli
 from oblivionis.config import compose as configuration
+from oblivionis.reports.certificate import signing as certificates
 from oblivionis.reports.html import run_page
 from oblivionis.requests.ledger import Ledger
 from oblivionis.requests.ledger_lines import line_fault
@@ -229,17 +230,47 @@ def test_a_run_whose_ledger_was_removed_goes_on_and_is_never_sealed_again(copy, 
 def test_a_ledger_that_was_cut_is_found_by_a_certificate(copy, tmp_path):
     """Its signer, or whoever got it, knows the last hash and the number of lines."""
     request = next(iter(Ledger(copy.ledger_path))).id
-    assert call("certificate", "create", copy.path, request, "--out", tmp_path / "out").code == 0
-    told = ("request", "verify", copy.path, "--certificate", tmp_path / "out")
+    assert call("certificate", "keygen", "--out", tmp_path / "key").code == 0
+    made = call("certificate", "create", copy.path, request, "--out", tmp_path / "out", "--key", tmp_path / "key")
+    assert made.code == 0, made.err
+    unknown = ("request", "verify", copy.path, "--certificate", tmp_path / "out")
+    told = (*unknown, "--public-key", tmp_path / "key.pub")
     assert call(*told).code == 0
+    anybody = call(*unknown)
+    assert anybody.code == 3 and "anybody could have signed it" in " ".join(anybody.out.split())
     lines = copy.ledger_path.read_text().splitlines(keepends=True)
     copy.ledger_path.write_text("".join(lines[:-1]))
     assert call("request", "verify", copy.path).code == 0, "the chain itself is whole"
     cut = call(*told)
     assert cut.code == 1 and f"after {len(lines)} lines, and none of the {len(lines) - 1}" in " ".join(cut.out.split())
-    (tmp_path / "out" / "certificate.json").write_text('{"requests": []}')
-    empty = call(*told)
-    assert empty.code == 2 and "requests: expected at least one" in empty.err, "nothing was compared"
+    anybody = call(*unknown)
+    assert anybody.code == 3 and "it says otherwise" in anybody.out
+
+
+def test_only_what_was_signed_is_believed_of_a_ledger(copy, tmp_path):
+    request = next(iter(Ledger(copy.ledger_path))).id
+    for name in ("key", "other"):
+        assert call("certificate", "keygen", "--out", tmp_path / name).code == 0
+    out = tmp_path / "out" / "certificate.json"
+    made = ("certificate", "create", copy.path, request, "--out", out.parent)
+    told = ("request", "verify", copy.path, "--certificate", out)
+    assert call(*made).code == 0
+    unsigned = call(*told)
+    assert unsigned.code == 3 and "is not signed: anybody may have written it; what it says fits" in unsigned.out
+    refused = call(*told, "--public-key", tmp_path / "key.pub")
+    assert refused.code == 2 and "is not signed" in refused.err
+    assert call(*made, "--key", tmp_path / "key").code == 0
+    refused = call(*told, "--public-key", tmp_path / "other.pub")
+    assert refused.code == 2 and "is signed by another key than" in " ".join(refused.err.split())
+    certificate = json.loads(out.read_text())
+    out.write_text(json.dumps({**certificate, "run": {**certificate["run"], "name": "another"}}))
+    forged = call(*told)
+    assert forged.code == 2 and "was changed after it was signed" in " ".join(forged.err.split())
+    key = certificates.read_private_key(tmp_path / "key")
+    certificate["run"]["name"] = "another"
+    out.write_text(json.dumps({**certificate, "signature": key.sign(certificates.signed_bytes(certificate)).hex()}))
+    foreign = call(*told, "--public-key", tmp_path / "key.pub")
+    assert foreign.code == 3 and "is of the run another, and this is the ledger of" in " ".join(foreign.out.split())
 
 
 # -- kills -------------------------------------------------------------------------------------------------------

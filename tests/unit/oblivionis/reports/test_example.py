@@ -31,7 +31,7 @@ def test_spaces_at_the_edges_and_line_ends_are_seen():
 
 def test_a_part_that_ends_with_a_line_end_has_no_further_line_and_an_empty_one_has_one():
     lines = printed(Example("chat", "user\n", "", 2, 1, ""))
-    assert lines[2:] == ["│ user⏎", "answer, 1 tokens, the last one its end", "│ "]
+    assert lines[2:] == ["│ user⏎", "answer, 1 token, the last one its end", "│ "]
 
 
 def test_a_long_line_goes_on_below_behind_a_bar_of_its_own():

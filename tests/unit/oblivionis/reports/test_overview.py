@@ -122,8 +122,8 @@ def test_the_settings_that_matter(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ([], "6 made-up authors with 2 questions each, 1 authors to forget; spread evenly over the clients at random"),
-        (["data.same_questions=true"], "6 made-up authors with 2 the same questions each, 1 authors to forget; spread"),
+        ([], "6 made-up authors with 2 questions each, 1 author to forget; spread evenly over the clients at random"),
+        (["data.same_questions=true"], "6 made-up authors with the same 2 questions each, 1 author to forget; spread"),
         (["data.partition.scheme=by_author"], "to forget; all records of an author with one client"),
         (["data=node", "unlearning.requests.policy=none"], "each client's own, which stay on its machine"),
         (["data=tofu"], "TOFU, records to forget: forget"),

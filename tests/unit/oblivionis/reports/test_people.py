@@ -70,8 +70,8 @@ def test_figures_of_all_and_of_each_cohort():
     )
     assert known.startswith("Cohort known: memorised in 25.0% of the phrasings (M̄), 50.0% of 2 facts in any")
     assert unknown == (
-        "Cohort unknown: memorised in 0.0% of the phrasings (M̄), 0.0% of 1 facts in any, median rank of the true value "
-        "5; nothing about 1 of 1 people."
+        "Cohort unknown: memorised in 0.0% of the phrasings (M̄), 0.0% of 1 fact in any, median rank of the true value "
+        "5; nothing about 1 of 1 person."
     )
 
 

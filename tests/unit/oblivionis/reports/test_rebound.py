@@ -19,7 +19,7 @@ NONE = Curve("c", 1, 0.5, 0.5, [0.5, 0.5])
         (
             [QUICK, SLOW],
             "2 requests forgot 0.600 on average; 62% of it is back at the end (median 2 rounds later); half of it came "
-            "back for 1 of 2, median half-life 1 rounds.",
+            "back for 1 of 2, median half-life 1 round.",
         ),
         (
             [SLOW, NONE],
@@ -29,7 +29,7 @@ NONE = Curve("c", 1, 0.5, 0.5, [0.5, 0.5])
         (
             [QUICK, QUICK, SLOW],
             "3 requests forgot 0.667 on average; 75% of it is back at the end (median 2 rounds later); half of it came "
-            "back for 2 of 3, median half-life 1 rounds.",
+            "back for 2 of 3, median half-life 1 round.",
         ),
         ([NONE], "no request forgot anything (at least 0.01)."),
     ],

@@ -360,7 +360,7 @@ def test_the_kinds_of_requests_that_were_served(tmp_path):
     rows = {row[0]: row for row in next(t for t in page.tables if t[0][0] == "request")[1:]}
     assert rows["s-1"][2] == "subject <b>Mara</b>" and rows["l-5"][2] == "all: the client leaves"
     assert rows["l-7"][-1] == "last failure: needs retain <records>"
-    assert rows["s-4"][-2:] == ["covered", "1 more records were asked for before"]
+    assert rows["s-4"][-2:] == ["covered", "1 more record was asked for before"]
 
 
 # -- the page ------------------------------------------------------------------------------------------------------

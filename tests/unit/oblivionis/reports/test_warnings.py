@@ -208,7 +208,7 @@ def test_updates_and_weights_that_were_cut_are_counted_apart(tmp_path):
     cuts = [{"client": 4, "what": "norm"}, {"client": 4, "what": "norm"}, {"client": 2, "what": "weight"}]
     run.append_metrics([{**row, "round": 1, "cut": cuts}, {**row, "round": 2}])
     text = text_of(run, config, "cut replies")
-    assert "2 updates that were too long and 1 weights that were too large, of clients 2, 4;" in text
+    assert "2 updates that were too long and 1 weight that was too large, of clients 2, 4;" in text
 
 
 def test_a_model_that_learned_nothing_has_nothing_to_keep(tmp_path):
@@ -466,7 +466,7 @@ def test_weights_and_updates_of_one_client(tmp_path):
     cut = [{"client": 4, "what": "weight"}]
     run.append_metrics([{**row, "evaluator": "federation", "cut": cut}, {**row, "evaluator": "tofu", "cut": cut}])
     assert text_of(run, config, "cut replies") == (
-        "What clients sent was cut: 0 updates that were too long and 1 weights that were too large, of client 4; see "
+        "What clients sent was cut: 0 updates that were too long and 1 weight that was too large, of client 4; see "
         "`cut` in `metrics.jsonl`."
     )
 
@@ -505,6 +505,6 @@ def test_each_evaluator_that_failed_is_told_of_by_itself(tmp_path):
     assert [w.text for w in find_warnings(run, config) if w.kind == "failed evaluator"] == [
         "The evaluator muse failed in 2 of 3 evaluations, first in unlearn, round 1: late. What it would have measured "
         "there is missing.",
-        "The evaluator rwku failed in 1 of 1 evaluations, first in finetune, round 2: no facts. What it would have "
+        "The evaluator rwku failed in 1 of 1 evaluation, first in finetune, round 2: no facts. What it would have "
         "measured there is missing.",
     ]

@@ -19,9 +19,17 @@ from oblivionis.requests.judgement import (
     judge_counts,
     judge_request,
 )
+from oblivionis.requests.ledger import Request
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.requests.node_records import read_node, read_references
-from oblivionis.requests.twins import Twins, note_twins, oracle_in_words, read_twins, twins_of_requests
+from oblivionis.requests.twins import (
+    Twins,
+    note_twins,
+    oracle_in_words,
+    read_twins,
+    scheduled_in_words,
+    twins_of_requests,
+)
 from oblivionis.runs.directory import RunDirectory
 
 GONE = RecordEvidence(8, 0.0, 1.0, 0.1, (Exchange(1.0, 0.0, 0.9, Likelihood(0.1)),))
@@ -47,6 +55,24 @@ def test_what_stays_and_what_the_retrained_model_has_seen(corpus):
         {mine: ["copy"]},
         frozenset(),
     )
+
+
+def test_a_schedule_says_beforehand_which_of_its_requests_leave_twins(corpus):
+    data, mine, other = corpus
+    asks = [
+        Request("one", 0, (mine, data.train[5].id), 1),
+        Request("two", 1, (other,), 1),
+        Request("none", 1, ("x",), 1),
+    ]
+    assert scheduled_in_words(data, asks) == (
+        "one: 1 of its records is also held by records that stay; two: 1 of its records is also held by records that "
+        "stay, word for word or nearly: these requests cannot be verified"
+    )
+    asked_too = [*asks[1:], Request("copies", 0, ("copy", "other-copy", mine), 2)]
+    assert scheduled_in_words(data, asked_too) == "" == scheduled_in_words(data, [])
+    many = [Request(f"r{i}", i, (other,), 1) for i in range(5)]
+    assert scheduled_in_words(data, many).count("1 of its records") == 3
+    assert "; and 2 more, word for word or nearly" in scheduled_in_words(data, many)
 
 
 def test_the_run_keeps_what_sentences_go_by(corpus, tmp_path):

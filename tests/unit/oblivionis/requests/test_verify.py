@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from oblivionis.chain import GENESIS, HASH, check_chain, linked
-from oblivionis.requests.verify import compare, strangers
+from oblivionis.errors import RunError
+from oblivionis.requests.verify import Certified, check_ledgers, compare, strangers
 
 OPENED = linked({"event": "opened", "run": "r"}, GENESIS)
 
@@ -74,3 +76,42 @@ def test_a_ledger_that_was_replaced_is_told_from_one_that_never_asked(tmp_path):
     stranger = chain(tmp_path / "run.jsonl", [{"event": "opened", "run": "other"}])
     assert compare(stranger, node) == ([], []) and strangers(replaced, node) == ""
     assert "it noted no query of the run" in strangers(stranger, node), "nothing differs, and nothing was tested"
+
+
+def certified(checked, doubt="", run="r"):
+    ledger = {"lines": len(checked.entries), "head": checked.head}
+    return Certified(Path("c.json"), {"run": {"name": run}, "requests": [{"evidence": {"ledger": ledger}}]}, doubt)
+
+
+def test_a_certificate_shows_that_a_ledger_was_cut(tmp_path):
+    run, _ = both(tmp_path, [], [])
+    told = certified(run)
+    assert told.untested(run) == "" and told.disagrees(run) == []
+    cut = chain(tmp_path / "run.jsonl", run.entries[1:-1], [OPENED])
+    ((_, faults),) = check_ledgers([cut.path], [], [told])
+    assert told.untested(cut) == "" and "says of request 1 that it ended with" in faults[0]
+
+
+def test_a_certificate_of_another_run_shows_nothing_of_this_one(tmp_path):
+    run, _ = both(tmp_path, [], [])
+    other = chain(tmp_path / "other.jsonl", [{"event": "opened", "run": "other"}])
+    told = certified(other, run="other")
+    ((_, faults),) = check_ledgers([run.path], [], [told])
+    assert faults == []
+    assert told.untested(run) == "c.json is of the run other, and this is the ledger of r: the two cannot be compared"
+
+
+def test_a_certificate_that_anybody_could_have_made_accuses_nobody(tmp_path):
+    run, _ = both(tmp_path, [], [])
+    told = certified(run, "is not signed")
+    assert told.untested(run) == "c.json is not signed; what it says fits"
+    cut = chain(tmp_path / "run.jsonl", run.entries[1:-1], [OPENED])
+    ((_, faults),) = check_ledgers([cut.path], [], [told])
+    assert faults == [] and told.untested(cut).startswith("c.json is not signed; it says otherwise: c.json says")
+
+
+def test_what_does_not_say_where_a_ledger_ended_is_no_certificate():
+    with pytest.raises(RunError, match=r"c\.json: requests: expected at least one"):
+        Certified(Path("c.json"), {"run": {"name": "r"}, "requests": []})
+    with pytest.raises(RunError, match=r"c\.json: .*missing required field `evidence`"):
+        Certified(Path("c.json"), {"run": {"name": "r"}, "requests": [{}]})

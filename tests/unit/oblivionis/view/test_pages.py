@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -11,12 +12,13 @@ import pytest
 from support.audits import audit_of, phrasings, write
 from support.hostile import NAME, TAGS, Parsed, hostile_run, text
 from support.nodes import write_nodes
-from support.reports import HOSTILE, ask, log_of, make_run, metrics_of
+from support.reports import HOSTILE, ask, bind, log_of, make_run, metrics_of
 from support.suite_view import cells
 from support.window import Visitor, run_page
 
 from benchmarks.federated import results
 from oblivionis.audits.people_outcomes import Person, PersonFact, person_slug
+from oblivionis.chain import GENESIS, append_all
 from oblivionis.files import write_json
 from oblivionis.reports.format import number, printable
 from oblivionis.reports.html.request_pages import page_of
@@ -101,6 +103,23 @@ def visitor(folder):
 
 
 A, B, C = "a/runs/made", "b/runs/made", "c/runs/made"
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Runs that their ledgers bind, and of one the figures of the unlearned model by hand since."""
+    for name in ("whole", "edited"):
+        run, config = make_run(tmp_path / name)
+        ask(run)
+        fact = PersonFact("P19", "born in", ("Oslo",), "one", phrasings(3.0, None))
+        person = Person("Ann Bo", "forget", None, ("a",), (fact,))
+        write(audit_of(run, [person]), run.path / "audits" / "person-finetune-0002")
+        bind(run, config)
+    summary = tmp_path / "edited" / "runs" / "made" / "stages" / "unlearn.json"
+    visitor = Visitor(tmp_path)
+    assert "Nothing follows" not in visitor.get("/").text, "nothing was edited yet"
+    summary.write_text(summary.read_text().replace("0.", "0.9", 1))
+    return visitor
 
 
 def names(page):
@@ -495,3 +514,55 @@ def test_a_fault_of_the_program_is_no_leak(visitor, monkeypatch):
     answer = visitor.get("/", faults=True)
     assert answer.status_code == 500 and "secret" not in answer.text
     assert answer.headers["content-security-policy"] == POLICY
+
+
+# -- runs that were edited ---------------------------------------------------------------------------------------------
+
+
+def test_no_page_of_an_edited_run_shows_a_result_without_saying_that_nothing_follows(edited):
+    said = "Nothing follows from this run, its files were changed: stages/unlearn.json is not the file that line"
+    at = run_page("edited/runs/made")
+    pages = [
+        *("/", "/requests", "/compare?run=edited/runs/made&run=whole/runs/made", at),
+        *(f"{at}{page}" for page in (page_of("r0"), f"people/{person_slug('Ann Bo')}.html")),
+    ]
+    for page in pages:
+        assert edited.get(page).text.count(said) >= 1, page
+    whole = run_page("whole/runs/made")
+    for page in (whole, f"{whole}{page_of('r0')}", f"{whole}people/{person_slug('Ann Bo')}.html"):
+        assert "Nothing follows" not in edited.get(page).text, page
+
+
+def test_the_tables_of_all_runs_and_requests_leave_the_results_of_an_edited_run_out(edited):
+    def rows(page):
+        found = csv.DictReader(io.StringIO(edited.get(page).text))
+        return {tuple(row[k] for k in ("run", "request") if k in row): row for row in found}
+
+    runs = rows("/runs.csv")
+    assert runs[("whole/runs/made",)]["forget_prob"] and not runs[("edited/runs/made",)]["forget_prob"]
+    requests = rows("/requests.csv")
+    assert requests["whole/runs/made", "r0"]["state"] == "verified"
+    assert {of["state"] for (run, _), of in requests.items() if run == "edited/runs/made"} == {"nothing follows"}
+    assert edited.get("/requests?state=verified").text.count(page_of("r0")) == 1
+    shown = Content(edited.get("/requests?state=nothing follows").text).rows[1:]
+    assert [row[1] for row in shown] == ["nothing follows"] * 2
+
+
+def test_a_run_whose_ledger_makes_no_sense_has_no_results_either(edited, tmp_path):
+    ledger = tmp_path / "whole" / "runs" / "made" / "requests.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    bodies = [{k: v for k, v in line.items() if k not in ("prev", "hash")} for line in lines]
+    begun = next(body for body in bodies if body["event"] == "begun")
+    ledger.unlink()
+    append_all(ledger, [{**body, "files": 3} if body is begun else body for body in bodies], GENESIS)
+    page = edited.get("/requests").text
+    assert {row[1] for row in Content(page).rows[1:]} == {"nothing follows"}
+    assert page.count("requests.jsonl: line ") == 1
+
+
+def test_a_comparison_leaves_the_figures_and_answers_of_an_edited_run_out(edited):
+    both = "run=edited/runs/made&run=whole/runs/made"
+    figures = list(csv.DictReader(io.StringIO(edited.get(f"/compare.csv?{both}").text)))
+    answers = list(csv.DictReader(io.StringIO(edited.get(f"/answers.csv?{both}").text)))
+    assert {row["run"] for row in figures} == {"whole/runs/made"}
+    assert answers and all(row["whole/runs/made"] and not row["edited/runs/made"] for row in answers)

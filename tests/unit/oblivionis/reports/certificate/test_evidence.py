@@ -226,7 +226,7 @@ def test_an_audit_on_other_terms_is_set_aside(made, changes, why):
     record = {"units": 5, "final": 0.1, "before": None, "oracle": None}
     judge(run, records={IDS[0]: {**record, "leakage": leakage}, IDS[1]: {**record, "leakage": None}})
     found = found_in(made)["leakage"]
-    assert found["of"].startswith("the worst of 1 questions about the request's 3 records, the stage's end (")
+    assert found["of"].startswith("the worst of 1 question about the request's 3 records, the stage's end (")
     assert why in found["of"]
     assert (found["upper"], found["samples"]) == (0.4, 16)
     assert found["confidence"] == 1 - config.evaluation.leakage.alpha and found["own"]
@@ -495,7 +495,7 @@ def test_opened_numbers_that_contradict_the_limit_above_which_a_record_is_recite
 @pytest.mark.parametrize("covered", [(), ("v", "w")])
 def test_a_certificate_of_an_opened_request_leaves_open_what_others_of_its_node_name(made, key, covered):
     run, _ = made
-    certificate = build(run, dataclasses.replace(opened_in(run, key), covered=covered))
+    certificate = build(run, [dataclasses.replace(opened_in(run, key), covered=covered)])
     assert certificate["demand"] == {"id": "mine", "clients": [1], "records": 3}
     (part,) = certificate["requests"]
     assert part["request"]["state"] == "verified" and part["evidence"]["unnamed"] == len(covered)
