@@ -13,7 +13,6 @@ OURS = {"oblivionis", "benchmarks", "strategies", "clients", "evaluation"}
 MAY_IMPORT = {"strategies": {"strategies"}, "clients": {"clients", "evaluation"}, "evaluation": {"evaluation"}}
 """The packages at the bottom, and of ours what their tests may import: what they themselves do."""
 ABOVE = {"unit/strategies/test_robust.py": "asks the configuration how many clients each rule needs"}
-
 """Files that import more, and why."""
 PRIVATE = {
     "unit/strategies/secure/test_sum.py": "what would happen without a check; the ring of neighbours by itself",
