@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from evaluation.engine.forward import AnswerRows
 
-_ROWS = 128
-_LOGITS = 1 << 20
+ROWS = 128
+LOGITS = 1 << 20
 
 
 class TokenStatistics(NamedTuple):
@@ -43,8 +43,8 @@ class _Statistics(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         logp, entropy, kl = (logits.new_zeros(logits.shape[0], dtype=dtype) for _ in range(3))
-        for start in range(0, logits.shape[0], _ROWS):
-            rows = slice(start, start + _ROWS)
+        for start in range(0, logits.shape[0], ROWS):
+            rows = slice(start, start + ROWS)
             log_p = torch.log_softmax(logits[rows], -1, dtype=dtype)
             logp[rows] = log_p.gather(1, labels[rows, None]).squeeze(1)
             if reference is not None:
@@ -65,8 +65,8 @@ class _Statistics(torch.autograd.Function):
         logits, labels, reference, entropy, lowered = ctx.saved_tensors
         grad = torch.empty_like(logits)
         temperature = ctx.temperature
-        for start in range(0, logits.shape[0], _ROWS):
-            rows = slice(start, start + _ROWS)
+        for start in range(0, logits.shape[0], ROWS):
+            rows = slice(start, start + ROWS)
             g, h, k = (None if x is None else x[rows, None] for x in grads)
             p = torch.softmax(logits[rows], -1, dtype=entropy.dtype)
             g = p.new_zeros(p.shape[0], 1) if g is None else g
@@ -140,7 +140,7 @@ def mean_entropy(rows: AnswerRows) -> tuple[float, float]:
     where their logits are multiplied by β: dH/d ln β = −Var(log p), at most 0 but for rounding.
     """
     total, slope = 0.0, 0.0
-    for values in rows.values.split(min(_ROWS, _piece(rows))):
+    for values in rows.values.split(min(ROWS, _piece(rows))):
         logits = rows.logits(values)
         log_p = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
         p = log_p.exp()
@@ -186,4 +186,4 @@ def row_leads(rows: AnswerRows, labels: Tensor) -> Tensor:
 
 def _piece(rows: AnswerRows) -> int:
     """For how many answer tokens the logits are there at once: for all where they exist anyway."""
-    return rows.values.shape[0] if rows.head is None else max(_ROWS // 2, _LOGITS // rows.head.shape[0])
+    return rows.values.shape[0] if rows.head is None else max(ROWS // 2, LOGITS // rows.head.shape[0])

@@ -22,7 +22,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 OPTIMISERS = ("adamw", "paged_adamw_32bit")
 BETAS = (0.9, 0.999)
 """AdamW's decays where nothing else is said."""
-_PROX_BLOCK = 1 << 20
+PROX_BLOCK = 1 << 20
 
 
 class NonFiniteError(FloatingPointError):
@@ -134,7 +134,7 @@ class Updater:
         self._total = updates
         share = _written(settings.warmup_epochs) / settings.epochs or _written(settings.warmup_ratio)
         self._warmup = min(math.ceil(share * updates), self._total)
-        self._optimiser = _optimiser(flat, settings)
+        self.optimiser = _optimiser(flat, settings)
         self._scaler = torch.amp.GradScaler(
             flat.device.type, enabled=flat.device.type == "cuda" and flat.compute_dtype == torch.float16
         )
@@ -167,19 +167,19 @@ class Updater:
     @torch.no_grad()
     def step(self) -> None:
         """Apply the gradient gathered since the last update, then forget it."""
-        self._scaler.unscale_(self._optimiser)
+        self._scaler.unscale_(self.optimiser)
         grad = self._flat.grad
         if self._mu > 0:
-            self._add_prox(grad)
+            self.add_prox(grad)
         if self._fixed is not None:
             grad[self._fixed[0]] = 0.0
         limit = self._settings.max_grad_norm
         if limit is not None:
             grad.mul_((limit / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
         factor = learning_rate_factor(self.steps, self._total, self._warmup, self._settings.schedule)
-        for group in self._optimiser.param_groups:
+        for group in self.optimiser.param_groups:
             group["lr"] = self._settings.learning_rate * factor
-        self._scaler.step(self._optimiser)
+        self._scaler.step(self.optimiser)
         self._scaler.update()
         if self._fixed is not None:
             where, values = self._fixed
@@ -189,12 +189,12 @@ class Updater:
         self._flat.zero_grad()
         self.steps += 1
 
-    def _add_prox(self, grad: Tensor) -> None:
+    def add_prox(self, grad: Tensor) -> None:
         """Add μ(φ − φ_global), a block at a time. Adding μφ and subtracting μφ_global would leave rounding in place of
         what `grad` has of small numbers.
         """
-        for start in range(0, self._flat.size, _PROX_BLOCK):
-            block = slice(start, start + _PROX_BLOCK)
+        for start in range(0, self._flat.size, PROX_BLOCK):
+            block = slice(start, start + PROX_BLOCK)
             grad[block].add_(self._flat.vector.detach()[block] - self._reference[block], alpha=self._mu)
 
     def _project(self) -> None:

@@ -18,7 +18,8 @@ class NotPermitted(ValueError):
     """Code that nobody permitted in this process."""
 
 
-_permitted: set[str] = set()
+permitted: set[str] = set()
+"""SHA-256, in hex, of the code that this process may run."""
 
 
 def read_code(file: Path) -> bytes:
@@ -42,7 +43,7 @@ def code_hash(file: Path) -> str:
 
 def permit(sha256: str) -> None:
     """Let this process run code with this SHA-256."""
-    _permitted.add(sha256)
+    permitted.add(sha256)
 
 
 def run_code(file: Path) -> ModuleType:
@@ -53,7 +54,7 @@ def run_code(file: Path) -> ModuleType:
     """
     source = read_code(file)
     found = hashlib.sha256(source).hexdigest()
-    if found not in _permitted:
+    if found not in permitted:
         raise NotPermitted(
             f"{file} (SHA-256 {found[:12]}…) is code that nobody permitted here: look at it, and name it with "
             f"--allow-code {file}"

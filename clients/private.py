@@ -81,7 +81,7 @@ def train_privately(
         raise ValueError("no sequence to train on")
     start = time.perf_counter()
     batch = min(len(sequences), settings.records_per_update)
-    work = _Work(model, flat, settings, privacy, seed, exactly)
+    work = Work(model, flat, settings, privacy, seed, exactly)
 
     def gradient(generator: torch.Generator) -> None:
         chosen = drawn(len(sequences), batch / len(sequences), generator)
@@ -127,7 +127,7 @@ def unlearn_privately(
     with_retain = bool(retain) and values.get("alpha") != 0 and any(n.startswith("retain") for n in loss.names)
     start = time.perf_counter()
     batch = min(len(forget), settings.records_per_update)
-    work = _Work(model, flat, settings, privacy, seed, exactly)
+    work = Work(model, flat, settings, privacy, seed, exactly)
     terms = _Terms.of(model, flat, forget, retain, loss, values, options.retain_loss, settings.batch_size)
     times = max(1.0, batch / len(retain)) if with_retain else 0.0
 
@@ -166,7 +166,7 @@ def check_private(loss: losses.Method, options: UnlearnOptions) -> None:
 
 
 @dataclass
-class _Work:
+class Work:
     """The updates of one exchange."""
 
     model: nn.Module

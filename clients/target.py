@@ -42,7 +42,7 @@ _TOKENS = 1024
 """In one pass without gradients, where more records than a batch fit."""
 _SURELY = 0.9
 """Up to this share of the tolerance no rounding makes a record one that is off its target."""
-_KEPT_BYTES = 1 << 26
+KEPT_BYTES = 1 << 26
 """Of what predicts the references' tokens, in the base model and in the present one, and of what predicts the records'
 own; where it takes more it is made anew."""
 
@@ -139,9 +139,9 @@ class Estimator:
             raise _too_few(len(references))
         self.references = tuple(references)
         self._model, self._flat, self._base, self._batch_size = model, flat, base, batch_size
-        self._before: _Tokens | None = None
-        self._own: OrderedDict[tuple[TokenSequence, ...], _Tokens] = OrderedDict()
-        self._now: tuple[bytes, _Tokens] | None = None
+        self.kept_before: Tokens | None = None
+        self.kept_own: OrderedDict[tuple[TokenSequence, ...], Tokens] = OrderedDict()
+        self._now: tuple[bytes, Tokens] | None = None
 
     @torch.no_grad()
     def target(self, records: Sequence[TokenSequence], tolerance: float) -> Target:
@@ -153,56 +153,56 @@ class Estimator:
         present = flat.numpy()
         with evaluation_mode(model):
             now = self._present(present)
-            mine = _Tokens.of(model, records, size)
-            before = self._before or self._of_base(self.references, present)
+            mine = Tokens.of(model, records, size)
+            before = self.kept_before or self._of_base(self.references, present)
             own = self._own_of_base(tuple(records), present)
-        self._before = before if self._keeps(before) else None
+        self.kept_before = before if self._keeps(before) else None
         if not np.isfinite(now.means()).all():
             raise ValueError("the model's likelihoods of the reference records are not finite")
         means = never_seen_nll(before.means(), now.means(), own.means())
         nll, found = (torch.from_numpy(values).float() for values in (means, mine.means()))
         if ((found - nll).abs() <= _SURELY * tolerance).all():
             return Target(nll, tolerance, self._base, present=found)
-        sharpness = _sharpness(before, now.entropy())
+        sharpness = sharpness_for(before, now.entropy())
         wanted = never_seen_token_nll(np.concatenate(before.nll()), np.concatenate(now.nll()), own.nll(), means)
         lowered = tuple(
-            torch.from_numpy(_logit(given) - _logit(asked)).float()
+            torch.from_numpy(logit(given) - logit(asked)).float()
             for given, asked in zip(own.nll(sharpness), wanted, strict=True)
         )
         rows = own.each() if self._keeps(own) else None
         return Target(nll, tolerance, self._base, sharpness, lowered, rows, found)
 
-    def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> _Tokens:
+    def _own_of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
         """As `_of_base`; of what is asked for again as much is kept as may be, the latest."""
-        own = self._own
+        own = self.kept_own
         found = own.pop(records) if records in own else self._of_base(records, present)
         own[records] = found
-        while own and sum(map(self._bytes, own.values())) > _KEPT_BYTES:
+        while own and sum(map(self._bytes, own.values())) > KEPT_BYTES:
             own.popitem(last=False)
         return found
 
-    def _of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> _Tokens:
+    def _of_base(self, records: tuple[TokenSequence, ...], present: np.ndarray) -> Tokens:
         """Of `records`, under the base model's parameters; those that were there, `present`, are there again."""
         self._flat.load(self._base)
         try:
-            return _Tokens.of(self._model, records, self._batch_size)
+            return Tokens.of(self._model, records, self._batch_size)
         finally:
             self._flat.load(present)
 
-    def _present(self, parameters: np.ndarray) -> _Tokens:
+    def _present(self, parameters: np.ndarray) -> Tokens:
         """Of the references, under the parameters that are there."""
         key = hashlib.blake2b(parameters.tobytes()).digest()
         if self._now is not None and self._now[0] == key:
             return self._now[1]
-        found = _Tokens.of(self._model, self.references, self._batch_size)
+        found = Tokens.of(self._model, self.references, self._batch_size)
         self._now = (key, found) if self._keeps(found) else None
         return found
 
-    def _keeps(self, tokens: _Tokens) -> bool:
+    def _keeps(self, tokens: Tokens) -> bool:
         """Whether what predicts them is little enough to be kept."""
-        return self._bytes(tokens) <= _KEPT_BYTES
+        return self._bytes(tokens) <= KEPT_BYTES
 
-    def _bytes(self, tokens: _Tokens) -> int:
+    def _bytes(self, tokens: Tokens) -> int:
         """Of what predicts them, with the head where that is not the model's own."""
         values, head = tokens.rows.values, tokens.rows.head
         base: Any = base_model(self._model)
@@ -211,7 +211,7 @@ class Estimator:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
+class Tokens:
     """What predicts the answer tokens of some records; statistics that were asked for are kept."""
 
     rows: AnswerRows
@@ -221,9 +221,9 @@ class _Tokens:
     curve: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> _Tokens:
+    def of(cls, model: nn.Module, records: Sequence[TokenSequence], batch_size: int) -> Tokens:
         found, labels = [], []
-        for part in _batches(records, batch_size):
+        for part in batches(records, batch_size):
             batch = packed_batch(model, part)
             found.append(answer_rows(model, batch))
             labels.append(batch.labels)
@@ -261,7 +261,7 @@ class _Tokens:
         return self.known[sharpness]
 
 
-def _batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequence[TokenSequence]]:
+def batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequence[TokenSequence]]:
     """The records in their order, `batch_size` at once, or more where they have no more than `_TOKENS` tokens."""
     start = 0
     while start < len(records):
@@ -275,7 +275,7 @@ def _batches(records: Sequence[TokenSequence], batch_size: int) -> Iterator[Sequ
         start = end
 
 
-def _sharpness(tokens: _Tokens, entropy: float) -> float:
+def sharpness_for(tokens: Tokens, entropy: float) -> float:
     """By what the logits must be multiplied, from 1/4 to 4, for this mean entropy; the middle of the one of `_CELLS`
     parts of that range's logarithm in which it is met, so that rounding seldom makes another of it.
 
@@ -302,7 +302,7 @@ def _place(node: int) -> float:
     return _PER_STRETCH * (node - _STRETCHES // 2)
 
 
-def _logit(nll: np.ndarray) -> np.ndarray:
+def logit(nll: np.ndarray) -> np.ndarray:
     """log(p/(1 − p)) of the probabilities exp(−nll)."""
     nll = np.maximum(nll, _LEAST_NLL)
     return -nll - np.log(-np.expm1(-nll))

@@ -156,7 +156,7 @@ def unlearn(
     history: list[_Measured] = []
     stopped = False
     with local_work(model, flat, seed, gradient_checkpointing=settings.gradient_checkpointing):
-        aim = _Aim.of(model, forget, plan, settings, options)
+        aim = Aim.of(model, forget, plan, settings, options)
         settings, plan = aim.slowed(settings), aim.shortened(plan)
         work = list(plan.work(len(forget), len(retain), size, seed))
         records = _Records(forget, retain, alternatives if plan.loss.needs_alternatives else ())
@@ -213,7 +213,7 @@ def _check_copy(loss: losses.Method, options: UnlearnOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Update:
+class Update:
     """One kind of update: the quantities `names` of the loss and whatever else is `wanted` of a step.
 
     forget, retain, alternatives: which records take part; regularised: whether the entropy term is added.
@@ -229,7 +229,7 @@ class _Update:
     @classmethod
     def of(
         cls, loss: losses.Method, names: tuple[str, ...], values: Mapping[str, Any], entropy: Entropy, available: bool
-    ) -> _Update:
+    ) -> Update:
         """`available`: there are retain records. Raises ValueError if the update needs them and there are none."""
         check_quantities(loss.name, names)
         of_retain = [name for name in names if name.startswith("retain")]
@@ -265,11 +265,11 @@ class _Update:
         return any(name.startswith("forget") and name not in NEEDS_STATES for name in self.wanted)
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """An update in an epoch, from 0, with the numbers of its forget records and of as many retain records."""
 
     epoch: int
-    update: _Update
+    update: Update
     chosen: list[int]
     partners: list[int]
 
@@ -281,18 +281,18 @@ class _Plan:
 
     loss: losses.Method
     values: Mapping[str, Any]
-    epochs: tuple[tuple[_Update, ...], ...]
+    epochs: tuple[tuple[Update, ...], ...]
     rectified: bool = False
 
     @classmethod
     def of(
         cls, loss: losses.Method, parameters: Mapping[str, Any], epochs: int, options: UnlearnOptions, available: bool
     ) -> _Plan:
-        """Raises ValueError for an unknown hyperparameter, as `_Update.of`, and if gradients are to be rectified and no
+        """Raises ValueError for an unknown hyperparameter, as `Update.of`, and if gradients are to be rectified and no
         retain record is available or no update has forget records."""
         values = loss.parameters(parameters)
         kinds = tuple(
-            tuple(_Update.of(loss, names, values, options.entropy, available) for names in loss.phases(epoch, values))
+            tuple(Update.of(loss, names, values, options.entropy, available) for names in loss.phases(epoch, values))
             for epoch in range(epochs)
         )
         rectified = options.rectify is not None
@@ -307,7 +307,7 @@ class _Plan:
         """Whether retain records take part."""
         return self.rectified or any(update.retain for updates in self.epochs for update in updates)
 
-    def work(self, forget: int, retain: int, size: int, seed: int) -> Iterator[_Task]:
+    def work(self, forget: int, retain: int, size: int, seed: int) -> Iterator[Task]:
         """All updates in their order, each of `size` forget records at most."""
         order = torch.Generator().manual_seed(seed)
         cycle = _Cycle(retain, torch.Generator().manual_seed(seed + 1))
@@ -315,11 +315,11 @@ class _Plan:
             for chosen in batches(forget, size, order):
                 partners = cycle.draw(len(chosen)) if self.paired else []
                 for update in updates:
-                    yield _Task(epoch, update, chosen, partners)
+                    yield Task(epoch, update, chosen, partners)
 
 
 @dataclass(slots=True)
-class _Aim:
+class Aim:
     """Which records are not at their target yet; all of them, always, without a target.
 
     own: the method itself asks for the target; first, gaps: by how much the records exceed their targets before the
@@ -343,7 +343,7 @@ class _Aim:
         plan: _Plan,
         settings: TrainSettings,
         options: UnlearnOptions,
-    ) -> _Aim:
+    ) -> Aim:
         """Raises ValueError where the method asks for a target and there is none, or one of other records."""
         own, target = "forget_target_nll" in plan.loss.names, options.target
         if own and target is None:
@@ -371,7 +371,7 @@ class _Aim:
             return 1.0
         return min(1.0, self.first.abs().max().item() / FULL_RATE_GAP)
 
-    def part(self, task: _Task) -> _Task | None:
+    def part(self, task: Task) -> Task | None:
         """The task without the records at their target, and without those to be pulled back; None if it has none left.
 
         A method that asks for the target gets all of them, unless each one was there before the first update.
@@ -390,7 +390,7 @@ class _Aim:
         partners = [task.partners[k] for k in kept] if task.partners else []
         return task._replace(chosen=[task.chosen[k] for k in kept], partners=partners)
 
-    def pulled_back(self, task: _Task) -> list[int]:
+    def pulled_back(self, task: Task) -> list[int]:
         """Numbers of the task's records that are to become likelier instead."""
         if self.target is None or self.gaps is None or self.own or not task.update.forget:
             return []
@@ -427,7 +427,7 @@ class _Measured:
     means: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, update: _Update) -> _Measured:
+    def of(cls, update: Update) -> _Measured:
         return cls(0.0, 0.0 if update.tells_nll else math.nan, 0.0 if "forget_entropy" in update.wanted else math.nan)
 
     def add(self, loss: float, step: Step, share: float) -> None:
@@ -469,7 +469,7 @@ class _Received:
 
     @classmethod
     def of(
-        cls, model: nn.Module, records: _Records, names: Collection[str], work: Sequence[_Task], batch_size: int
+        cls, model: nn.Module, records: _Records, names: Collection[str], work: Sequence[Task], batch_size: int
     ) -> _Received:
         """Ask `model`, which is still the one received, for what the quantities `names` of the tasks `work` need."""
         forget = alternatives = retain = None
@@ -513,7 +513,7 @@ class _Gradient:
     received: _Received
     target: Target | None
 
-    def add(self, task: _Task, away: list[int], values: Mapping[str, Any], updater: Updater) -> _Measured:
+    def add(self, task: Task, away: list[int], values: Mapping[str, Any], updater: Updater) -> _Measured:
         """Add the gradient of one update by the hyperparameters `values`, `batch_size` sequences in a pass.
 
         away: numbers of further forget records, which are to become likelier instead.
@@ -570,7 +570,7 @@ class _Gradient:
             forget_target_nll=self.target.nll[chosen], forget_target_lowered=lowered, forget_target_rows=rows
         )
 
-    def _step(self, task: _Task, chosen: list[int], partners: list[int]) -> Step:
+    def _step(self, task: Task, chosen: list[int], partners: list[int]) -> Step:
         update, records = task.update, self.records
         others = [records.alternative(i, task.epoch) for i in chosen] if update.alternatives else []
         return Step(
@@ -589,7 +589,7 @@ def _prepare(
     flat: FlatParameters,
     records: _Records,
     plan: _Plan,
-    work: Sequence[_Task],
+    work: Sequence[Task],
     settings: TrainSettings,
     options: UnlearnOptions,
 ) -> tuple[_Gradient, Tensor | None]:

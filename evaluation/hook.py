@@ -65,9 +65,9 @@ class EvaluationSession:
         self.model = model
         self.stop_ids = frozenset(stop_ids)
         self.pad_id, self.token_budget, self.mode = pad_id, token_budget, mode
-        self._scored: dict[TokenSequence, tuple[Scores, int]] = {}
+        self.scored: dict[TokenSequence, tuple[Scores, int]] = {}
         self._states: dict[_Kind, dict[TokenSequence, tuple[Scores, int]]] = {}
-        self._continued: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+        self.continued: dict[tuple[int, ...], tuple[int, list[int]]] = {}
         self._sequences: dict[_Kind | None, dict[TokenSequence, None]] = {}
         self._prompts: dict[tuple[int, ...], int] = {}
         self._moments: set[TokenSequence] = set()
@@ -124,7 +124,7 @@ class EvaluationSession:
         starts = self._known_starts() if self._prompts else {}
         limits: dict[int, list[tuple[int, ...]]] = {}
         for prompt, limit in self._prompts.items():
-            if self._continued.get(prompt, (0, []))[0] < limit:
+            if self.continued.get(prompt, (0, []))[0] < limit:
                 limits.setdefault(limit, []).append(prompt)
         for limit, prompts in limits.items():
             produced = greedy(
@@ -136,7 +136,7 @@ class EvaluationSession:
                 pad_id=self.pad_id,
                 mode=self.mode,
             )
-            self._continued.update({p: (limit, tokens) for p, tokens in zip(prompts, produced, strict=True)})
+            self.continued.update({p: (limit, tokens) for p, tokens in zip(prompts, produced, strict=True)})
         self._prompts.clear()
 
     def _score(
@@ -160,20 +160,20 @@ class EvaluationSession:
             mode=self.mode,
         )
         found = {s: (scores, i) for i, s in enumerate(new)}
-        self._scored.update(found)
+        self.scored.update(found)
         return {s: found[s] for s in wanted}
 
     def _knows(self, sequence: TokenSequence) -> bool:
         """Whether the sequence is scored, with moments if it was announced so."""
-        if sequence not in self._scored:
+        if sequence not in self.scored:
             return False
-        scores, i = self._scored[sequence]
+        scores, i = self.scored[sequence]
         return sequence not in self._moments or (scores.moments is not None and len(scores.moments[i]) > 0)
 
     def _known_starts(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         """How the greedy continuation of a prompt begins, as far as a scored answer agrees with it at every token."""
         starts: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for sequence, (scores, i) in self._scored.items():
+        for sequence, (scores, i) in self.scored.items():
             misses = np.flatnonzero(~scores.correct[i])
             start = sequence.answer[: int(misses[0])] if misses.size else sequence.answer
             if len(start) > len(starts.get(sequence.prompt, ())):
@@ -197,14 +197,14 @@ class EvaluationSession:
         self.request(sequences=sequences, hidden=hidden, layer=layer, moments=moments)
         self.compute()
         kind = _kind(hidden, layer)
-        known = self._scored if kind is None else self._states.get(kind, {})
+        known = self.scored if kind is None else self._states.get(kind, {})
         return _joined([known[s] for s in sequences], hidden is not None, moments)
 
     def greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Greedy continuations without the stop token; a longer one known already is cut."""
         self.request(prompts=prompts, max_new_tokens=max_new_tokens)
         self.compute()
-        return [self._continued[tuple(prompt)][1][:max_new_tokens] for prompt in prompts]
+        return [self.continued[tuple(prompt)][1][:max_new_tokens] for prompt in prompts]
 
 
 def _kind(hidden: str | None, layer: int | None) -> _Kind | None:

@@ -71,8 +71,10 @@ _HOMES = {
 # bitsandbytes warns of every float32 product and of optional kernels, on the terminal, wherever it is installed.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
-SIBLINGS = ("strategies", "clients", "evaluation", "benchmarks")
-"""The other packages of this project: top-level names, which any other project may have as well."""
+SIBLINGS = ("strategies", "clients", "evaluation")
+"""The packages that this one imports: top-level names, which any other project may have as well."""
+BENCHMARKS = "benchmarks"
+"""The package that imports this one: in a checkout and a wheel's installation, not in one of Flower's bundles."""
 
 
 def __getattr__(name: str) -> Any:
@@ -94,10 +96,12 @@ def check_siblings() -> None:
     """Look where Python would find the packages of `SIBLINGS`, without importing them.
 
     In a checkout, a wheel's installation and one of Flower's bundles alike they lie beside this package. Raises
-    ImportError for one that is missing, or that is found elsewhere because another project's comes first.
+    ImportError for one that is missing, or that is found elsewhere because another project's comes first; so it does
+    for `BENCHMARKS` where that lies beside this package.
     """
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for name in SIBLINGS:
+    beside = (BENCHMARKS,) if os.path.isdir(os.path.join(home, BENCHMARKS)) else ()
+    for name in (*SIBLINGS, *beside):
         try:
             spec = importlib.util.find_spec(name)
         except ValueError:  # imported already, and made by hand

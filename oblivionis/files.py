@@ -25,7 +25,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_told: set[str] = set()
+told_once: set[str] = set()
 """What `tell` has said."""
 
 
@@ -261,6 +261,6 @@ def is_torn(line: str) -> bool:
 
 def tell(text: str) -> None:
     """Warn of a file or a line that is left out, once."""
-    if text not in _told:
-        _told.add(text)
+    if text not in told_once:
+        told_once.add(text)
         print(f"warning: {text}", file=sys.stderr)

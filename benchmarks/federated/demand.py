@@ -58,7 +58,7 @@ class Demands:
         tree = {key: value for key, value in dataclasses.asdict(config).items() if key not in _SAME}
         key = json.dumps([tree, cpus, gpus], sort_keys=True, default=str)
         if key not in self._known:
-            self._known[key] = self._estimated(config, cpus, gpus)
+            self._known[key] = self.estimated(config, cpus, gpus)
         return Demand(cpus, gpus, self._known[key])
 
     def _gpus(self, config: Config) -> int:
@@ -68,7 +68,8 @@ class Demands:
         on_gpu = config.model.device == "cuda" or shares > 0 or (config.model.device == "auto" and self._gpus_there)
         return max(1, math.ceil(shares)) if on_gpu else 0
 
-    def _estimated(self, config: Config, cpus: int, gpus: int) -> int:
+    def estimated(self, config: Config, cpus: int, gpus: int) -> int:
+        """Bytes of memory that a run takes with a margin, in whole steps; 0, which a line tells, if that is unknown."""
         from oblivionis.models.machine import Machine
         from oblivionis.models.memory import estimate
         from oblivionis.server.preflight import lengths_of

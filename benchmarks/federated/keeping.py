@@ -47,13 +47,13 @@ def keep(source: Path, folder: Path, suite: str, adapter_bytes: int) -> list[Pat
     for name in (suite, NODES, *tables):
         if (source / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)
-            write_atomic(folder / name, _without_places(source / name))
+            write_atomic(folder / name, without_places(source / name))
     with zipfile.ZipFile(folder / RUNS, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for run, names in files.items():
             for name in names:
                 entry = zipfile.ZipInfo(f"{Path(run).name}/{name}", _DATED)
                 entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                archive.writestr(entry, _without_places(source / run / name))
+                archive.writestr(entry, without_places(source / run / name))
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -72,7 +72,7 @@ def _of_run(run: RunDirectory, adapter_bytes: int) -> Iterator[str]:
             yield f"checkpoints/{file.stem}/{models[-1].name}"
 
 
-def _without_places(file: Path) -> bytes:
+def without_places(file: Path) -> bytes:
     """The file; of absolute paths in a configuration only the last part, and of those of other runs in a summary."""
     data = read_bytes(file)
     if file.suffix == ".json":

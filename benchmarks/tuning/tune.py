@@ -203,7 +203,7 @@ def _work(planned: Plan, console: Console) -> None:
     base = running.start_base(wanted.output / "base", planned.base, planned.source)
     running.complete(workers, {"finetuned and retrained model": (base, planned.base)})
     terms = _terms(base, planned)
-    if terms.utility != UTILITIES[0] and (note := _left_out(base, UTILITIES[: UTILITIES.index(terms.utility)])):
+    if terms.utility != UTILITIES[0] and (note := left_out(base, UTILITIES[: UTILITIES.index(terms.utility)])):
         said = f"warning: the utility is {evaluators.reader_name(terms.utility)}, for {note}"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     updates = planned.source.run or base
@@ -257,7 +257,7 @@ def _terms(base: Any, planned: Plan) -> Any:
     return running.Terms(oracle, utility, planned.wanted.least_utility)
 
 
-def _left_out(base: Any, metrics: Sequence[str]) -> str:
+def left_out(base: Any, metrics: Sequence[str]) -> str:
     """Why the retrained model has none of some metrics, where there is a reason; else empty."""
     notes = base.stage_summary("retrain").get("notes", {})
     return next((f"{evaluators.reader_name(name)} is left out: {notes[name]}" for name in metrics if name in notes), "")

@@ -113,7 +113,7 @@ def way(model: nn.Module, device: str | None = None) -> Way:
     fused = llama.supports(model, device)
     if not fused and (unknown := _not_known(base)) is not None:
         return Way("plain", None, "plain", unknown)
-    kind, growing = base.config.model_type, _longest_of_one_kind(base.config)
+    kind, growing = base.config.model_type, longest_of_one_kind(base.config)
     if fused:
         return Way("fused", growing, "plain", "a Llama on the CPU")
     longer = "padded" if growing is None else "plain"
@@ -122,7 +122,7 @@ def way(model: nn.Module, device: str | None = None) -> Way:
         return Way("padded", growing, longer, f"the attention of {kind} is more than queries, keys and values")
     if attention not in ("sdpa", ATTENTION):
         return Way("padded", growing, longer, f"its attention runs by {attention}, not by sdpa")
-    limit = min((size for size in (_window(base.config), growing) if size is not None), default=None)
+    limit = min((size for size in (attention_window(base.config), growing) if size is not None), default=None)
     return Way("packed", limit, longer, "attention alone mixes the positions")
 
 
@@ -175,7 +175,7 @@ def _not_known(base: Any) -> str | None:
     return None
 
 
-def _window(config: Any) -> int | None:
+def attention_window(config: Any) -> int | None:
     """Longest sequence without a sliding window or a chunk border, None where attention has neither."""
     if set(getattr(config, "layer_types", None) or ()) == {"full_attention"}:
         return None
@@ -183,7 +183,7 @@ def _window(config: Any) -> int | None:
     return min((int(size) for size in sizes if size), default=None)
 
 
-def _longest_of_one_kind(config: Any) -> int | None:
+def longest_of_one_kind(config: Any) -> int | None:
     """Up to how many tokens rotary frequencies do not depend on the longest sequence of a batch; None: never."""
     limits = []
     for rope, settings in _ropes(config):

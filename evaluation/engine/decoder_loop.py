@@ -16,7 +16,7 @@ SHARING = 4
 
 def decode_rows(model: nn.Module, work: Continuations, forward: RowForward) -> list[list[int]]:
     """The tokens of every continuation, without the stop token; `forward` runs rows of tokens without padding."""
-    table = _Table(_decoder(model, work, forward), work)
+    table = Table(_decoder(model, work, forward), work)
     logits: Tensor | None = None
     finished = counter("answers", len(table.produced))
     while table.waiting or table.running:
@@ -41,7 +41,7 @@ def _decoder(model: nn.Module, work: Continuations, forward: RowForward) -> Deco
     return PackedDecoder(forward, device, work.prompts, work.rows, columns)
 
 
-class _Table:
+class Table:
     """Which continuations run in the rows of a decoder, which wait for a row, and what was produced so far.
 
     The continuations of prompt i have the numbers i·copies … (i+1)·copies − 1; those of long prompts begin first.

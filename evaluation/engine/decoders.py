@@ -210,7 +210,7 @@ class Step:
         size, heads, head_dim = query.shape
         # Query heads that share a key head become queries of that head.
         grouped = query.reshape(size, keys.shape[1], heads // keys.shape[1], head_dim)
-        attend = _attend_few if query.device.type == "cpu" else F.scaled_dot_product_attention
+        attend = attend_few if query.device.type == "cpu" else F.scaled_dot_product_attention
         attended = [
             attend(
                 grouped[rows],
@@ -225,7 +225,7 @@ class Step:
         return torch.cat(attended).reshape(size, heads, values.shape[-1])
 
 
-def _attend_few(
+def attend_few(
     query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, dropout_p: float, scale: float | None
 ) -> Tensor:
     """`scaled_dot_product_attention` for very few queries (R, H, n, D) of each row, where its blocks are too large."""

@@ -20,9 +20,9 @@ from evaluation.engine.half import times_transposed
 from evaluation.engine.packing import CausalLayout
 
 HEAD_ROWS = 512
-_SMALL_SCORES = 1 << 17
-_WASTE = 1.3
-_PIECE = 256
+SMALL_SCORES = 1 << 17
+WASTE = 1.3
+PIECE = 256
 
 
 class RMSNorm(torch.autograd.Function):
@@ -139,7 +139,7 @@ def few_pieces() -> Iterator[None]:
 
 
 def _pieces(count: int) -> Iterator[slice]:
-    size = _PIECE * torch.get_num_threads()
+    size = PIECE * torch.get_num_threads()
     starts = range(0, count, size)
     chosen = [*starts[:2], *starts[2:][-1:]] if _few_pieces else starts
     return (slice(start, start + size) for start in chosen)
@@ -277,7 +277,7 @@ def _similar(spans: list[tuple[int, int, int, int]], heads: int) -> Iterator[lis
         wider = max(prefix, before)
         area = (len(group) + 1) * max(queries, own) * (wider + max(queries, own))
         needed = exact + own * (own + before)
-        if group and (heads * area > _SMALL_SCORES or area > _WASTE * needed):
+        if group and (heads * area > SMALL_SCORES or area > WASTE * needed):
             yield group
             group, wider, needed, queries = [], before, own * (own + before), 0
         group.append(span)
@@ -301,7 +301,7 @@ def _result(buffer: Tensor, group: Group, num_q: int) -> Tensor:
 
 def _is_small(query: Tensor, key: Tensor) -> bool:
     """Whether the scores fit the cache; else torch's blockwise attention is better."""
-    return query.shape[0] * query.shape[1] * key.shape[1] <= _SMALL_SCORES
+    return query.shape[0] * query.shape[1] * key.shape[1] <= SMALL_SCORES
 
 
 def _causal_mask(group: Group, dtype: torch.dtype) -> Tensor:

@@ -113,7 +113,7 @@ def score(
         raise ValueError("no sequences to score")
     numbers: dict[TokenSequence, int] = {}
     which = [numbers.setdefault(s, len(numbers)) for s in sequences]
-    found = _Found(list(numbers), hidden, only, moments)
+    found = Found(list(numbers), hidden, only, moments)
     keep_freed_memory()
     with evaluation_mode(model), torch.inference_mode():
         scorer = Scorer(model, mode, layer)
@@ -129,7 +129,7 @@ def score(
     return found.scores().take(which)
 
 
-class _Found:
+class Found:
     """What is found of each of `sequences`, which are distinct; arguments as of `score`. Threads fill in their own."""
 
     def __init__(
@@ -142,7 +142,7 @@ class _Found:
         self.sequences, self._hidden, self._with_moments = sequences, hidden, set(moments)
         self._wanted = [hidden is not None and (only is None or s in only) for s in sequences]
         count = len(sequences)
-        self._log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * count
+        self.log_probs: list[np.ndarray] = [np.empty(0, np.float32)] * count
         self._correct: list[np.ndarray] = [np.empty(0, bool)] * count
         self._states: list[np.ndarray] = [np.empty(0, np.float32)] * count
         self._moments: list[np.ndarray] = [np.empty((0, 2), np.float32)] * count
@@ -160,7 +160,7 @@ class _Found:
                 self._states[i] = pooled
         lengths = batch.answer_lengths.tolist()
         for i, values, hit in zip(indices, logp.cpu().split(lengths), hits.cpu().split(lengths), strict=True):
-            self._log_probs[i], self._correct[i] = values.numpy(), hit.numpy()
+            self.log_probs[i], self._correct[i] = values.numpy(), hit.numpy()
         if moments is not None:
             for i, part in zip(indices, moments.cpu().split(lengths), strict=True):
                 if self.sequences[i] in self._with_moments:
@@ -168,11 +168,11 @@ class _Found:
 
     def scores(self) -> Scores:
         """Of all sequences, once each was added."""
-        total = np.array([-x.sum(dtype=np.float64) for x in self._log_probs])
-        count = np.array([x.size for x in self._log_probs], dtype=np.int64)
+        total = np.array([-x.sum(dtype=np.float64) for x in self.log_probs])
+        count = np.array([x.size for x in self.log_probs], dtype=np.int64)
         states = None if self._hidden is None else tuple(self._states)
         moments = tuple(self._moments) if self._with_moments else None
-        return Scores(total, total / count, count, tuple(self._log_probs), tuple(self._correct), states, moments)
+        return Scores(total, total / count, count, tuple(self.log_probs), tuple(self._correct), states, moments)
 
 
 def _pooled(state: Tensor, batch: PackedBatch, last: Sequence[bool], pooling: str) -> list[np.ndarray]:

@@ -123,7 +123,7 @@ class FusedLlama:
         merge = many and size // (2 if half else 1) <= MERGED_BYTES
         stack = merge or size <= STACKED_BYTES
         self._heads = (config.num_attention_heads, config.num_key_value_heads, layers[0].self_attn.head_dim)
-        self._layers = [_layer(layer, stack, merge, half) for layer in layers[:depth]]
+        self.layers = [_layer(layer, stack, merge, half) for layer in layers[:depth]]
 
     def states(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, keep: Tensor) -> Tensor:
         """One row (N,) of tokens, attention by `layout` -> states (K, d) that enter the head at the places `keep`."""
@@ -146,12 +146,12 @@ class FusedLlama:
     ) -> tuple[Tensor, Tensor | None]:
         """`hidden`, and what leaves layer `tap` at the places `keep`."""
         tapped: Tensor | None = None
-        last = len(self._layers) - 1
+        last = len(self.layers) - 1
         x = self._stem.embed_tokens(input_ids).float()
         cos, sin = self._stem.rotary_emb(x, position_ids[None])
         half = cos.shape[-1] // 2
         cos, sin = cos[0, :, None, :half], sin[0, :, None, :half]
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self.layers):
             attended = self._attend(
                 layer.attention, _apply(layer.qkv, _norm(layer.attention_norm, x)), cos, sin, layout
             )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evaluation.engine.decoding import decode
 
 _LIKELIEST = 64
-_NUMBERS_AT_ONCE = 1 << 24
+NUMBERS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def sample(
     numbers = np.arange(len(prompts)) if questions is None else np.asarray(questions)
     if numbers.shape != (len(prompts),):
         raise ValueError(f"{len(prompts)} prompts but {len(numbers)} question numbers")
-    chooser = _Chooser(rule or Rule(), seed, numbers, samples, first)
+    chooser = Chooser(rule or Rule(), seed, numbers, samples, first)
     produced = decode(
         model,
         prompts,
@@ -87,7 +87,7 @@ def sample(
     return [produced[i * samples : (i + 1) * samples] for i in range(len(prompts))]
 
 
-class _Chooser:
+class Chooser:
     """Draws the next token of each running continuation and remembers what the rule needs of its past."""
 
     def __init__(self, rule: Rule, seed: int, questions: np.ndarray, samples: int, first: int) -> None:
@@ -121,7 +121,7 @@ def draw(logits: Tensor, chance: Tensor, rule: Rule) -> Tensor:
     finite.
     """
     size = logits.shape[-1]
-    if len(logits) > (rows := max(1, _NUMBERS_AT_ONCE // size)):
+    if len(logits) > (rows := max(1, NUMBERS_AT_ONCE // size)):
         parts = zip(logits.split(rows), chance.split(rows), strict=True)
         return torch.cat([draw(some, chances, rule) for some, chances in parts])
     if rule.temperature == 0:
@@ -160,19 +160,20 @@ def _draw_likeliest(scaled: Tensor, chance: Tensor, top_p: float, count: int, *,
     if whole and count < scaled.shape[-1]:
         short = (cumulative[:, -1] < top_p).nonzero().squeeze(1)
         if short.numel():
-            tokens[short] = _draw_nucleus(scaled[short].exp_(), chance[short], top_p)
+            tokens[short] = draw_nucleus(scaled[short].exp_(), chance[short], top_p)
     return tokens
 
 
-def _draw_nucleus(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
+def draw_nucleus(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
     """As `draw` for probabilities (B, V) and any number of tokens within top_p: they are sorted, their ids are not."""
     if probability.device.type == "cpu":
         rows = zip(probability.numpy(), chance.numpy(), strict=True)
         return torch.tensor([_draw_from_nucleus(row, number, top_p) for row, number in rows])
-    return _draw_all_at_once(probability, chance, top_p)
+    return draw_all_at_once(probability, chance, top_p)
 
 
-def _draw_all_at_once(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
+def draw_all_at_once(probability: Tensor, chance: Tensor, top_p: float) -> Tensor:
+    """As `draw_nucleus`, with one sort of all rows at once."""
     falling = probability.sort(-1, descending=True).values
     exact = falling.double()
     kept = exact.cumsum(-1) - exact < top_p
@@ -185,7 +186,7 @@ def _draw_all_at_once(probability: Tensor, chance: Tensor, top_p: float) -> Tens
 
 
 def _draw_from_nucleus(probability: np.ndarray, chance: float, top_p: float) -> int:
-    """`_draw_nucleus` for one row (V,).
+    """`draw_nucleus` for one row (V,).
 
     It looks only at tokens of at least (1 − top_p) / V: the others together have less than 1 − top_p, so that these
     reach top_p without them.

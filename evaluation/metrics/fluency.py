@@ -64,7 +64,7 @@ class FluencyEvaluator:
             group: [tuple(tokens) for tokens in session.greedy([q.prompt for q in questions], limit)]
             for group, questions in asked.items()
         }
-        true = {group: [_without_end(q.answer, session) for q in questions] for group, questions in asked.items()}
+        true = {group: [without_end(q.answer, session) for q in questions] for group, questions in asked.items()}
         with self.as_base():
             said, known = _judged(session.fresh(), asked, given, true)
         threshold = float(np.quantile([x for values in known.values() for x in values if x is not None], self.quantile))
@@ -83,7 +83,8 @@ class FluencyEvaluator:
         return {group: questions for group, questions in self.questions.items() if questions}
 
 
-def _without_end(answer: tuple[int, ...], session: EvaluationSession) -> tuple[int, ...]:
+def without_end(answer: tuple[int, ...], session: EvaluationSession) -> tuple[int, ...]:
+    """The answer without the token that ended it."""
     return answer[:-1] if answer and answer[-1] in session.stop_ids else answer
 
 

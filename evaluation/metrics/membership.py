@@ -24,7 +24,7 @@ SHARES = {"min_k_20": 0.2, "min_k_40": 0.4, "min_k_plus_plus": 0.2}
 LEAST_RECORDS = 8
 """Fewest records in each group for which a difference of AUCs is tested: with fewer no test here holds its level."""
 _LEAST_DEVIATION = 1e-6
-_BLOCK = 1 << 22
+BLOCK = 1 << 22
 
 
 def zlib_length(text: str) -> int:
@@ -112,7 +112,7 @@ def auc_interval(
     y = np.sort(y)
     below, not_above = np.searchsorted(y, x, side="left"), np.searchsorted(y, x, side="right")
     rng = np.random.default_rng(seed)
-    block = max(1, _BLOCK // (len(x) + len(y)))
+    block = max(1, BLOCK // (len(x) + len(y)))
     found = []
     for start in range(0, resamples, block):
         count = min(block, resamples - start)

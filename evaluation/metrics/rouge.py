@@ -37,9 +37,9 @@ _CHOSEN = "ROUGE by words of every script (evaluation.rouge=any_script), not the
 
 _WORD = re.compile(r"[a-z0-9]+")
 
-_FIRST = 0xE000  # all code points from here on are characters; below lie the surrogates
-_KEPT_WORDS = 1 << 18
-_CHUNK = 1 << 18  # characters: at most 2^17 words, so that the dictionary stays below the 2^20 code points there are
+FIRST = 0xE000  # all code points from here on are characters; below lie the surrogates
+KEPT_WORDS = 1 << 18
+CHUNK = 1 << 18  # characters: at most 2^17 words, so that the dictionary stays below the 2^20 code points there are
 
 # Words stay (in lower case), NUL becomes a word of its own, everything else a space.
 _BETWEEN_TEXTS = b"."
@@ -81,7 +81,7 @@ def unicode_tokens(text: str, stemmed: bool = True) -> tuple[str, ...]:
     return tuple(_stem(word) if word.isascii() else word for word in found) if stemmed else found
 
 
-class _Characters(dict[bytes, str]):
+class Characters(dict[bytes, str]):
     """Word -> the character of its stem (or of itself), given out as words come; the separator of texts -> newline."""
 
     def __init__(self, stemmed: bool) -> None:
@@ -99,7 +99,7 @@ class _Characters(dict[bytes, str]):
         with self._lock:
             character = self._of_stem.get(stem)
             if character is None:
-                character = self._of_stem[stem] = chr(_FIRST + len(self._of_stem))
+                character = self._of_stem[stem] = chr(FIRST + len(self._of_stem))
         return character
 
     @property
@@ -107,32 +107,32 @@ class _Characters(dict[bytes, str]):
         return max(len(self), len(self._of_stem))
 
 
-_characters = {stemmed: _Characters(stemmed) for stemmed in (True, False)}
+CHARACTERS = {stemmed: Characters(stemmed) for stemmed in (True, False)}
 
 
-def _current_characters(stemmed: bool) -> _Characters:
-    """The dictionary of this process, a new one after `_KEPT_WORDS` words; strings of two are not comparable."""
-    characters = _characters[stemmed]
-    if characters.size > _KEPT_WORDS:
-        characters = _characters[stemmed] = _Characters(stemmed)
+def current_characters(stemmed: bool) -> Characters:
+    """The dictionary of this process, a new one after `KEPT_WORDS` words; strings of two are not comparable."""
+    characters = CHARACTERS[stemmed]
+    if characters.size > KEPT_WORDS:
+        characters = CHARACTERS[stemmed] = Characters(stemmed)
     return characters
 
 
-def _encoded_any(texts: list[str], characters: _Characters) -> list[str]:
-    """As `_encoded`, of texts in any script."""
+def _encoded_any(texts: list[str], characters: Characters) -> list[str]:
+    """As `encode_texts`, of texts in any script."""
     texts = list(map(visible, texts))
     plain = [text for text in texts if text.isascii()]
-    known = dict(zip(plain, _encoded(plain, characters), strict=True)) if plain else {}
+    known = dict(zip(plain, encode_texts(plain, characters), strict=True)) if plain else {}
     stemmed = characters.stemmed
     return [known[t] if t in known else "".join(map(characters.of, unicode_tokens(t, stemmed))) for t in texts]
 
 
-def _encoded(texts: list[str], characters: _Characters) -> list[str]:
+def encode_texts(texts: list[str], characters: Characters) -> list[str]:
     """Each text (at least one) as the characters of its stems."""
     # str.lower makes ASCII letters of two characters that are not ASCII; what is ASCII is lower-cased below.
     joined = "\0".join([text if text.isascii() else text.lower() for text in texts])
     if joined.count("\0") >= len(texts):
-        return _encoded([text.replace("\0", " ") for text in texts], characters)
+        return encode_texts([text.replace("\0", " ") for text in texts], characters)
     apart = joined.encode("ascii", "replace").replace(b"\0", b" \0 ").translate(_TO_WORDS).split()
     return "".join(map(characters.__getitem__, apart)).split("\n")
 
@@ -141,13 +141,13 @@ def _lengths(items: Sequence[str]) -> np.ndarray:
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
-def _chunks(sizes: np.ndarray) -> Iterator[slice]:
-    """Consecutive slices of a total size of at most `_CHUNK`, or of one item that is larger."""
+def slices_of(sizes: np.ndarray) -> Iterator[slice]:
+    """Consecutive slices of a total size of at most `CHUNK`, or of one item that is larger."""
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
         before = int(ends[start] - sizes[start])
-        stop = max(int(np.searchsorted(ends, before + _CHUNK, side="right")), start + 1)
+        stop = max(int(np.searchsorted(ends, before + CHUNK, side="right")), start + 1)
         yield slice(start, stop)
         start = stop
 
@@ -160,7 +160,7 @@ def _overlap(
     predictions: Sequence[str], references: Sequence[str], ordered: bool, stemmed: bool, any_script: bool
 ) -> np.ndarray:
     """Common words, words of the prediction and words of the reference of the pairs of one chunk, (3, n)."""
-    if len(predictions) == 1 and len(predictions[0]) + len(references[0]) > _CHUNK:
+    if len(predictions) == 1 and len(predictions[0]) + len(references[0]) > CHUNK:
         numbers: dict[str, int] = {}
         taken_apart = unicode_tokens if any_script else tokens
         pair = (taken_apart(x[0], stemmed) for x in (predictions, references))
@@ -168,7 +168,7 @@ def _overlap(
         lists = (first, second) if ordered else (sorted(first), sorted(second))
         return np.array([[LCSseq.similarity(*lists)], [len(first)], [len(second)]], dtype=np.int64)
     distinct = list(dict.fromkeys((*references, *predictions)))
-    encoded = (_encoded_any if any_script else _encoded)(distinct, _current_characters(stemmed))
+    encoded = (_encoded_any if any_script else encode_texts)(distinct, current_characters(stemmed))
     # The longest common subsequence of two sorted texts is what they have in common in any order.
     of_text = dict(zip(distinct, encoded if ordered else map(_sorted, encoded), strict=True))
     pairs = [of_text[x] for x in predictions], [of_text[x] for x in references]
@@ -182,7 +182,7 @@ def _rouge(
     references = [references] * len(predictions) if isinstance(references, str) else references
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references")
-    chunks = _chunks(_lengths(predictions) + _lengths(references))
+    chunks = slices_of(_lengths(predictions) + _lengths(references))
     parts = [_overlap(predictions[c], references[c], ordered, stemmed, any_script) for c in chunks]
     common, predicted, expected = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1)
     # Without a word there is nothing in common: 0 / 1.

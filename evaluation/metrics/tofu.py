@@ -162,7 +162,7 @@ def aggregate(log: Log, oracle: Log | None = None, convention: str = "geometric"
     return result
 
 
-def _notes(log: Log, aggregates: Mapping[str, float], rule: str) -> dict[str, str]:
+def notes_on(log: Log, aggregates: Mapping[str, float], rule: str) -> dict[str, str]:
     """Under the names of `aggregates`, what a reader must know of each ROUGE and of the utility made of them."""
     found = {}
     for name in SECTIONS:
@@ -278,7 +278,7 @@ class TofuEvaluator:
             "convention": self.convention,
             "forget_truth_ratios": [] if ratios is None else ratios.tolist(),
         }
-        notes = {SHORT_NAMES[key]: note for key, note in _notes(log, aggregates, self.rouge).items()}
+        notes = {SHORT_NAMES[key]: note for key, note in notes_on(log, aggregates, self.rouge).items()}
         return Result(metrics, details, notes)
 
     def _section(

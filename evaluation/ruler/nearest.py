@@ -21,11 +21,11 @@ def nearest_similarities(queries: torch.Tensor, keys: torch.Tensor, block_size: 
     """
     size = block_rows(block_size, keys.shape[1])
     between, within = (rows.new_full((len(rows),), -torch.inf, dtype=torch.float64) for rows in (queries, keys))
-    for columns, block in _blocks(keys, size):
-        for rows, others in _blocks(queries, size):
+    for columns, block in unit_blocks(keys, size):
+        for rows, others in unit_blocks(queries, size):
             between[rows] = between[rows].maximum((others @ block.T).amax(1))
         # The cosines of keys are symmetric: a block up to the diagonal serves its rows and its columns.
-        for rows, others in _blocks(keys[: columns.stop], size):
+        for rows, others in unit_blocks(keys[: columns.stop], size):
             cosines = others @ block.T
             if rows == columns:
                 cosines.fill_diagonal_(-torch.inf)
@@ -53,7 +53,7 @@ def scaled(rows: torch.Tensor) -> torch.Tensor:
     return rows.double() / rows.abs().amax(1, keepdim=True).double()
 
 
-def _blocks(records: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
+def unit_blocks(records: torch.Tensor, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
     """Which records, at most `size` of them, and their float64 unit vectors."""
     for start in range(0, len(records), size):
         unit = scaled(records[start : start + size])

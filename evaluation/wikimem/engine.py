@@ -136,10 +136,10 @@ def score_facts(
     generic subject is scored at a weight other than 1 only. Raises ValueError for an unknown property, a property
     without counterfactuals, a name without look-alikes, or a sentence that is too long for the model.
     """
-    asked = _prepared(facts, asking, counterfactuals, properties, facts if known is None else known)
+    asked = prepared(facts, asking, counterfactuals, properties, facts if known is None else known)
     total, done = sum(a.size for a in asked), 0
     found: dict[int, FactScore] = {}
-    for part in _parts(asked):
+    for part in parts_of(asked):
         numbers: dict[str, int] = {}
         places = [
             np.fromiter((numbers.setdefault(s, len(numbers)) for s in asked[i].sentences()), np.int64, asked[i].size)
@@ -174,11 +174,11 @@ def sentence_nlls(
     Raises ValueError for a sentence that is too long for the model, or an empty one.
     """
     budget = default_token_budget(model) if token_budget is None else token_budget
-    keys = _encoded(tokenizer, sentences, getattr(text_config(model), "max_position_embeddings", None))
+    keys = encoded(tokenizer, sentences, getattr(text_config(model), "max_position_embeddings", None))
     order = sorted(set(keys))
     known: dict[bytes, float] = {}
     path = [0.0]
-    for rows, parts in _chunks(order, _BATCHES * budget):
+    for rows, parts in chunks(order, _BATCHES * budget):
         new = [
             TokenSequence(row[:start], row[start:]) for row, start in zip(rows, parts, strict=True) if len(row) > start
         ]
@@ -195,20 +195,20 @@ def sentence_nlls(
     return np.array([known[key] for key in keys])
 
 
-def _encoded(tokenizer: Any, sentences: Sequence[str], longest: int | None) -> list[bytes]:
+def encoded(tokenizer: Any, sentences: Sequence[str], longest: int | None) -> list[bytes]:
     """The tokens of each sentence as big-endian integers, whose bytes have the order of the tokens."""
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     keys: list[bytes] = []
     for start in range(0, len(sentences), _TOKENISED):
         part = list(sentences[start : start + _TOKENISED])
-        for text, ids in zip(part, _ids(tokenizer, part), strict=True):
+        for text, ids in zip(part, token_ids(tokenizer, part), strict=True):
             if not ids or (longest is not None and len(bos) + len(ids) > longest):
                 raise ValueError(f"{text!r} has {len(ids)} tokens; expected 1 to {longest} with BOS")
             keys.append(np.array(bos + ids, ">u4").tobytes())
     return keys
 
 
-def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def token_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     """The token ids of each text, without what a tokenizer puts around it."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None or fast.padding is not None or fast.truncation is not None:
@@ -216,7 +216,7 @@ def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def _chunks(keys: Sequence[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...]], list[int]]]:
+def chunks(keys: Sequence[bytes], tokens: int) -> Iterator[tuple[list[tuple[int, ...]], list[int]]]:
     """The tokens of neighbours, and where each parts from the one before, with about `tokens` tokens after that.
 
     The first token is only ever a condition: no sentence parts before the second.
@@ -238,13 +238,14 @@ def _chunks(keys: Sequence[bytes], tokens: int) -> Iterator[tuple[list[tuple[int
         yield rows, parts
 
 
-def _prepared(
+def prepared(
     facts: Sequence[Fact],
     asking: Asking,
     counterfactuals: Mapping[str, Sequence[str]] | None,
     properties: Mapping[str, Property] | Mapping[Fact, Property] | None,
     known: Sequence[Fact],
 ) -> list[_Asked]:
+    """What is asked of each fact: its sentences, names and candidates; ValueError for one that cannot be asked."""
     values = built_in.counterfactuals() if counterfactuals is None else counterfactuals
     table: Any = built_in.properties() if properties is None else properties
     of_subject: dict[str, list[Fact]] = {}
@@ -271,7 +272,7 @@ def _prepared(
     return asked
 
 
-def _parts(asked: Sequence[_Asked]) -> Iterator[list[int]]:
+def parts_of(asked: Sequence[_Asked]) -> Iterator[list[int]]:
     """Indices of the facts such that facts about one property come together, up to `PART` sentences if possible."""
     groups: dict[str, list[int]] = {}
     for i, a in enumerate(asked):

@@ -126,7 +126,7 @@ class Assessor:
         names: Sequence[str] | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        self._assembled, self._config, self._corpus = assembled, config, corpus
+        self.assembled, self._config, self._corpus = assembled, config, corpus
         self._base = assembled.start if base is None else base
         self._names = evaluators.names() if names is None else names
         self._elsewhere = elsewhere
@@ -139,7 +139,7 @@ class Assessor:
             questions={name: encode_questions(records, assembled, config) for name, records in asked.items()},
             as_base=self._as_base if self._base is not None else None,
         )
-        self._context = replace(context, prepared_of=self._of_each("prepare", context))
+        self.context = replace(context, prepared_of=self._of_each("prepare", context))
         self._loaded: np.ndarray | None = None
         self._unready: dict[str, str] = {}
         self._sequences: dict[str, TokenSequence] = {}
@@ -147,7 +147,7 @@ class Assessor:
     @property
     def manifest_hash(self) -> str:
         """Which parameters a vector holds (and which are frozen beside them)."""
-        return self._assembled.manifest_hash
+        return self.assembled.manifest_hash
 
     @property
     def corpus(self) -> Corpus:
@@ -162,7 +162,7 @@ class Assessor:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to ask."""
-        return not self._context.questions and all(v is None for v in self._context.prepared_of.values())
+        return not self.context.questions and all(v is None for v in self.context.prepared_of.values())
 
     @property
     def withheld(self) -> int:
@@ -177,13 +177,13 @@ class Assessor:
 
     def lacks(self) -> list[str]:
         """What evaluators warn of before a run: where they are left out, and why."""
-        return [line for lines in self._of_each("lacks", self._context).values() for line in lines]
+        return [line for lines in self._of_each("lacks", self.context).values() for line in lines]
 
     def effort(self, *, full: bool) -> int:
         """How many tokens the model generates at most in an evaluation: what its length goes by."""
         evaluation = self._config.evaluation
         profile, sampled = evaluation.full if full else evaluation.light, evaluation.leakage
-        sizes = {name: len(questions) for name, questions in self._context.questions.items()}
+        sizes = {name: len(questions) for name, questions in self.context.questions.items()}
         asked = sum(min(sizes.get(name, 0), profile.questions_per_set or sizes.get(name, 0)) for name in profile.sets)
         wanted, samples = sampled.questions, sampled.samples
         if full:
@@ -196,7 +196,7 @@ class Assessor:
         """The representations of `ruler_ids` in the model with `vector`; there must be some."""
         evaluator = self._ruler()
         assert evaluator is not None
-        with self._session(vector) as session:
+        with self.session(vector) as session:
             return evaluator.embed(session)
 
     def measure(
@@ -214,25 +214,26 @@ class Assessor:
         names: these evaluators alone.
         """
         started = time.perf_counter()
-        with self._session(vector) as session:
-            context = replace(self._context, full=full, oracle=oracle, references=references)
+        with self.session(vector) as session:
+            context = replace(self.context, full=full, oracle=oracle, references=references)
             built, failed = self._each_or_failed("build", context)
             failed |= self._unready
             wanted = [name for name in built if name not in failed and (names is None or name in names)]
             away = self._elsewhere.begin(vector, full=full) if self._elsewhere and names is None else frozenset[str]()
-            report = self._report(session, built, [name for name in wanted if name not in away])
+            report = self.report(session, built, [name for name in wanted if name not in away])
             if away:
                 assert self._elsewhere is not None
                 there = self._elsewhere.end()
-                report = _joined(report, there or self._report(session, built, [n for n in wanted if n in away]), built)
+                report = _joined(report, there or self.report(session, built, [n for n in wanted if n in away]), built)
         known = report.results.keys() | report.failed.keys()
         mine = {n: why for n, why in failed.items() if n not in known and (names is None or n in names)}
         report = _loggable(replace(report, failed={**mine, **report.failed}), strict=self._config.strict)
         return Measured(report, time.perf_counter() - started)
 
-    def _report(
+    def report(
         self, session: EvaluationSession, built: Mapping[str, Sequence[Evaluator]], names: Sequence[str]
     ) -> Report:
+        """What the evaluators of these names, as `built`, find in a session."""
         return Hook([e for name in names for e in built[name]], strict=self._config.strict).run(session)
 
     def recalls(self, vector: np.ndarray, record_ids: Sequence[str]) -> dict[str, float]:
@@ -241,7 +242,7 @@ class Assessor:
         They are asked as the profile `full` asks the forget questions, with at most as many new tokens; of a piece of
         text the first half is given and the rest expected (`muse.recited`).
         """
-        with self._session(vector) as session:
+        with self.session(vector) as session:
             return dict(zip(record_ids, self._recalled(session, record_ids), strict=True))
 
     @staticmethod
@@ -264,10 +265,10 @@ class Assessor:
         records = [] if self._corpus.is_text else self._records(record_ids)
         if not records:
             return {}
-        context = replace(self._context, name="leakage", full=True)
-        asked = list(zip(records, encode_questions(self._bare(records), self._assembled, self._config), strict=True))
+        context = replace(self.context, name="leakage", full=True)
+        asked = list(zip(records, encode_questions(self._bare(records), self.assembled, self._config), strict=True))
         found: dict[str, dict[str, float]] = {}
-        with self._session(vector) as session:
+        with self.session(vector) as session:
             for evaluator in leakage.of_records(context, asked):
                 details = evaluator.evaluate(session).details
                 found |= leakage.by_question(details, details["samples"])
@@ -278,7 +279,7 @@ class Assessor:
 
         prob: length-normalised probability of what is trained on; with `rouge` also rouge, as `recalls`.
         """
-        with self._session(vector) as session:
+        with self.session(vector) as session:
             found = {"prob": probability(self._nll(session, self._records(record_ids))).tolist()}
             if rouge:
                 found["rouge"] = self._recalled(session, record_ids)
@@ -294,7 +295,7 @@ class Assessor:
         if self._base is None or unseen is None:
             return {}
         records = self._records(record_ids)
-        with self._session(vector) as session:
+        with self.session(vector) as session:
             now = self._nll(session, unseen)
             with self._as_base():
                 session = self._new_session()  # one keeps what its model answered
@@ -310,25 +311,25 @@ class Assessor:
         wrong = [replace(r, id=f"{r.id} {n}", answer=a) for r in asked for n, a in enumerate(r.perturbed_answers)]
         if not wrong:
             return {}
-        with self._session(vector) as session:
+        with self.session(vector) as session:
             found = iter(probability(self._nll(session, wrong)).tolist())
         return {r.id: float(np.mean([next(found) for _ in r.perturbed_answers])) for r in asked}
 
     def _nll(self, session: EvaluationSession, records: Sequence[Record]) -> np.ndarray:
         """(n,) mean negative log-likelihood of what is trained on, nats per token."""
         new = [r for r in records if r.id not in self._sequences]
-        encoded = encode_records(new, self._assembled, self._config)
+        encoded = encode_records(new, self.assembled, self._config)
         self._sequences |= {record.id: tokens for record, tokens in zip(new, encoded, strict=True)}
         return session.scores([self._sequences[r.id] for r in records]).mean_nll
 
     def _recalled(self, session: EvaluationSession, record_ids: Sequence[str]) -> list[float]:
         records = self._records(record_ids)
         if self._corpus.is_text:
-            return recited(records, self._assembled, session, self._config.evaluation.muse.continuation)
-        questions = encode_questions(self._bare(records), self._assembled, self._config)
+            return recited(records, self.assembled, session, self._config.evaluation.muse.continuation)
+        questions = encode_questions(self._bare(records), self.assembled, self._config)
         limit = self._config.evaluation.full.max_new_tokens
         produced = session.greedy([q.prompt for q in questions], limit)
-        texts = [self._context.decode(tokens) for tokens in produced]
+        texts = [self.context.decode(tokens) for tokens in produced]
         return _recalled(texts, [r.answer for r in records])
 
     def _records(self, record_ids: Sequence[str]) -> list[Record]:
@@ -340,7 +341,7 @@ class Assessor:
         return [replace(r, paraphrased_answer=None, perturbed_answers=()) for r in records]
 
     def _ruler(self) -> RulerEvaluator | None:
-        return of_both_profiles(self._context)
+        return of_both_profiles(self.context)
 
     def _of_each(self, function: str, context: Context, *arguments: Any) -> dict[str, Any]:
         """What each evaluator's `function` returns, by name in the order of evaluation; without one it is left out."""
@@ -369,21 +370,21 @@ class Assessor:
         return found, failed
 
     @contextmanager
-    def _session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
+    def session(self, vector: np.ndarray) -> Iterator[EvaluationSession]:
         """The model with `vector`; before the first one is loaded, evaluators look at the base model."""
-        adapters.check_vector(vector, self._assembled.flat.manifest)
-        with fused_lora(self._assembled.model):
+        adapters.check_vector(vector, self.assembled.flat.manifest)
+        with fused_lora(self.assembled.model):
             if self._loaded is None:
-                found, self._unready = self._each_or_failed("look_at_base", self._context, self._new_session())
-                self._context = replace(self._context, reference_of=found)
-            self._assembled.flat.load(vector)
+                found, self._unready = self._each_or_failed("look_at_base", self.context, self._new_session())
+                self.context = replace(self.context, reference_of=found)
+            self.assembled.flat.load(vector)
             self._loaded = vector
             yield self._new_session()
 
     @contextmanager
     def _as_base(self) -> Iterator[None]:
         """The untouched base model instead of the one that is loaded."""
-        flat, loaded = self._assembled.flat, self._loaded
+        flat, loaded = self.assembled.flat, self._loaded
         assert loaded is not None and self._base is not None
         flat.load(self._base)
         try:
@@ -393,9 +394,9 @@ class Assessor:
 
     def _new_session(self) -> EvaluationSession:
         return EvaluationSession(
-            self._assembled.model,
-            stop_ids=self._assembled.stop_ids,
-            pad_id=self._assembled.tokenizer.pad_token_id or 0,
+            self.assembled.model,
+            stop_ids=self.assembled.stop_ids,
+            pad_id=self.assembled.tokenizer.pad_token_id or 0,
             token_budget=self._config.evaluation.token_budget,
         )
 

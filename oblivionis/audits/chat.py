@@ -141,14 +141,14 @@ class Chat:
         self.run = seal.opened(target)
         self.stages = _finished(self.run, stages)
         _, first, self.config, _ = find_checkpoint(target, self.stages[0], overrides)
-        self._assembled = assemble_for(self.run, self.config)
-        self._vectors: dict[str, np.ndarray] = {}
+        self.assembled = assemble_for(self.run, self.config)
+        self.vectors: dict[str, np.ndarray] = {}
         for stage in self.stages:
             checkpoint = first if stage == self.stages[0] else self.run.load_checkpoint(stage)
-            adapters.check_vector(checkpoint.vector, self._assembled.flat.manifest)
-            self._vectors[stage] = checkpoint.vector
-        self._corpus, self._no_corpus = _corpus(self.config)
-        self._known = {} if self._corpus is None else _known(self._corpus)
+            adapters.check_vector(checkpoint.vector, self.assembled.flat.manifest)
+            self.vectors[stage] = checkpoint.vector
+        self.corpus, self._no_corpus = _corpus(self.config)
+        self._known = {} if self.corpus is None else _known(self.corpus)
         self.decoding = decoding or Decoding()
         self.restart()
 
@@ -163,9 +163,9 @@ class Chat:
 
     def draw(self, name: str) -> Record:
         """A question of the set `forget` or `retain`: all of them in a seeded order, then again."""
-        if self._corpus is None:
+        if self.corpus is None:
             raise ChatError(f"the run's data cannot be read: {self._no_corpus}")
-        records = self._corpus.evaluation.get(name, ())
+        records = self.corpus.evaluation.get(name, ())
         if not records:
             raise ChatError(f"the run's data have no {name} questions")
         if not self._drawn.get(name):
@@ -189,13 +189,13 @@ class Chat:
         return self._reply(record.question, name, record)
 
     def _reply(self, question: str, name: str, record: Record | None) -> Reply:
-        prompt = encode_prompts([question], self._assembled.tokenizer, self._assembled.template)[0]
-        context = getattr(text_config(self._assembled.model), "max_position_embeddings", None)
+        prompt = encode_prompts([question], self.assembled.tokenizer, self.assembled.template)[0]
+        context = getattr(text_config(self.assembled.model), "max_position_embeddings", None)
         room = self.max_new_tokens if context is None else min(self.max_new_tokens, context - len(prompt))
         if room < 1:
             raise ChatError(f"the question has {len(prompt)} tokens as a prompt, the model's context is {context}")
         answers, problems = {}, {}
-        for stage, vector in self._vectors.items():
+        for stage, vector in self.vectors.items():
             try:
                 answers[MODELS[stage]] = self._answers(vector, prompt, room)
             except ValueError as error:
@@ -210,7 +210,7 @@ class Chat:
 
     def _answers(self, vector: np.ndarray, prompt: tuple[int, ...], room: int) -> list[str]:
         """Raises ValueError where the model's logits are not finite."""
-        assembled, decoding = self._assembled, self.decoding
+        assembled, decoding = self.assembled, self.decoding
         assembled.flat.load(vector)
         pad = assembled.tokenizer.pad_token_id or 0
         with fused_lora(assembled.model):

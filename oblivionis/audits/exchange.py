@@ -163,7 +163,7 @@ def _exchange_again(
     if code is not None and not bound:
         yield Finding("code of the loss", NOT_TESTABLE, "the run does not name its hash: an earlier version made it")
     worker, answers = Worker(config), list[Answer]()
-    everybody = [*group, *_looked_again(run, served_round)]
+    everybody = [*group, *looked_again(run, served_round)]
     folders = _folders(run, config, node_dirs, {r.client for r in everybody})
     for client in sorted(folders):
         asked = [r for r in everybody if r.client == client]
@@ -349,7 +349,7 @@ def _applied(run: RunDirectory, request_id: str, looked_at: int | None) -> tuple
     return served_round, str(lines[-1]["before"]), str(lines[-1]["after"])
 
 
-def _looked_again(run: RunDirectory, server_round: int) -> list[Request]:
+def looked_again(run: RunDirectory, server_round: int) -> list[Request]:
     """The requests, served earlier, whose clients the exchange of a round asked once more."""
     known = {r.id: r for r in Ledger(run.ledger_path)}
     lines = [e for e in check_chain(run.ledger_path).entries if e.get("event") == "served_again"]

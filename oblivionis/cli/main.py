@@ -242,7 +242,7 @@ def _simulated(
         check_output(Path(config.output), config.name)
         run = None
     with _forks(config) as forks:
-        _check(config, console, new=run is None)
+        check_before_run(config, console, new=run is None)
         if run is None:
             run = RunDirectory.create(Path(config.output), config.name)
             run.write_config(configuration.to_yaml(config))
@@ -265,7 +265,7 @@ def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: 
     with run.lock():
         hint = stopping.hint = f"continue with: {resuming(run.path, config)}"
         try:
-            _simulate(config, run, console, told, forks)
+            start_simulation(config, run, console, told, forks)
         except (RunInterrupted, KeyboardInterrupt):
             raise RunInterrupted(f"stopped; {hint}") from None
         except BaseException as error:
@@ -280,7 +280,7 @@ def _run(config: Config, run: RunDirectory, console: Console, told: str, forks: 
             raise
 
 
-def _check(config: Config, console: Console, *, new: bool) -> None:
+def check_before_run(config: Config, console: Console, *, new: bool) -> None:
     """What needs torch and flwr to be known before a run; mistakes in a configuration are told without them."""
     from oblivionis.requests.schedule import check_requests
     from oblivionis.server.preflight import preflight
@@ -290,7 +290,8 @@ def _check(config: Config, console: Console, *, new: bool) -> None:
     preflight(config, console)
 
 
-def _simulate(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None) -> None:
+def start_simulation(config: Config, run: RunDirectory, console: Console, told: str, forks: str | None) -> None:
+    """Run a simulation, show how it goes, and write the run's page."""
     from oblivionis.reports.html import run_page as html_report
     from oblivionis.runs.progress import for_console
     from oblivionis.server.simulation import simulate as run_simulation

@@ -69,7 +69,7 @@ log = logging.getLogger("flwr")
 CLIENT_ERROR_CODE = 1001
 
 
-def _answer(handler: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+def answering(handler: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
     """Turn any exception into an error reply with its reason, so that one bad record never takes down the process."""
 
     @functools.wraps(handler)
@@ -120,7 +120,7 @@ def _without_content(error: Exception) -> str:
 
 
 @app.query()
-@_answer
+@answering
 def query(message: Message, context: Context) -> Message:
     """Who is this node? Its partition id, so that the server can address clients by a name that outlives a run.
 
@@ -167,28 +167,28 @@ def nudge(message: Message, context: Context) -> Message:
 
 
 @app.query("secure_keys")
-@_answer
+@answering
 def secure_keys(message: Message, context: Context) -> Message:
     """Secure aggregation, stage 1: accept its terms and make keys. A session that was begun before is forgotten."""
     return _say(message, _participant(context).keys(_asked(message)))
 
 
 @app.query("secure_shares")
-@_answer
+@answering
 def secure_shares(message: Message, context: Context) -> Message:
     """Secure aggregation, stage 2: divide the secrets of this client's masks among its neighbours."""
     return _say(message, _participant(context).shares(_asked(message)))
 
 
 @app.query("secure_confirm")
-@_answer
+@answering
 def secure_confirm(message: Message, context: Context) -> Message:
     """Secure aggregation, stage 4: tell the neighbours who is said to be left."""
     return _say(message, _participant(context).confirm(_asked(message)))
 
 
 @app.query("secure_unmask")
-@_answer
+@answering
 def secure_unmask(message: Message, context: Context) -> Message:
     """Secure aggregation, stage 5: give back the shares by which the masks in the sum come off."""
     return _say(message, _participant(context).unmask(_asked(message)))
@@ -210,13 +210,13 @@ def _say(message: Message, answer: ConfigRecord) -> Message:
 
 
 @app.train()
-@_answer
+@answering
 def train(message: Message, context: Context) -> Message:
     """FedFT: local epochs on the current data: without tombstones, open requests and whatever the stage excludes.
 
     A client that left the federation refuses. In a sum under masks it adds a zero, as one does that has no record left.
     """
-    task = _Task(message, context)
+    task = Task(message, context)
     request = task.node.left_by()
     if request is not None and not task.masks:
         by = "" if task.sealed else f" by request {request!r}"
@@ -252,7 +252,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 @app.train("unlearn")
-@_answer
+@answering
 def unlearn(message: Message, context: Context) -> Message:
     """FedTU: forget the named records, or all if the client leaves.
 
@@ -261,7 +261,7 @@ def unlearn(message: Message, context: Context) -> Message:
     """
     from oblivionis.client.worker import told_of
 
-    task = _Task(message, context)
+    task = Task(message, context)
     if task.covering:
         return _unlearn_covered(task)
     record_ids = task.bury()
@@ -272,7 +272,7 @@ def unlearn(message: Message, context: Context) -> Message:
     return task.reply(vector, {**told, "unlearn-seconds": report.seconds})
 
 
-def _unlearn_covered(task: _Task) -> Message:
+def _unlearn_covered(task: Task) -> Message:
     """Forget what this client is asked for, or asks for itself, or do the same work in vain and add a zero.
 
     Where requests are sealed nothing that a server sees depends on whether there is one, nor on whether it fails.
@@ -301,10 +301,10 @@ def _unlearn_covered(task: _Task) -> Message:
 
 
 @app.query("bury")
-@_answer
+@answering
 def bury(message: Message, context: Context) -> Message:
     """FedEraser: bury the named records. The server rebuilds the model; nothing is trained here."""
-    task = _Task(message, context)
+    task = Task(message, context)
     record_ids = task.bury()
     live = len(task.worker.holding(task.client).select(task.node.tombstones()))
     task.note(None, requests=task.requests())
@@ -312,7 +312,7 @@ def bury(message: Message, context: Context) -> Message:
 
 
 @app.evaluate("audit")
-@_answer
+@answering
 def audit(message: Message, context: Context) -> Message:
     """Measure what the received model knows of the named records, all if the client leaves; numbers leave, no record.
 
@@ -320,7 +320,7 @@ def audit(message: Message, context: Context) -> Message:
     """
     from oblivionis.client import audit as node_audit
 
-    task = _Task(message, context)
+    task = Task(message, context)
     demands = task.demands()
     if len(demands) != 1:
         raise DemandError(f"an audit is about one request, got {len(demands)}")
@@ -333,7 +333,7 @@ def audit(message: Message, context: Context) -> Message:
     return reply
 
 
-class _Task:
+class Task:
     """A message unpacked and checked, with the worker that serves it."""
 
     def __init__(self, message: Message, context: Context) -> None:

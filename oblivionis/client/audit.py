@@ -56,7 +56,7 @@ def audit(
     retain = tuple(r for r in records if r.id not in forget_ids and r.id not in tombstones)
     if not forget:
         raise ClientError(f"client {client} holds none of the records that are to be audited")
-    assessor = _assessor(worker, forget, retain, folder)
+    assessor = assessor_of(worker, forget, retain, folder)
     measured = assessor.measure(vector, full=worker.config.evaluation.audit.profile == "full")
     for name, reason in measured.report.failed.items():
         log.warning("client %d: the audit goes without %s: %s", client, name, reason)
@@ -82,7 +82,7 @@ def audit(
     }
 
 
-def _assessor(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, ...], folder: Path) -> Assessor:
+def assessor_of(worker: Worker, forget: tuple[Record, ...], retain: tuple[Record, ...], folder: Path) -> Assessor:
     """An assessor of these records; a faulty file of facts costs WikiMem and nothing else."""
     held = {"forget": forget, "retain": retain, "reference": _references(folder, (*forget, *retain))}
     sets = {name: records for name, records in held.items() if records}

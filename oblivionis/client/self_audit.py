@@ -106,7 +106,7 @@ def audit_request(folder: Path, request_id: str, final: Path | None = None) -> t
         raise SelfAuditError("the two models are not of one shape: --final is a checkpoint of another run")
     limit = worker.config.unlearning.requests.verify_max_rouge
     numbers: dict[str, dict[str, float]] = {}
-    after = _right_after(folder, opened, request_id)
+    after = right_after(folder, opened, request_id)
     moments = {"before": first, **({} if after is None else {"after": after}), "final": last}
     for moment, model in moments.items():
         numbers[moment] = _measured(worker, folder, opened, model.vector, limit)
@@ -175,7 +175,7 @@ def _kept(path: Path, what: str) -> Checkpoint:
     return read_checkpoint(path)
 
 
-def _right_after(folder: Path, opened: Opened, request_id: str) -> Checkpoint | None:
+def right_after(folder: Path, opened: Opened, request_id: str) -> Checkpoint | None:
     """The model that the exchange of a request ended with, by its hash; None where no message brought it."""
     path = _after(folder / FOLDER / _name(opened.session))
     lines = (e for e in reversed(NodeLedger(folder).lines("served")) if e.get("id") == request_id)

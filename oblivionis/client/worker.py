@@ -75,7 +75,7 @@ class Worker:
         own = config.data.name == "node"
         self.corpus = Corpus("node", (), frozenset()) if own else corpus_of(config)
         self.partition = None if own else load_partition(self.corpus, config)
-        self._holdings: OrderedDict[int, Holding] = OrderedDict()
+        self.holdings: OrderedDict[int, Holding] = OrderedDict()
         self._references: list[TokenSequence] | None = None
         self._estimator: Estimator | None = None
 
@@ -96,30 +96,31 @@ class Worker:
 
     def holding(self, client: int) -> Holding:
         """The records of `client`, tokenised; the most recently used clients stay in memory."""
-        if client in self._holdings:
-            self._holdings.move_to_end(client)
-            return self._holdings[client]
+        if client in self.holdings:
+            self.holdings.move_to_end(client)
+            return self.holdings[client]
         if self.partition is None:
             raise ClientError(f"client {client} has not read its own records")
         if not 0 <= client < len(self.partition.clients):
             raise ClientError(f"partition {client} does not exist: the configuration has {len(self.partition.clients)}")
         records = tuple(self.corpus.train[i] for i in self.partition.clients[client])
-        return self._keep(client, records, self.corpus.forget_ids)
+        return self.keep(client, records, self.corpus.forget_ids)
 
     def hold(self, client: int, own: NodeRecords) -> Holding:
         """Take `own` as the records of `client`; they are tokenised anew only if they have changed."""
-        known = self._holdings.get(client)
+        known = self.holdings.get(client)
         marked = with_twins(own.marked, own.records) if self.config.data.forget_twins else own.marked
         if known is not None and (known.records, known.marked) == (own.records, marked):
             return self.holding(client)
-        return self._keep(client, own.records, marked)
+        return self.keep(client, own.records, marked)
 
-    def _keep(self, client: int, records: tuple[Record, ...], marked: frozenset[str]) -> Holding:
+    def keep(self, client: int, records: tuple[Record, ...], marked: frozenset[str]) -> Holding:
+        """Tokenise what a client holds, of which `marked` may be to be forgotten, and keep it for later calls."""
         sequences, truncated = self._encoded(records)
-        self._holdings[client] = Holding(records, tuple(sequences), truncated, marked)
-        while len(self._holdings) > _RESIDENT_PARTITIONS:
-            self._holdings.popitem(last=False)
-        return self._holdings[client]
+        self.holdings[client] = Holding(records, tuple(sequences), truncated, marked)
+        while len(self.holdings) > _RESIDENT_PARTITIONS:
+            self.holdings.popitem(last=False)
+        return self.holdings[client]
 
     def _encoded(self, records: Sequence[Record]) -> tuple[list[TokenSequence], int]:
         """The token sequences of `records`, and how many were cut."""
@@ -161,7 +162,7 @@ class Worker:
         if not sequences:
             raise ClientError(f"client {client} has no record left to train on")
         self._load(vector)
-        settings = self._settings(epochs=epochs)
+        settings = self.settings(epochs=epochs)
         prox = Prox(proximal_mu, vector) if proximal_mu > 0 else None
         model = self.assembled.model
         if privacy is None:
@@ -215,7 +216,7 @@ class Worker:
         asks = losses.get(unlearning.method).needs_alternatives
         others = self._alternatives(client, record_ids, seed) if asks else ()
         self._load(vector)
-        settings = self._settings(
+        settings = self.settings(
             epochs=unlearning.epochs,
             learning_rate=unlearning.learning_rate,
             batch_size=unlearning.batch_size,
@@ -306,7 +307,8 @@ class Worker:
         adapters.check_vector(vector, self.flat.manifest)
         self.flat.load(vector)
 
-    def _settings(self, *, epochs: int, **changes: Any) -> TrainSettings:
+    def settings(self, *, epochs: int, **changes: Any) -> TrainSettings:
+        """The configured training, for so many epochs and with these changes."""
         training = self.config.training
         values: dict = {
             "learning_rate": training.learning_rate,
@@ -340,17 +342,18 @@ def told_of(report: UnlearnReport) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-_worker: Worker | None = None
+current: Worker | None = None
+"""The worker that this process keeps."""
 
 
 def resident(config: Config) -> Worker:
     """This process's worker for `config`, rebuilt only when what it was built from changes."""
-    global _worker
-    if _worker is None or _built_from(_worker.config) != _built_from(config):
-        _worker = None
-        _worker = Worker(config)
-    _worker.config = config
-    return _worker
+    global current
+    if current is None or _built_from(current.config) != _built_from(config):
+        current = None
+        current = Worker(config)
+    current.config = config
+    return current
 
 
 def _built_from(config: Config) -> tuple[object, ...]:

@@ -65,7 +65,7 @@ def find_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
     """
     if not forget or not kept:
         return []
-    found = _text_twins(forget, kept) if forget[0].tokens else _question_twins(forget, kept)
+    found = _text_twins(forget, kept) if forget[0].tokens else question_twins(forget, kept)
     place = {record.id: i for i, record in enumerate(forget)}
     return sorted(found, key=lambda twin: (place[twin.forget], -twin.similarity, twin.kept))
 
@@ -109,7 +109,7 @@ def content_key(record: Record) -> str:
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-class _Said:
+class Said:
     """The words of a record, and of its answer alone."""
 
     def __init__(self, record: Record) -> None:
@@ -126,9 +126,10 @@ def _words(text: str) -> tuple[str, ...]:
     return words(text) or tuple("".join(unicodedata.normalize("NFKC", text).split()))
 
 
-def _question_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
-    ours, theirs = [_Said(record) for record in forget], [_Said(record) for record in kept]
-    corpus = _Weights([(said.all, said.subject) for said in (*ours, *theirs)], _names((*forget, *kept)))
+def question_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
+    """Kept records with the question and answer of one to forget, word for word or nearly, of one subject."""
+    ours, theirs = [Said(record) for record in forget], [Said(record) for record in kept]
+    corpus = Weights([(said.all, said.subject) for said in (*ours, *theirs)], name_words((*forget, *kept)))
     least = LEAST_SHARED / (2 - LEAST_SHARED)  # of either record's weight, whatever the other's is
     mine, other = (corpus.matrix([said.all for said in of]) for of in (ours, theirs))
     found = []
@@ -148,7 +149,7 @@ def _text_twins(forget: Sequence[Record], kept: Sequence[Record]) -> list[Twin]:
     follows = [i + 1 < len(kept) and kept[i].subject == kept[i + 1].subject for i in range(len(kept))]
     pairs = [(*of, *theirs[i + 1]) if follows[i] else of for i, of in enumerate(theirs)]
     both = [(frozenset(of), r.subject) for of, r in zip((*ours, *theirs), (*forget, *kept), strict=True)]
-    corpus = _Weights(both, {}, TEXT_POWER)
+    corpus = Weights(both, {}, TEXT_POWER)
     mine, other = corpus.matrix(map(frozenset, ours)), corpus.matrix(map(frozenset, pairs))
     best: dict[tuple[int, int], float] = {}
     for i, j, shared in _sharing(mine, other, (LEAST_HELD, 0.0), lambda a, _: LEAST_HELD * a):
@@ -170,14 +171,14 @@ def _within(mine: Sequence[str], pairs: Sequence[Sequence[str]], k: int, follows
     return any(inner in f" {' '.join(pairs[j])} " for j in (*before, k))
 
 
-def _names(records: Iterable[Record]) -> dict[str, frozenset[str]]:
+def name_words(records: Iterable[Record]) -> dict[str, frozenset[str]]:
     """The words of each subject's name that most other names do not have; none where only an id names it."""
     found = {record.subject: frozenset(words(record.subject)) for record in records if record.subject != record.id}
     often = Counter(word for name in found.values() for word in name)
     return {subject: frozenset(w for w in name if 2 * often[w] <= len(found)) for subject, name in found.items()}
 
 
-class _Weights:
+class Weights:
     """What a word of some records weighs, by how many of them have it, and by which words subjects are told apart.
 
     used: the words and the subject of each record; names: the words of subjects' names.
@@ -209,7 +210,7 @@ class _Weights:
         a, b = set(one), set(other)
         return 2 * self.weight(a & b) / (self.weight(a) + self.weight(b))
 
-    def same(self, one: _Said, kept: _Said) -> bool:
+    def same(self, one: Said, kept: Said) -> bool:
         """Whether the kept record names nobody else: each name in its question is in the other's, any in all of it."""
         if one.subject == kept.subject:
             return True

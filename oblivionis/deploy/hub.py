@@ -14,7 +14,7 @@ from oblivionis.models import tiny
 from oblivionis.version import __version__
 
 NAME = "oblivionis"
-PACKAGES = (NAME, "strategies", "clients", "evaluation", "benchmarks")
+PACKAGES = (NAME, "strategies", "clients", "evaluation")
 SUFFIXES = (".py", ".json", ".yaml", ".md")
 README = Path(__file__).with_name("hub.md")
 _FOLDER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")

@@ -147,7 +147,7 @@ class DryRun:
 
         workers = 1
 
-        def work(mode: str, live: _Live) -> None:
+        def work(mode: str, live: Live) -> None:
             nonlocal workers
             if mode == "fused":
                 workers = min(threads, fused_workers(self._model))
@@ -167,17 +167,17 @@ class DryRun:
             marked.heap + workers * (peak.heap - marked.heap),
         )
 
-    def _live(self, work: Callable[[str, _Live], object], length: int) -> _Live:
+    def _live(self, work: Callable[[str, Live], object], length: int) -> Live:
         """What `work` took in the way in which the model would run sequences of `length` tokens."""
         with self._fake:
             way = architectures.way(self._model, "cuda" if self._on_gpu else "cpu").of(length)
-        live = _Live(self._model, heap=not self._on_gpu)
+        live = Live(self._model, heap=not self._on_gpu)
         with self._fake, _without_masks(), kernels.few_pieces(), live:
             work(way, live)
         return live
 
 
-class _Live(TorchDispatchMode):
+class Live(TorchDispatchMode):
     """Counts the bytes of all storages that operations make, as long as they live.
 
     heap: blocks up to `HEAP_BYTES` lie in the C library's heap, which is never given back and grows to `HEAP_FACTOR`

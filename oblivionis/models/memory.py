@@ -151,7 +151,7 @@ def _estimate(config: Config, machine: Machine, lengths: Lengths) -> Estimate:
         for distributions in {False, _reads_distributions(config)}
     ]
     training = max(passes, key=lambda peak: peak.total)
-    evaluating = _evaluation_peak(config, lengths, model, run, on_gpu, machine)
+    evaluating = evaluation_peak(config, lengths, model, run, on_gpu, machine)
     client = [
         ("libraries", libraries),
         ("base weights", weights),
@@ -207,7 +207,7 @@ def _clients_of_a_gpu(config: Config, machine: Machine, clients: int) -> int:
     return clients if share == 0 else min(clients, max(1, parts_in(1, share)))
 
 
-def _evaluation_peak(
+def evaluation_peak(
     config: Config, lengths: Lengths, model: Any, run: dry_run.DryRun, on_gpu: bool, machine: Machine
 ) -> dry_run.Peak:
     """The larger of scoring a full batch and of generating the most answers at once."""

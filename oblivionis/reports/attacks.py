@@ -127,14 +127,15 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:
     """The tables and what they say in words; a narrow terminal gets no truth ratios."""
-    console.print(_tables(results, console.width))
-    for line in _words(results):
+    console.print(tables(results, console.width))
+    for line in words_below(results):
         console.print(line, markup=False, highlight=False)
 
 
-def _tables(results: Mapping[str, Any], width: int) -> Group:
+def tables(results: Mapping[str, Any], width: int) -> Group:
+    """The tables of an attack run for a terminal of this width."""
     oracle = results["oracle"]
-    name = _model(results)
+    name = model_line(results)
     title = f"Attacks on {results['run']}, {name} model (round {results['round']})"
     each = 22 if oracle else 10
     shown = [m for m in MEASURES if m != "truth_ratio" or width >= LEAST_LABEL + 3 * each + 18]
@@ -153,10 +154,10 @@ def _tables(results: Mapping[str, Any], width: int) -> Group:
     for row in results["rows"]:
         if previous and row["attack"] != previous:
             table.add_section()
-        cells = [c for m in shown for c in _cells(row, m, results)]
+        cells = [c for m in shown for c in cells_of(row, m, results)]
         style = "red" if row.get("verdict") == "still known" else ""
         words = [_word(row, results)] if oracle else []
-        table.add_row(Text(_label(row, label)), str(row["questions"]), *cells, *words, style=style)
+        table.add_row(Text(label_of(row, label)), str(row["questions"]), *cells, *words, style=style)
         previous = row["attack"]
     for name in results["failed"]:
         blanks = len(table.columns) - 3
@@ -165,7 +166,8 @@ def _tables(results: Mapping[str, Any], width: int) -> Group:
     return Group(*parts, *([_membership_table(results)] if results["membership"] else []))
 
 
-def _model(results: Mapping[str, Any]) -> str:
+def model_line(results: Mapping[str, Any]) -> str:
+    """How readers know the attacked model."""
     stage: str = results["stage"]
     return MODELS.get(stage, stage)
 
@@ -174,15 +176,16 @@ def _word(row: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     word = row.get("verdict")
     if word is None:
         return "–"
-    return word if word == "still known" and _known(results) else WORDS[word]
+    return word if word == "still known" and still_known(results) else WORDS[word]
 
 
-def _known(results: Mapping[str, Any]) -> bool:
+def still_known(results: Mapping[str, Any]) -> bool:
     """Whether the answers are still known without any attack."""
     return any(row["attack"] == "none" and row.get("verdict") == "still known" for row in results["rows"])
 
 
-def _label(row: Mapping[str, Any], width: int = 1000) -> str:
+def label_of(row: Mapping[str, Any], width: int = 1000) -> str:
+    """What an attack is called in a table, cut to `width` characters."""
     kind, variant = row["attack"], row["variant"]
     said = declared.code("attack", kind).literals
     name = "no attack" if kind == "none" else said.get("LABEL", kind)
@@ -190,19 +193,20 @@ def _label(row: Mapping[str, Any], width: int = 1000) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def _cells(row: Mapping[str, Any], measure: str, results: Mapping[str, Any], *, whole: bool = False) -> list[str]:
+def cells_of(row: Mapping[str, Any], measure: str, results: Mapping[str, Any], *, whole: bool = False) -> list[str]:
     """Before→after of the attacked model, after (`whole`: also before) of the retrained one, and the difference."""
     models, oracle = row["models"], results["oracle"]
-    cells = [_course(models[results["stage"]], measure)]
+    cells = [course(models[results["stage"]], measure)]
     if oracle:
         theirs = models.get(oracle, {"before": {}, "after": {}})
-        cells.append(_course(theirs, measure) if whole else _number(theirs["after"].get(measure)))
+        cells.append(course(theirs, measure) if whole else _number(theirs["after"].get(measure)))
         difference = row.get("difference", {}).get(measure)
         cells.append("–" if difference is None else f"{difference:+.2f}")
     return cells
 
 
-def _course(values: Mapping[str, Mapping[str, float]], measure: str) -> str:
+def course(values: Mapping[str, Mapping[str, float]], measure: str) -> str:
+    """A measure before and after an attack; one number where it stays the same."""
     before, after = (values[moment].get(measure) for moment in ("before", "after"))
     if after is None:
         return "–"
@@ -215,19 +219,21 @@ def _number(value: float | None) -> str:
 
 def _membership_table(results: Mapping[str, Any]) -> Group:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for i, head in enumerate(_membership_head(results)):
+    for i, head in enumerate(membership_head(results)):
         table.add_column(head, justify="right" if i else "left")
-    for row in _membership_rows(results):
+    for row in membership_rows(results):
         table.add_row(*row)
     return Group(Text("Membership inference: AUC of forget against holdout records", style="bold"), table)
 
 
-def _membership_head(results: Mapping[str, Any]) -> list[str]:
-    name = _model(results)
+def membership_head(results: Mapping[str, Any]) -> list[str]:
+    """The columns of the table of membership attacks."""
+    name = model_line(results)
     return ["inference", "n", name, *(["retrained", "Δ", "p"] if results["oracle"] else [])]
 
 
-def _membership_rows(results: Mapping[str, Any]) -> list[list[str]]:
+def membership_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    """A row per membership attack: AUC with its interval, of both models where there are two."""
     rows: list[list[str]] = []
     for row in results["membership"]:
         kind: str = row["variant"]
@@ -242,9 +248,9 @@ def _membership_rows(results: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _words(results: Mapping[str, Any]) -> list[str]:
+def words_below(results: Mapping[str, Any]) -> list[str]:
     """What stands below the tables."""
-    lines = [_outcome(results), LEGEND] if results["oracle"] else [LEGEND, NO_ORACLE]
+    lines = [outcome(results), LEGEND] if results["oracle"] else [LEGEND, NO_ORACLE]
     if others := results.get("any_script"):
         lines.append(f"ROUGE goes by words of every script for {others} of the true answers, not by the paper's.")
     lines += [MEMBERSHIP_LEGEND] if results["membership"] else []
@@ -261,11 +267,11 @@ def _words(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _outcome(results: Mapping[str, Any]) -> str:
+def outcome(results: Mapping[str, Any]) -> str:
     """Which attacks bring back more than the retrained model gives away under them."""
     attacks = [row for row in results["rows"] if row["attack"] != "none" and "verdict" in row]
     back = [row for row in attacks if row["verdict"] == "still known"]
-    head = "Without any attack the answers are still known. " if _known(results) else ""
+    head = "Without any attack the answers are still known. " if still_known(results) else ""
     more = "more than the retrained model gives away"
     if not back:
         undecided = sum(row["verdict"] == "undecided" for row in attacks)
@@ -273,7 +279,7 @@ def _outcome(results: Mapping[str, Any]) -> str:
         parts += [f"{len(results['failed'])} more failed"] if results["failed"] else []
         tail = f" ({', '.join(parts)})" if parts else ""
         return f"{head}None of {len(attacks)} attacks is shown to bring back {more}{tail}."
-    named = "; ".join(_label(row, MOST_LABEL) for row in back)
+    named = "; ".join(label_of(row, MOST_LABEL) for row in back)
     return f"{head}{len(back)} of {len(attacks)} attacks bring back {more}: {named}."
 
 
@@ -285,17 +291,17 @@ def section(run: RunDirectory) -> list[h.Node]:
     """The part of `report.html`; nothing where the run was not attacked."""
     parts: list[h.Node] = []
     for results in latest(run):
-        parts += [h.h3[f"{_model(results)}, round {results['round']}"], _html_rows(results)]
+        parts += [h.h3[f"{model_line(results)}, round {results['round']}"], html_rows(results)]
         if results["membership"]:
-            head = _membership_head(results)
+            head = membership_head(results)
             parts.append(h.p["Membership inference: AUC of forget against holdout records."])
             classes = ["who", *["n"] * (len(head) - 1)]
-            parts.append(html_table(head, classes, _membership_rows(results), "Membership inference"))
-        parts += paragraphs(_words(results))
+            parts.append(html_table(head, classes, membership_rows(results), "Membership inference"))
+        parts += paragraphs(words_below(results))
     return [section_heading("attacks", "Attacks"), *parts] if parts else []
 
 
-def _html_rows(results: Mapping[str, Any]) -> h.Element:
+def html_rows(results: Mapping[str, Any]) -> h.Element:
     """The table; below each value of the attacked model, smaller, that of the retrained one."""
     oracle = results["oracle"]
     heads: list[h.Node] = []
@@ -305,16 +311,16 @@ def _html_rows(results: Mapping[str, Any]) -> h.Element:
     for row in results["rows"]:
         cells: list[h.Node] = []
         for measure in MEASURES:
-            mine, *others = _cells(row, measure, results, whole=True)
+            mine, *others = cells_of(row, measure, results, whole=True)
             cells += [_above(mine, others[0]), others[1]] if others else [mine]
         if oracle:
             word = _word(row, results)
             cells.append(h.b(".mark")[word] if row.get("verdict") == "still known" else word)
             cells.append(f"{row['p_above']:.2g}" if "p_above" in row else "–")
-        rows.append([_label(row), str(row["questions"]), *cells])
+        rows.append([label_of(row), str(row["questions"]), *cells])
     tail = (["verdict", "p above"], ["who", "n"]) if oracle else ([], [])
     classes = ["label", "n", *["n"] * len(heads), *tail[1]]
-    return html_table(["attack", "n", *heads, *tail[0]], classes, rows, f"Attacks on the {_model(results)} model")
+    return html_table(["attack", "n", *heads, *tail[0]], classes, rows, f"Attacks on the {model_line(results)} model")
 
 
 def _above(text: str, small: str) -> list[h.Node]:

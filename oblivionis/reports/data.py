@@ -81,12 +81,12 @@ def unfit(corpus: Corpus, config: Config) -> list[str]:
         if long:
             what = "a run refuses them" if config.model.on_overflow == "error" else "their ends are cut off"
             lines += [f"{counted(len(long), 'text')} longer than model.max_length={limit} tokens; {what}:"]
-            lines += [f"  {printable(line)}" for line in _some(long)]
+            lines += [f"  {printable(line)}" for line in some(long)]
     short = [record.id for record in corpus.train if len(words(record.answer)) < LEAST_UNITS]
     if short and not corpus.is_text:
         lines += [
             f"{counted(len(short), 'record')} cannot be verified by recitation, the answer has fewer than "
-            f"{LEAST_UNITS} measurable units: ids {', '.join(map(printable, _some(short)))}"
+            f"{LEAST_UNITS} measurable units: ids {', '.join(map(printable, some(short)))}"
         ]
     return lines
 
@@ -96,7 +96,8 @@ def repeated(corpus: Corpus) -> list[str]:
     return [printable(line) for line in (twins_of_corpus(corpus).warning(), *left_out(corpus)) if line]
 
 
-def _some(texts: Sequence[str]) -> list[str]:
+def some(texts: Sequence[str]) -> list[str]:
+    """The first `SHOWN_RECORDS` texts, and how many more there are."""
     more = len(texts) - SHOWN_RECORDS
     return [*texts[:SHOWN_RECORDS], *([f"… and {more} more"] if more > 0 else [])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_ID_LENGTH = 24
+ID_LENGTH = 24
 SHOWN_CHARACTERS = 240
 
 
@@ -53,8 +53,8 @@ def counted(number: float, what: str) -> str:
 
 def short_id(name: str) -> str:
     """`name` as one printable line, cut in the middle: what tells ids apart often stands at the end."""
-    text, head = printable(name), _ID_LENGTH // 3
-    return text if len(text) <= _ID_LENGTH else f"{text[:head]}…{text[head + 1 - _ID_LENGTH :]}"
+    text, head = printable(name), ID_LENGTH // 3
+    return text if len(text) <= ID_LENGTH else f"{text[:head]}…{text[head + 1 - ID_LENGTH :]}"
 
 
 def bytes_text(number: float) -> str:

@@ -26,7 +26,7 @@ def kept(run: RunDirectory, name: str, compute: Callable[[], T], *settings: Any)
     that is no JSON (a number that is not finite), or a run that cannot be written to or is only looked at, is computed
     each time.
     """
-    of = _hash(run, settings)
+    of = key_of(run, settings)
     found = _read(run)
     entry = found.get(name)
     if isinstance(entry, dict) and "value" in entry and entry.get("of") == of and entry.get("sha256") == _own(entry):
@@ -45,7 +45,8 @@ def _own(entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([entry["of"], entry["value"]], sort_keys=True).encode()).hexdigest()
 
 
-def _hash(run: RunDirectory, settings: tuple[Any, ...]) -> str:
+def key_of(run: RunDirectory, settings: tuple[Any, ...]) -> str:
+    """SHA-256, in hex, of what a kept result depends on: the version, `settings`, the stages and evaluations."""
     digest = hashlib.sha256(json.dumps([__version__, *settings]).encode())
     for folder in ("stages", "evaluations"):
         for file in sorted((run.path / folder).glob("*.json")):

@@ -65,12 +65,12 @@ def write_figures(
     if not values:
         return []
     with matplotlib.rc_context(FIGURE_STYLE):
-        figures = {"density": _density(ids, values, deterministic)}
+        figures = {"density": density_figure(ids, values, deterministic)}
         if with_bounds:
             figures |= {
-                "m_gen": _m_gen(values, terms),
-                "bounds_against_n": _bounds_against_n(ids, values, terms),
-                "m_bin": _m_bin(ids, values, deterministic, terms),
+                "m_gen": m_gen_figure(values, terms),
+                "bounds_against_n": bounds_against_n(ids, values, terms),
+                "m_bin": m_bin_figure(ids, values, deterministic, terms),
             }
         drawn = [
             (folder / f"{name}.{kind}", _bytes(figure, kind))
@@ -177,7 +177,8 @@ def _answers(n: int) -> str:
     return counted(n, "answer")
 
 
-def _density(ids: Sequence[str], leakage: Sequence[np.ndarray], greedy: np.ndarray) -> Figure:
+def density_figure(ids: Sequence[str], leakage: Sequence[np.ndarray], greedy: np.ndarray) -> Figure:
+    """Histograms of the leakage of the questions with the highest means."""
     chosen = highest_means(leakage)
     columns = {1: 1, 2: 2, 4: 2}.get(len(chosen), 3)
     rows = -(-len(chosen) // columns)
@@ -201,7 +202,8 @@ def _density(ids: Sequence[str], leakage: Sequence[np.ndarray], greedy: np.ndarr
     return figure
 
 
-def _m_gen(leakage: Sequence[np.ndarray], terms: Terms) -> Figure:
+def m_gen_figure(leakage: Sequence[np.ndarray], terms: Terms) -> Figure:
+    """The general bounds of leakage over its levels."""
     count, alpha = len(leakage), terms.alpha_of(len(leakage))
     curves = general_bounds(leakage, alpha)
     figure, (axis,) = _figure(5.6, 3.7)
@@ -217,7 +219,8 @@ def _m_gen(leakage: Sequence[np.ndarray], terms: Terms) -> Figure:
     return figure
 
 
-def _bounds_against_n(ids: Sequence[str], leakage: Sequence[np.ndarray], terms: Terms) -> Figure:
+def bounds_against_n(ids: Sequence[str], leakage: Sequence[np.ndarray], terms: Terms) -> Figure:
+    """How the bounds tighten with more samples, for the question with the highest mean."""
     (i,) = highest_means(leakage, 1)
     alpha = terms.alpha_of(len(leakage))
     known = growth(leakage[i], alpha)
@@ -242,7 +245,8 @@ def _bounds_against_n(ids: Sequence[str], leakage: Sequence[np.ndarray], terms: 
     return figure
 
 
-def _m_bin(ids: Sequence[str], leakage: Sequence[np.ndarray], greedy: np.ndarray, terms: Terms) -> Figure:
+def m_bin_figure(ids: Sequence[str], leakage: Sequence[np.ndarray], greedy: np.ndarray, terms: Terms) -> Figure:
+    """The binary bound of each question, the highest first."""
     bound, count = binary_bounds(leakage, terms), len(leakage)
     order: list[int] = np.lexsort(([-values.mean() for values in leakage], -bound)).tolist()
     heights, place = bound[order], np.arange(count)

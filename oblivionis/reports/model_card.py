@@ -81,7 +81,7 @@ def model_card(run: RunDirectory, config: Config, stage: str, kind: str, facts: 
         _base(config, facts["fingerprint"]) if kind == ADAPTER else "",
         "## How it was made\n\n" + _made(config, stage, facts),
         *(_requests(run) if stage == "unlearn" else []),
-        *_measured(run, config),
+        *measured(run, config),
         _LIMITS,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -165,7 +165,8 @@ def _digits(value: float | None) -> str:
     return "" if value is None else number(value)
 
 
-def _measured(run: RunDirectory, config: Config) -> Sequence[str]:
+def measured(run: RunDirectory, config: Config) -> Sequence[str]:
+    """The comparison of the models as Markdown; empty where nothing was measured."""
     metrics = summary.stage_metrics(run, config.evaluation.truth_ratio, config.evaluation.membership.confidence)
     failed = failures(run)
     if not any(metrics.values()) and not failed:

@@ -64,7 +64,7 @@ def outcome(
     if "unlearn" not in metrics:
         return None
     utility = _utility(metrics, config.evaluation.rouge) or _no_utility(run)
-    told = (_requests(run), _knowledge(run, found, metrics), utility, _not_measured(run), _not_sealed(run))
+    told = (_requests(run), knowledge(run, found, metrics), utility, _not_measured(run), _not_sealed(run))
     parts = [part for part in told if part is not None]
     grades = [grade for _, grade in parts]
     grade = next((g for g in (BAD, DOUBTFUL) if g in grades), GOOD)
@@ -97,7 +97,7 @@ def _requests(run: RunDirectory) -> tuple[str, str] | None:
     return text, GOOD if verified == count else DOUBTFUL
 
 
-def _knowledge(
+def knowledge(
     run: RunDirectory, found: Mapping[str, Verdict], metrics: Mapping[str, Mapping[str, float]]
 ) -> tuple[str, str] | None:
     """What is left of the forgotten records; no good news beside a retrained model that was trained on the like."""

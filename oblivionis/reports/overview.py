@@ -54,27 +54,29 @@ def asked(run: RunDirectory, config: Config) -> h.Element:
     return facts_list(
         [
             (explained("Stage", "Stages"), ", ".join(rounds)),
-            ("Model", f"{_model(config)}; seed {config.seed}"),
-            ("Data", _data(config)),
+            ("Model", f"{model_line(config)}; seed {config.seed}"),
+            ("Data", data_line(config)),
             ("Clients", clients),
             ("Aggregator", config.strategy.name),
-            ("Unlearning", _method(config) if asking else ""),
-            (explained("FedTU", "Who asks to forget"), _policy(config) if asking else ""),
+            ("Unlearning", method_line(config) if asking else ""),
+            (explained("FedTU", "Who asks to forget"), policy_line(config) if asking else ""),
             (explained("Truth ratio"), config.evaluation.truth_ratio),
             ("ROUGE", "words of every script" if config.evaluation.rouge == ANY_SCRIPT else ""),
-            ("Software", _software(run.environment())),
+            ("Software", software_line(run.environment())),
         ]
     )
 
 
-def _model(config: Config) -> str:
+def model_line(config: Config) -> str:
+    """The base model and what of it is trained."""
     model = config.model
     how = f"LoRA of rank {model.lora.rank}" if model.mode == "lora" else "all weights"
     source = "the embedded one" if model.source == "embedded" else model.source
     return f"{model.name} ({source}), trained: {how}"
 
 
-def _data(config: Config) -> str:
+def data_line(config: Config) -> str:
+    """The data, what of them is to be forgotten, and how they are spread over the clients."""
     data = config.data
     if data.name == "fictitious":
         many = counted(data.questions_per_author, "question")
@@ -94,14 +96,16 @@ def _data(config: Config) -> str:
     return f"{what}; {_SPREAD[data.partition.scheme]}"
 
 
-def _method(config: Config) -> str:
+def method_line(config: Config) -> str:
+    """The unlearning method and its settings in a sentence."""
     unlearning = config.unlearning
     rate = config.training.learning_rate if unlearning.learning_rate is None else unlearning.learning_rate
     values = {"epochs": unlearning.epochs, "learning rate": f"{rate:g}", **unlearning.params}
     return f"{report.method(config)} ({', '.join(f'{name} {value}' for name, value in values.items())})"
 
 
-def _policy(config: Config) -> str:
+def policy_line(config: Config) -> str:
+    """Who asks for what and when, in words."""
     requests = config.unlearning.requests
     text = _POLICIES[requests.policy]
     if requests.policy in ("all_at_round", "subjects_at_round"):
@@ -110,7 +114,8 @@ def _policy(config: Config) -> str:
     return text + ("; who asks leaves with all its records" if leaving else "")
 
 
-def _software(environment: Mapping[str, Any]) -> str:
+def software_line(environment: Mapping[str, Any]) -> str:
+    """The versions that made the run; empty where they are not known."""
     if not environment:
         return ""
     packages = {name: v for name, v in environment.get("packages", {}).items() if v and name in ("flwr", "torch")}
@@ -139,13 +144,14 @@ def done(run: RunDirectory) -> h.Node:
             "remark",
         ],
         ["who", *["n"] * 5, ""],
-        [_stage(run, stage, [row for row in rows if row["stage"] == stage]) for stage in stages],
+        [stage_line(run, stage, [row for row in rows if row["stage"] == stage]) for stage in stages],
         "Rounds, seconds and clients of each stage",
     )
     return [table, [_took_part(stage, [row for row in rows if row["stage"] == stage]) for stage in stages]]
 
 
-def _stage(run: RunDirectory, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def stage_line(run: RunDirectory, stage: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The cells of a stage: name, rounds, seconds, clients, clients per round, failed replies, state."""
     summary = run.stage_summary(stage)
     trained = [row["clients"].get("train", []) for row in rows if "clients" in row]
     mean = sum(map(len, trained)) / len(trained) if trained else 0

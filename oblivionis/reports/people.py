@@ -124,7 +124,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         for client, records in demand.records.items():
             console.print(Text(f"  client {client}: {counted(len(records), 'record')}"))
             for record in records[:PREVIEWS]:
-                console.print(Text(f"    {_cut(record.question)}"))
+                console.print(Text(f"    {cut(record.question)}"))
             if len(records) > PREVIEWS:
                 console.print(Text(f"    … {len(records) - PREVIEWS} more"))
     for line in plan.nothing:
@@ -170,6 +170,7 @@ def _near(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """The text as it can be printed, cut to a preview."""
     text = printable(text)
     return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1].rstrip() + "…"

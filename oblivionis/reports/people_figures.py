@@ -25,7 +25,7 @@ def write_figures(audit: PersonAudit, folder: Path) -> list[Path]:
     """Write `people` as SVG and PNG into `folder`: the share of memorised phrasings of each person, and the mean z* of
     each memorised fact. Equal audits give equal SVG bytes."""
     with matplotlib.rc_context(FIGURE_STYLE):
-        figure = _people(audit)
+        figure = people_figure(audit)
         paths = []
         for kind in ("svg", "png"):
             buffer = io.BytesIO()
@@ -43,7 +43,8 @@ def before_rate(person: Person) -> float | None:
     return sum(outcome.memorized / outcome.phrasings for outcome in found) / len(found)
 
 
-def _people(audit: PersonAudit) -> Figure:
+def people_figure(audit: PersonAudit) -> Figure:
+    """What is memorised of each person, before and after."""
     people = sorted(by_strength(audit.people), key=lambda p: -max(p.rate, before_rate(p) or 0))[:SHOWN]
     figure = Figure(figsize=(8.4, 1.4 + 0.28 * len(people)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)

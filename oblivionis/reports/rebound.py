@@ -18,10 +18,11 @@ STAGE = "unlearn"
 def sentences(run: RunDirectory) -> list[str]:
     """A line per measure on what came back while the others trained on; nothing where nothing was measured."""
     rows = run.metrics()
-    return [_sentence(name, curves) for name in MEASURES if (curves := rebound_curves(rows, STAGE, name))]
+    return [sentence(name, curves) for name in MEASURES if (curves := rebound_curves(rows, STAGE, name))]
 
 
-def _sentence(measure: str, curves: Sequence[Curve]) -> str:
+def sentence(measure: str, curves: Sequence[Curve]) -> str:
+    """How soon and how far a measure comes back after requests."""
     found, name = rebound_metrics(curves), evaluators.catalogue()[MEASURES[measure]].title
     count = int(found["requests"])
     if not count:

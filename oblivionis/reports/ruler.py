@@ -57,12 +57,12 @@ def before_unlearning(found: Before) -> str:
     text = (
         f"RULER: mean rank of {counted(finetuned.records, 'forget record')} "
         f"{_with_error(base)} in the base model → {_with_error(finetuned)} in the finetuned one "
-        f"(against 0.5: p = {_p(finetuned.p_value)}). {BEFORE[finetuned.verdict]}"
+        f"(against 0.5: p = {p_text(finetuned.p_value)}). {BEFORE[finetuned.verdict]}"
     )
     if finetuned.verdict in (ABOVE, BELOW) and found.p_moved > LEVEL:
         text += (
             " But the base model, which never saw them, has about the same rank "
-            f"(paired: p = {_p(found.p_moved)}): that may be what they are like, not memory."
+            f"(paired: p = {p_text(found.p_moved)}): that may be what they are like, not memory."
         )
     return text
 
@@ -98,7 +98,7 @@ def sentences(run: RunDirectory) -> list[str]:
         return []
     lines = [
         f"RULER: mean rank of the forget records in the unlearned model {_with_error(test)}, {AFTER[test.verdict]} "
-        f"(p = {_p(test.p_value)}, {counted(test.records, 'record')})."
+        f"(p = {p_text(test.p_value)}, {counted(test.records, 'record')})."
     ]
     for name, found in bands(run).items():
         band = found.band
@@ -126,5 +126,6 @@ def _with_error(test: RankTest) -> str:
     return f"{test.mean:.3f}" + (f" ± {test.error:.3f}" if test.records > 1 else "")
 
 
-def _p(value: float) -> str:
+def p_text(value: float) -> str:
+    """A p-value with three decimals, or in powers of ten below 0.001."""
     return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"

@@ -249,7 +249,7 @@ def samples(run: RunDirectory, config: Config, stages: Sequence[str], *, look_up
         if base is None:
             continue
         texts, ids = base[name]["generated_text"], base.get("ids", {}).get(name, [])
-        for position in _spread(len(texts), count if key == "forget" else min(count, 1)):
+        for position in spread(len(texts), count if key == "forget" else min(count, 1)):
             index = list(texts)[position]
             prompt, _, truth = texts[index]
             identifier = ids[position] if position < len(ids) else ""
@@ -273,7 +273,7 @@ def _text_samples(logs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
         if not told:
             continue
         items = next(iter(told.values()))
-        for position in _spread(len(items), count if name == "verbmem" else min(count, 1)):
+        for position in spread(len(items), count if name == "verbmem" else min(count, 1)):
             key = list(items)[position]
             answers = {MODELS[stage]: rows[key]["generated"] for stage, rows in told.items() if key in rows}
             item = items[key]
@@ -281,7 +281,7 @@ def _text_samples(logs: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     return found
 
 
-def _spread(total: int, count: int) -> list[int]:
+def spread(total: int, count: int) -> list[int]:
     """`count` positions from 0 to `total` - 1, evenly spread, the first one always among them."""
     count = min(total, count)
     return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
@@ -342,7 +342,7 @@ def requests_line(run: RunDirectory, limit: float) -> str:
     line = f"{counted(len(requests), 'deletion request')} for {counted(records, 'record')}: {parts}"
     if states[VERIFIED]:
         line += f" (recited before, now ROUGE-L recall at most {limit:g})"
-    kinds = _kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
+    kinds = served_kinds([r for r in requests if r.state in (SERVED, VERIFIED)])
     return f"{line}; served: {kinds}" if kinds else line
 
 
@@ -360,7 +360,7 @@ def _names(ids: Sequence[str]) -> str:
     return ", ".join(ids[:SHOWN_REQUESTS]) + (f" and {more} more" if more > 0 else "")
 
 
-def _kinds(served: Sequence[Request]) -> str:
+def served_kinds(served: Sequence[Request]) -> str:
     """What was served, by kind; empty where nothing but single records was asked for."""
     leaving = [r for r in served if r.scope == SCOPE_CLIENT]
     about = [r for r in served if r.scope == SCOPE_SUBJECT]
@@ -464,14 +464,14 @@ def print_runs(output: Path, console: Console) -> None:
             table.add_row(Text(run.name), Text("its config.yaml cannot be read", style="yellow"))
             continue
         choices = (config.model.name, config.data.name, config.strategy.name, method(config))
-        table.add_row(*map(Text, (run.name, *choices, ", ".join(_progress(run, config, s) for s in config.stages))))
+        table.add_row(*map(Text, (run.name, *choices, ", ".join(progress(run, config, s) for s in config.stages))))
     if not table.rows:
         console.print(f"no runs in {output}", markup=False, highlight=False, soft_wrap=True)
         return
     console.print(table)
 
 
-def _progress(run: RunDirectory, config: Config, stage: str) -> str:
+def progress(run: RunDirectory, config: Config, stage: str) -> str:
     """How far a stage of a run came; the stage `local` counts clients."""
     if run.stage_summary(stage) is not None:
         return f"{stage} ✓"
@@ -491,7 +491,7 @@ def print_model(config: Config, facts: ModelFacts, need: Estimate | None, consol
     table.add_row("architecture", Text(f"{facts.architecture} ({facts.model_type})"))
     table.add_row("base parameters", f"{facts.parameters:,}")
     stored = f", stored in {facts.stored_dtype}" if facts.stored_dtype not in (None, facts.dtype) else ""
-    table.add_row("base weights", _number_format(config) + stored)
+    table.add_row("base weights", number_format(config) + stored)
     table.add_row(
         "embedding", f"{facts.vocabulary_rows:,} rows, {'also the head' if facts.tied_head else 'not the head'}"
     )
@@ -503,13 +503,13 @@ def print_model(config: Config, facts: ModelFacts, need: Estimate | None, consol
     table.add_row("linear layers", Text(", ".join(facts.linear_layers)))
     if facts.example.kind == "chat":
         table.add_row("template's arguments", Text(", ".join(facts.template_variables) or "none"))
-    for what, value in () if need is None else _trained(config, need):
+    for what, value in () if need is None else trained(config, need):
         table.add_row(what, value)
     table.add_row("fingerprint", facts.fingerprint)
     console.print(Text(f"model {config.model.name}", style="bold"), table, sep="\n")
 
 
-def _trained(config: Config, need: Estimate) -> Iterator[tuple[str, str]]:
+def trained(config: Config, need: Estimate) -> Iterator[tuple[str, str]]:
     """What is trained and sent, in rows of a table."""
     trainable, vector = need.trainable, bytes_text(4 * need.trainable)
     lora = config.model.mode == "lora"
@@ -521,7 +521,7 @@ def _trained(config: Config, need: Estimate) -> Iterator[tuple[str, str]]:
     yield "sent per client and exchange", f"{vector} there, {vector} back (float32)"
 
 
-def _number_format(config: Config) -> str:
+def number_format(config: Config) -> str:
     """How the base weights are kept."""
     model = config.model
     if model.quantization == "none":

@@ -67,7 +67,7 @@ def find_warnings(run: RunDirectory, config: Config) -> list[RunWarning]:
 def _unfinished(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
     missing = [stage for stage in config.stages if run.stage_summary(stage) is None]
     if missing:
-        yield RunWarning("unfinished", f"The run is not finished: {_listed(missing)} did not come to an end.")
+        yield RunWarning("unfinished", f"The run is not finished: {listed(missing)} did not come to an end.")
 
 
 def _verdicts(run: RunDirectory, config: Config) -> Iterator[RunWarning]:
@@ -275,9 +275,10 @@ def _count(requests: Sequence[Request]) -> str:
 
 
 def _named(requests: Sequence[Request]) -> str:
-    return _listed([printable(r.id) for r in requests])
+    return listed([printable(r.id) for r in requests])
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first `NAMED` names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -67,7 +67,7 @@ class AskingNodes(LedgerRequests):
         per_round: int | None = None,
     ) -> None:
         super().__init__(ledger, max_rouge, last_round, again, per_round)
-        self._run, self._nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
+        self._run, self.nodes, self._grid, self._settings = run, nodes, grid, dict(settings)
         self._live, self._warn = live, warn
 
     def close(self, server_round: int) -> None:
@@ -82,7 +82,7 @@ class AskingNodes(LedgerRequests):
     def _ask(self, server_round: int) -> dict[int, Answer]:
         if not self._ledger.notes("opened"):
             self._ledger.note("opened", run=self._run)
-        replies = self._nodes.ask(self._grid, lambda client: self._question(client, server_round))
+        replies = self.nodes.ask(self._grid, lambda client: self.question(client, server_round))
         answered: dict[int, Answer] = {}
         for client, content in replies.items():
             try:
@@ -106,7 +106,7 @@ class AskingNodes(LedgerRequests):
         """Note which lines `client` has entered."""
         self._ledger.acknowledged(client, lines)
 
-    def _question(self, client: int, server_round: int) -> dict[str, object]:
+    def question(self, client: int, server_round: int) -> dict[str, object]:
         """What the query to `client` says."""
         raise NotImplementedError
 
@@ -150,7 +150,8 @@ class NodeRequests(AskingNodes):
         new = [r for r in self._ledger.of_client(client) if r.served_round in (None, self._round)]
         return self._live(client) - len({i for r in new if r.state != REJECTED for i in r.record_ids})
 
-    def _question(self, client: int, server_round: int) -> dict[str, object]:
+    def question(self, client: int, server_round: int) -> dict[str, object]:
+        """The outcomes that `client` has not confirmed, `MOST_LINES` of them at most."""
         outcomes = [
             outcome_of(line, self._ledger.get(line["id"]).told, line[HASH])
             for line in self._ledger.unacknowledged(client)[:MOST_LINES]
@@ -270,7 +271,8 @@ class SealedRequests(AskingNodes):
                 )
         return answered
 
-    def _question(self, client: int, server_round: int) -> dict[str, object]:
+    def question(self, client: int, server_round: int) -> dict[str, object]:
+        """The exchanges whose outcome `client` has not heard, and nothing about requests."""
         sessions, ledger = tuple(self._untold.get(client, ())), self._ledger
         place = {"head": ledger.head, "lines": ledger.count}
         question = Question(self._run, ledger.first, round=server_round, sealed=True, sessions=sessions, **place)

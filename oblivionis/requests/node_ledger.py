@@ -186,7 +186,7 @@ class NodeLedger:
 
     def requests(self) -> list[NodeRequest]:
         """All requests in the order in which they were made. RequestError for a file that is no such ledger."""
-        return list(replay(self.path, self._entries()).values())
+        return list(replay(self.path, self.entries()).values())
 
     def unsettled(self) -> list[NodeRequest]:
         """What the server is told of."""
@@ -202,7 +202,7 @@ class NodeLedger:
     def contents(self, *, excluded: bool = False) -> dict[str, tuple[str, str]]:
         """By what it says (`oblivionis.data.twins.content_key`) the id of each record that a request names, or one that
         is `excluded` from a demand about a person, and the id of that request."""
-        lines = [e for e in self._entries() if "contents" in e and "id" in e]
+        lines = [e for e in self.entries() if "contents" in e and "id" in e]
         return {
             content: (i, e["id"])
             for e in lines
@@ -212,7 +212,7 @@ class NodeLedger:
 
     def head(self) -> str:
         """The hash of the newest line."""
-        return head_of(self._entries())
+        return head_of(self.entries())
 
     def submit(
         self,
@@ -238,7 +238,7 @@ class NodeLedger:
         if not record_ids:
             raise RequestError("a request must name at least one record")
         with self._locked():
-            entries = self._entries()
+            entries = self.entries()
             known = replay(self.path, entries)
             if identifier in known:
                 raise RequestError(f"--id {identifier}: this node has made a request of that name already")
@@ -281,7 +281,7 @@ class NodeLedger:
         Returns all lines that there are then.
         """
         with self._locked():
-            entries = self._entries()
+            entries = self.entries()
             new = [{"event": entry["event"], "time": time.time(), **entry} for entry in make(entries)]
             return [*entries, *append_all(self.path, new, head_of(entries))]
 
@@ -295,7 +295,7 @@ class NodeLedger:
         word that a request is verified has to do. `query` goes into the line `queried`.
         """
         with self._locked():
-            entries = self._entries()
+            entries = self.entries()
             known = {e["line"] for e in entries if "line" in e}
             made, head, confirmed = replay(self.path, entries), head_of(entries), []
             for outcome in outcomes:
@@ -333,7 +333,7 @@ class NodeLedger:
         """
         day = time.strftime("%Y-%m-%d", time.gmtime())
         with self._locked():
-            entries = self._entries()
+            entries = self.entries()
             today = [e for e in entries if e["event"] == REFUSED and e.get("day") == day]
             if len(today) >= REFUSALS_PER_DAY or any(about.items() <= e.items() for e in today):
                 return False
@@ -346,14 +346,14 @@ class NodeLedger:
 
     def lines(self, event: str | None = None) -> list[Mapping[str, Any]]:
         """All lines, or those of one event, in their order."""
-        return [e for e in self._entries() if event in (None, e["event"])]
+        return [e for e in self.entries() if event in (None, e["event"])]
 
     def exchanges(self) -> list[Mapping[str, Any]]:
         """What this node sent to servers, in order: the lines `exchanged`, each with `asked`, the ids of the records
         that requests named before it or that were held back then, and `config`, the hash of the run's configuration as
         the node knew it then."""
         found, known, configs = [], dict[str, NodeRequest](), dict[str, str]()
-        for entry in self._entries():
+        for entry in self.entries():
             if entry["event"] == "submitted":
                 _enter(known, entry)
             elif entry["event"] in _OF_PERSONS and entry.get("id") in known:
@@ -374,7 +374,8 @@ class NodeLedger:
         found = [e.get("config") for e in self.lines(RUN_LEARNED) if e.get("run") == run]
         return found[-1] if found else None
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines, in their order; none of a ledger that was just made. RequestError for a file that is no ledger."""
         if self._made_here and not self.path.stat().st_size:
             return []
         try:

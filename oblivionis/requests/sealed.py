@@ -99,9 +99,9 @@ class Opened:
     def check(self) -> None:
         """SealError unless the request is one of those that the commitment was made of."""
         salt, own = self.salts
-        if _digest(self.demand, own) not in self.digests:
+        if digest_of(self.demand, own) not in self.digests:
             raise SealError(f"request {self.demand.request_id!r} is not what its digest was made of: {_CHANGED}")
-        if _commitment(self.run, self.session, self.client, salt, self.digests) != self.commitment:
+        if commit_to(self.run, self.session, self.client, salt, self.digests) != self.commitment:
             raise SealError(f"commitment {self.commitment[:12]}… was not made of this: {_CHANGED}")
 
     def to_json(self) -> dict[str, Any]:
@@ -422,7 +422,7 @@ def _enter(folder: Path, run: str, session: str, client: int, choose: _Choice) -
             "client": client,
             "demands": [{"id": d.request_id, "scope": d.scope, "record_ids": list(d.record_ids)} for d in demands],
             "secret": secret,
-            "commitment": _commitment(run, session, client, salt, digests),
+            "commitment": commit_to(run, session, client, salt, digests),
         }
 
     return _share(_Standing(NodeLedger(folder).extend(make)).committed[session])
@@ -459,7 +459,7 @@ def _read_demands(line: Mapping[str, Any]) -> tuple[Demand, ...]:
 
 def _sealed(secret: str, demands: Sequence[Demand]) -> tuple[str, tuple[str, ...]]:
     """The salt of an exchange, and the digest of each demand."""
-    digests = tuple(_digest(d, _salt(secret, f"request {d.request_id}")) for d in demands)
+    digests = tuple(digest_of(d, _salt(secret, f"request {d.request_id}")) for d in demands)
     return _salt(secret, "exchange"), digests
 
 
@@ -467,12 +467,14 @@ def _salt(secret: str, label: str) -> str:
     return hmac.digest(bytes.fromhex(secret), label.encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
-def _digest(demand: Demand, salt: str) -> str:
+def digest_of(demand: Demand, salt: str) -> str:
+    """SHA-256 of one demand and the salt, in hex."""
     body = {"id": demand.request_id, "scope": demand.scope, "record_ids": list(demand.record_ids), "salt": salt}
     return _hashed(body)
 
 
-def _commitment(run: str, session: str, client: int, salt: str, digests: Sequence[str]) -> str:
+def commit_to(run: str, session: str, client: int, salt: str, digests: Sequence[str]) -> str:
+    """SHA-256, in hex, of a client's digests in one exchange: what it commits to before it tells its demands."""
     return _hashed({"run": run, "session": session, "client": client, "salt": salt, "requests": list(digests)})
 
 

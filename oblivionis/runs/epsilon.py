@@ -15,7 +15,7 @@ import numpy as np
 REPLACED = 2.0
 """By how many clipping norms a sum of clipped vectors moves when one of them becomes another one."""
 LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
-_ORDERS = (*range(2, 25), 28, 32, 40, 48, 64, 96, 128, 512, 1024)
+ORDERS = (*range(2, 25), 28, 32, 40, 48, 64, 96, 128, 512, 1024)
 """Rényi orders; whole ones, for which the sampled Gaussian has a finite sum."""
 
 
@@ -135,14 +135,14 @@ def _epsilon(events: frozenset[tuple[Event, int]], delta: float) -> float:
         return plain
     from dp_accounting import rdp
 
-    orders = list(_ORDERS)
-    total = np.sum([count * _renyi(event) for event, count in events], axis=0)
+    orders = list(ORDERS)
+    total = np.sum([count * renyi(event) for event, count in events], axis=0)
     return min(plain, float(rdp.compute_epsilon(orders, total, delta)[0]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _renyi(event: Event) -> np.ndarray:
-    """The Rényi divergences of `event` at `_ORDERS`."""
+def renyi(event: Event) -> np.ndarray:
+    """The Rényi divergences of `event` at `ORDERS`."""
     import dp_accounting
     from dp_accounting import rdp
 
@@ -156,4 +156,4 @@ def _renyi(event: Event) -> np.ndarray:
         mechanism = dp_accounting.PoissonSampledDpEvent(event.rate, gaussian)
     else:
         relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    return rdp.RdpAccountant(list(_ORDERS), relation).compose(mechanism)._rdp  # it tells of them in no other way
+    return rdp.RdpAccountant(list(ORDERS), relation).compose(mechanism)._rdp  # it tells of them in no other way

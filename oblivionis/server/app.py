@@ -38,7 +38,7 @@ from strategies.churn import ChurningGrid
 app = ServerApp()
 log = logging.getLogger("flwr")
 
-_SETTLED_SECONDS = 4.0
+SETTLED_SECONDS = 4.0
 
 
 @app.main()
@@ -188,11 +188,11 @@ def _check_nodes(grid: Grid, clients: int) -> None:
         settled = time.monotonic() - since
         if count != connected:
             connected, since = count, time.monotonic()
-        elif (count == clients or (simulated and count > clients)) and settled > _SETTLED_SECONDS / 10:
+        elif (count == clients or (simulated and count > clients)) and settled > SETTLED_SECONDS / 10:
             if count > clients:
                 log.warning("%d of %d SuperNodes are left out: federation.clients=%d", count - clients, count, clients)
             return
-        elif settled > _SETTLED_SECONDS:
+        elif settled > SETTLED_SECONDS:
             break
         time.sleep(0.1)
     right = f'--federation-config "num-supernodes={clients}"' if simulated else f"{clients} SuperNodes"

@@ -119,8 +119,8 @@ def script(address: str, arguments: Sequence[str], files: Sequence[int]) -> Iter
 
     files: its standard input, output and error. It is killed at the end. Raises OSError where nobody listens.
     """
-    with _connection(address) as connection:
-        _ask(connection, arguments, files)
+    with connection_to(address) as connection:
+        ask(connection, arguments, files)
         yield
 
 
@@ -133,7 +133,7 @@ def stand_in(arguments: Sequence[str]) -> int:
     connection = _connected() if plain else None
     if connection is not None:
         with connection, connection.makefile("r") as told:
-            _ask(connection, plain, STREAMS)
+            ask(connection, plain, STREAMS)
             if told.readline():
                 return int(told.readline() or 1)
     found = find_spec("ray")
@@ -156,12 +156,13 @@ def _plain(arguments: Sequence[str]) -> list[str]:
 
 def _connected() -> socket.socket | None:
     try:
-        return _connection(os.environ[ADDRESS])
+        return connection_to(os.environ[ADDRESS])
     except (OSError, KeyError):
         return None
 
 
-def _connection(address: str) -> socket.socket:
+def connection_to(address: str) -> socket.socket:
+    """A connection to the server at this address; OSError where nobody listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(address)
@@ -171,7 +172,7 @@ def _connection(address: str) -> socket.socket:
     return connection
 
 
-def _ask(connection: socket.socket, arguments: Sequence[str], files: Sequence[int]) -> None:
+def ask(connection: socket.socket, arguments: Sequence[str], files: Sequence[int]) -> None:
     """Send what a process inherits: arguments, environment, folder, masked signals and its standard streams."""
     request = {
         "arguments": arguments,
@@ -209,7 +210,7 @@ def serve(listener: socket.socket, names: Sequence[str]) -> None:
                 break
             for one in ready:
                 if one is listener:
-                    _fork(listener.accept()[0], children)
+                    fork(listener.accept()[0], children)
                 elif one == wake:
                     os.read(wake, 1 << 12)
                 elif one in children and _gone(one):
@@ -219,8 +220,9 @@ def serve(listener: socket.socket, names: Sequence[str]) -> None:
             _kill(pid)
 
 
-def _fork(connection: socket.socket, children: dict[socket.socket, int]) -> None:
-    request, files = _received(connection)
+def fork(connection: socket.socket, children: dict[socket.socket, int]) -> None:
+    """Take up a request: fork a worker for it, told in `children`, and say so; close what has no request."""
+    request, files = received(connection)
     if request is None:
         connection.close()
         return
@@ -240,7 +242,8 @@ def _fork(connection: socket.socket, children: dict[socket.socket, int]) -> None
         connection.sendall(b"\n")
 
 
-def _received(connection: socket.socket) -> tuple[dict | None, list[int]]:
+def received(connection: socket.socket) -> tuple[dict | None, list[int]]:
+    """The request, None where the other side has gone, and the files that came with it."""
     text, files = b"", []
     while not text.endswith(b"\n"):
         piece, more, _, _ = socket.recv_fds(connection, 1 << 20, len(STREAMS))

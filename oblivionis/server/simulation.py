@@ -103,7 +103,7 @@ def simulate(config: Config, run: RunDirectory, events: Events, forks: str | Non
     stop = Stop()
     from oblivionis.server.second_evaluator import second_evaluator
 
-    with _flower_log(run), _silent_losses(stop), _ctrl_c(stop, events), _ray(config, run, forks) as forks:
+    with flower_log(run), silent_losses(stop), ctrl_c(stop, events), _ray(config, run, forks) as forks:
         if stop.is_set():
             raise RunInterrupted(_STOPPED)
         with second_evaluator(config, forks, events) as elsewhere:
@@ -206,7 +206,7 @@ def _ray(config: Config, run: RunDirectory, forks: str | None) -> Iterator[str |
 
 
 @contextmanager
-def _flower_log(run: RunDirectory) -> Iterator[None]:
+def flower_log(run: RunDirectory) -> Iterator[None]:
     """Send Flower's own log lines to a file of the run instead of the terminal."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     logger = logging.getLogger("flwr")
@@ -225,7 +225,7 @@ def _flower_log(run: RunDirectory) -> Iterator[None]:
 
 
 @contextmanager
-def _silent_losses(stop: Stop) -> Iterator[None]:
+def silent_losses(stop: Stop) -> Iterator[None]:
     """After a stop, an interruption that is lost prints no stack trace.
 
     It is lost in a destructor, and in a thread that is just being started: until it runs, Python takes it for the
@@ -245,7 +245,7 @@ def _silent_losses(stop: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c(stop: Stop, events: Events) -> Iterator[None]:
+def ctrl_c(stop: Stop, events: Events) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM breaks the run off in an orderly way; the second one is not waited for."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -330,17 +330,17 @@ def test_verdicts_in_words():
     line = {"attack": "quantise", "variant": "x", "questions": 9, "models": {"unlearn": {"before": {}, "after": {}}}}
     base = {"run": "r", "stage": "unlearn", "oracle": "retrain", "left_out": {}, "failed": {}, "membership": []}
     back, below = line | {"verdict": "still known"}, line | {"attack": "none", "verdict": "over-unlearned"}
-    words = attack_report._words(base | {"rows": [below, back, back | {"attack": "prefix"}]})
+    words = attack_report.words_below(base | {"rows": [below, back, back | {"attack": "prefix"}]})
     assert words[0].startswith("2 of 2 attacks bring back more") and "quantise: x; prefix x" in words[0]
-    assert attack_report._words(base | {"rows": [below]})[0].startswith("None of 0 attacks")
-    known = attack_report._words(base | {"rows": [back | {"attack": "none"}]})
+    assert attack_report.words_below(base | {"rows": [below]})[0].startswith("None of 0 attacks")
+    known = attack_report.words_below(base | {"rows": [back | {"attack": "none"}]})
     assert known[0].startswith("Without any attack the answers are still known.")
 
 
 def test_an_attack_that_is_not_here_is_called_by_its_kind():
     line = {"attack": "whisper", "variant": "softly"}
-    assert attack_report._label(line) == "whisper softly"
-    assert attack_report._label(line | {"attack": "quantise"}) == "quantise: softly"
+    assert attack_report.label_of(line) == "whisper softly"
+    assert attack_report.label_of(line | {"attack": "quantise"}) == "quantise: softly"
 
 
 def test_words_around_a_question():

@@ -11,7 +11,7 @@ from support.nodes import write_lines, write_nodes
 from support.stages import Recorded, execute, new_run
 
 from oblivionis.assessment.audit_numbers import read_audit
-from oblivionis.audits.exchange import DIFFERS, EQUAL, _looked_again, replay_exchange
+from oblivionis.audits.exchange import DIFFERS, EQUAL, looked_again, replay_exchange
 from oblivionis.chain import check_chain
 from oblivionis.client import audit as client_audit
 from oblivionis.client.worker import Worker
@@ -99,7 +99,7 @@ def test_a_round_that_was_held_anew_counts_once(finished, tmp_path):
     copy = RunDirectory.open(shutil.copytree(finished[0].path, tmp_path / "copy"))
     line = next(line for line in lines(copy) if line["event"] == "served_again")
     Ledger(copy.ledger_path).note("served_again", **{k: line[k] for k in ("round", "requests", "before", "after")})
-    assert [r.id for r in _looked_again(copy, line["round"])] == line["requests"]
+    assert [r.id for r in looked_again(copy, line["round"])] == line["requests"]
     assert {f.outcome for f in replay_exchange(copy.path, line["requests"][0], looked_at=line["round"])} == {EQUAL}
 
 

@@ -131,7 +131,7 @@ def test_greedy_unless_something_is_to_be_sampled(chat):
 
 def test_the_longest_answer(finished, chat):
     config, _ = finished
-    tokenizer = chat._assembled.tokenizer
+    tokenizer = chat.assembled.tokenizer
     assert chat.max_new_tokens == config.evaluation.full.max_new_tokens
     whole = chat.ask(FREE).answers["unlearned"][0]
     chat.decoding = Decoding(max_new_tokens=2)
@@ -160,14 +160,14 @@ def test_some_stages_only(finished):
 
 
 def test_a_ruined_model_does_not_silence_the_others(loaded):
-    vectors = loaded._vectors
+    vectors = loaded.vectors
     loaded.decoding = Decoding(samples=2)
-    loaded._vectors = {**vectors, "unlearn": np.full_like(vectors["unlearn"], 1e30)}
+    loaded.vectors = {**vectors, "unlearn": np.full_like(vectors["unlearn"], 1e30)}
     try:
         reply = loaded.ask(FREE)
         text = told(loaded, FREE)
     finally:
-        loaded._vectors = vectors
+        loaded.vectors = vectors
     assert set(reply.answers) == {"finetuned", "retrained"} and "not finite" in reply.problems["unlearned"]
     assert "no answer: the model's logits are not finite" in text
 
@@ -183,8 +183,8 @@ def test_without_the_data_free_questions_are_answered(finished, tmp_path):
 
 
 def test_data_without_a_set(chat, monkeypatch):
-    corpus = chat._corpus
-    monkeypatch.setattr(chat, "_corpus", replace(corpus, evaluation={"retain": corpus.evaluation["retain"]}))
+    corpus = chat.corpus
+    monkeypatch.setattr(chat, "corpus", replace(corpus, evaluation={"retain": corpus.evaluation["retain"]}))
     assert told(chat, "/forget") == "the run's data have no forget questions\n"
 
 

@@ -290,7 +290,7 @@ def test_no_buried_record_is_ever_trained_on(finetuned, tmp_path, monkeypatch, s
     watched = {"train": 0, "unlearn": 0}
 
     def ids_of(sequences):
-        resident = worker._worker
+        resident = worker.current
         known = {}
         for client in range(4):
             holding = resident.holding(client)

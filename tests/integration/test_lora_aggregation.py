@@ -136,7 +136,7 @@ def test_a_client_with_another_frozen_a_refuses(tmp_path, monkeypatch):
     config, run = new_run(
         tmp_path, "foreign", "stages=[finetune]", "federation.rounds.finetune=1", "model.lora.aggregation=freeze_a"
     )
-    monkeypatch.setattr("oblivionis.client.worker._worker", None)
+    monkeypatch.setattr("oblivionis.client.worker.current", None)
     monkeypatch.setattr("oblivionis.client.worker.assemble", lambda settings, seed: assemble(settings, seed + 1))
     with pytest.raises(RunFailed, match=r"nobody trained, all 2 replies .* would train other parameters"):
         execute(config, run)

@@ -264,8 +264,8 @@ def sound(kinds):
 def nothing_runs():
     """A simulation whose files are accepted is not run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_check", lambda config, console, new: cli_check(config))
-        patch.setattr(cli, "_simulate", lambda config, run, console, told, forks: console.print("accepted"))
+        patch.setattr(cli, "check_before_run", lambda config, console, new: cli_check(config))
+        patch.setattr(cli, "start_simulation", lambda config, run, console, told, forks: console.print("accepted"))
         yield
 
 
@@ -289,7 +289,7 @@ def in_time():
 
 def said(kind):
     shutil.rmtree(kind.file.parent / "out", ignore_errors=True)
-    files._told.clear()
+    files.told_once.clear()
     done = call(*kind.command)
     told = ("run directory:", "SHA-256", "no stage is finished yet")  # the run's name is the time
     lines = [line for line in done.out.split("\n") if not any(words in line for words in told)]

@@ -161,7 +161,7 @@ def test_the_settings_of_a_configuration_reach_the_client() -> None:
         "gradient_checkpointing": True,
     }
     overrides = [f"training.{name}={str(value).lower()}" for name, value in keys.items()]
-    settings = Worker(configuration.compose("smoke", overrides))._settings(epochs=4)
+    settings = Worker(configuration.compose("smoke", overrides)).settings(epochs=4)
     assert {name: getattr(settings, name) for name in keys} == keys and settings.epochs == 4
 
 

@@ -11,7 +11,7 @@ from support.inprocess import InProcessGrid
 from support.late import LateGrid
 from support.stages import Recorded, new_run
 
-from oblivionis.chain import GENESIS, check_chain
+from oblivionis.chain import GENESIS, append_all, check_chain
 from oblivionis.client.app import app
 from oblivionis.config import compose as configuration
 from oblivionis.data.corpora import load_corpus, load_partition
@@ -267,10 +267,9 @@ def test_a_ledger_written_anew_with_right_hashes_is_found_by_the_other(served, t
     ours, theirs = copies(served, tmp_path)
     entries = [json.loads(line) for line in (ours / "requests.jsonl").read_text().splitlines()]
     (ours / "requests.jsonl").unlink()
-    ledger = Ledger(ours / "requests.jsonl")
-    for entry in entries:
-        ledger._write({k: v for k, v in entry.items() if k not in ("prev", "hash")} | {"time": 1.0})
-    assert check_chain(ledger.path).faults == ()
+    bare = ({k: v for k, v in entry.items() if k not in ("prev", "hash")} for entry in entries)
+    append_all(ours / "requests.jsonl", [{**entry, "time": 1.0} for entry in bare], GENESIS)
+    assert check_chain(ours / "requests.jsonl").faults == ()
     (_, wrong), _ = check_ledgers([ours], [theirs])
     assert "replaced" in wrong[0]
 

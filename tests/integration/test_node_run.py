@@ -19,7 +19,7 @@ from oblivionis import seeds
 from oblivionis.assessment.assessor import Assessor
 from oblivionis.assessment.audit_numbers import NAMES, audit_path, read_audit
 from oblivionis.assessment.verification import doubt
-from oblivionis.client.app import _answer, app
+from oblivionis.client.app import answering, app
 from oblivionis.config import compose as configuration
 from oblivionis.data.own_records import load, to_record
 from oblivionis.data.tokenize import encode_all
@@ -366,9 +366,9 @@ def test_an_error_that_nobody_foresaw_is_told_without_its_text():
         raise KeyError("Mara Voss lives in Ostrava.")
 
     message = Message(RecordDict(), dst_node_id=1, message_type=protocol.TRAIN)
-    assert "Mara Voss" in _answer(fails)(message, context).error.reason
+    assert "Mara Voss" in answering(fails)(message, context).error.reason
     context.node_config["node-dir"] = "/somewhere"
-    assert _answer(fails)(message, context).error == Error(1001, "KeyError; the log of this node says more")
+    assert answering(fails)(message, context).error == Error(1001, "KeyError; the log of this node says more")
 
 
 def test_one_node_trains_as_one_client_with_the_same_file(tmp_path):

@@ -58,7 +58,7 @@ def test_what_cannot_be_resumed_is_said(monkeypatch, tmp_path):
 def simulated(monkeypatch):
     """The grid counts as Flower's simulation."""
     monkeypatch.setattr(server_app, "InMemoryGrid", InProcessGrid)
-    monkeypatch.setattr(server_app, "_SETTLED_SECONDS", 0.2)
+    monkeypatch.setattr(server_app, "SETTLED_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("simulated")

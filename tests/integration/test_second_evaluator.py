@@ -84,13 +84,13 @@ def test_two_processes_measure_what_one_does(beside, full):
 def test_some_are_measured_there_and_not_here(beside, monkeypatch):
     _, together, _, models = beside
     here = []
-    plain = Assessor._report
+    plain = Assessor.report
 
     def spied(self, session, built, names):
         here.extend(names)
         return plain(self, session, built, names)
 
-    monkeypatch.setattr(Assessor, "_report", spied)
+    monkeypatch.setattr(Assessor, "report", spied)
     assert "leakage" in together.measure(models[0], full=False).report.results
     assert here and "leakage" not in here
 

@@ -182,8 +182,8 @@ def test_every_node_knows_the_configuration_from_the_start(honest):
     for folder in folders:
         learned = {e["run"]: e["config"] for e in NodeLedger(folder).lines("run")}
         assert learned["run"] == digest and set(learned) == {"base", "run"}
-        events = [e["event"] for e in NodeLedger(folder)._entries()]
-        first = next(i for i, e in enumerate(NodeLedger(folder)._entries()) if e.get("run") == "run")
+        events = [e["event"] for e in NodeLedger(folder).entries()]
+        first = next(i for i, e in enumerate(NodeLedger(folder).entries()) if e.get("run") == "run")
         assert events[first] == "run", "before anything was done for that run"
 
 

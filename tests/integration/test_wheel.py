@@ -14,6 +14,7 @@ import oblivionis
 
 PROJECT = Path(__file__).resolve().parents[2]
 SUPPORT = PROJECT / "tests" / "support"
+PACKAGES = ("oblivionis", *oblivionis.SIBLINGS, oblivionis.BENCHMARKS)
 READ = ("*.json", "*.yaml", "*.csv", "*.css", "*.js", "*.svg")
 
 # The real server and client apps, without Ray: `support.inprocess` lies beside the tests, the program in the wheel.
@@ -69,14 +70,14 @@ def run(fresh, *command, path=()):
 def test_everything_that_is_read_is_in_the_wheel_and_nothing_else_at_the_top(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     info = f"oblivionis-{oblivionis.__version__}.dist-info"
-    assert {name.partition("/")[0] for name in names} == {"oblivionis", *oblivionis.SIBLINGS, info}
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES, info}
     tracked = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
     expected = set()
     for name in tracked.stdout.splitlines():
         top = name.partition("/")[0]
         if top == "conf":
             expected.add(f"oblivionis/{name}")
-        elif top in ("oblivionis", *oblivionis.SIBLINGS):
+        elif top in PACKAGES:
             expected.add(name)
     read = {name for name in expected if any(Path(name).match(pattern) for pattern in READ)}
     assert {"oblivionis/conf/smoke.yaml", "oblivionis/models/tiny.json", "benchmarks/suites/quick.yaml"} < read
@@ -88,7 +89,7 @@ def test_everything_that_is_read_is_in_the_wheel_and_nothing_else_at_the_top(whe
     assert expected <= names, sorted(expected - names)
 
 
-@pytest.mark.parametrize("name", ["oblivionis", *oblivionis.SIBLINGS])
+@pytest.mark.parametrize("name", PACKAGES)
 def test_the_packages_come_from_the_new_environment(fresh, name):
     result = run(fresh, fresh.bin / "python", "-c", f"import {name}; print({name}.__file__)")
     assert result.stdout.strip() == str(fresh.packages / name / "__init__.py"), result.stderr

@@ -48,13 +48,13 @@ def _noise(received, old):
 
 def _re_add(patch, old):
     """It trains on the records again that it has forgotten."""
-    withheld = client_app._Task.withheld
-    patch.setattr(client_app._Task, "withheld", lambda task: set() if task.client == LIAR else withheld(task))
+    withheld = client_app.Task.withheld
+    patch.setattr(client_app.Task, "withheld", lambda task: set() if task.client == LIAR else withheld(task))
 
 
 def _copy(patch, old):
     """It is honest; the client after it trains on copies of its records besides, under other ids."""
-    keep = Worker._keep
+    keep = Worker.keep
 
     def more(self, client, records, marked):
         if client == LIAR + 1:
@@ -62,8 +62,8 @@ def _copy(patch, old):
             records = (*records, *(replace(r, id=f"copy-{r.id}") for r in copied))
         return keep(self, client, records, marked)
 
-    patch.setattr(Worker, "_keep", more)
-    patch.setattr(client_worker, "_worker", None)  # what it holds is kept in memory
+    patch.setattr(Worker, "keep", more)
+    patch.setattr(client_worker, "current", None)  # what it holds is kept in memory
 
 
 def _filter(patch, old):

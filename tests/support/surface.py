@@ -12,7 +12,7 @@ from typing import Any
 
 import oblivionis
 
-PACKAGES = ("oblivionis", *oblivionis.SIBLINGS)
+PACKAGES = ("oblivionis", *oblivionis.SIBLINGS, oblivionis.BENCHMARKS)
 
 
 def names() -> Iterator[tuple[str, Any]]:

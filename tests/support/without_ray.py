@@ -19,8 +19,8 @@ if __name__ != "support.without_ray":
 
     def simulate(config, run, events, forks=None):
         stop = simulation.Stop()
-        quiet, heard = simulation._silent_losses(stop), simulation._ctrl_c(stop, events)
-        with simulation._flower_log(run), quiet, heard, stop.broken_off():
+        quiet, heard = simulation.silent_losses(stop), simulation.ctrl_c(stop, events)
+        with simulation.flower_log(run), quiet, heard, stop.broken_off():
             serve(config, InProcessGrid(app, config.federation.clients), run, events, stop)
 
     simulation.simulate = simulate

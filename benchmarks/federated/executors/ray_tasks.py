@@ -39,11 +39,11 @@ class RayExecutor:
     """An `Executor` on a running cluster. nodes: all that may be submitted; tell: is told what happens to machines."""
 
     def __init__(self, away: RayCluster, store: Path, nodes: Sequence[Node], tell: Callable[[str], None]) -> None:
-        self._away, self._store, self._nodes, self._tell = away, store.resolve(), nodes, tell
-        self._tasks: list[_Task] = []
-        self._demands: dict[str, Demand] = {}
+        self._away, self._store, self.nodes, self._tell = away, store.resolve(), nodes, tell
+        self.tasks: list[Task] = []
+        self.demands: dict[str, Demand] = {}
         self._joined = ExitStack()
-        self._sharing = True
+        self.sharing = True
 
     def __enter__(self) -> RayExecutor:
         """Raises RunError, with everything that is wrong with the cluster, before anything begins."""
@@ -70,7 +70,7 @@ class RayExecutor:
                 faults.append(there)
                 continue
             sees = there.pop("sees store")
-            self._sharing = self._sharing and sees
+            self.sharing = self.sharing and sees
             faults += cluster.other_versions(name, here, there)
             faults += [] if sees else self._only_shared(name)
         if not faults:
@@ -80,7 +80,7 @@ class RayExecutor:
 
     def _only_shared(self, name: str) -> list[str]:
         """Runs that read the folders of other runs, which do not travel with them."""
-        reading = [n for n in self._nodes if n.oracles or (n.needs and n.config.privacy.level != "none")]
+        reading = [n for n in self.nodes if n.oracles or (n.needs and n.config.privacy.level != "none")]
         if not reading:
             return []
         return [
@@ -90,7 +90,7 @@ class RayExecutor:
 
     def _lacking(self) -> list[str]:
         """What machines lack of the data and models that the runs read."""
-        place, texts = Path.cwd(), sorted({configuration.to_yaml(node.config) for node in self._nodes})
+        place, texts = Path.cwd(), sorted({configuration.to_yaml(node.config) for node in self.nodes})
         here, faults = ray_worker.inputs(place, texts), []
         for name, there in cluster.on_each(ray_worker.inputs, place, texts, answer_s=_READING_S):
             if isinstance(there, str):
@@ -109,9 +109,9 @@ class RayExecutor:
         gpus = any(machine["Resources"].get("GPU") for machine in machines)
         demands = Demands(self._away.reserve, gpus_there=gpus, tell=self._tell)
         hopeless: dict[Demand, Node] = {}
-        for node in self._nodes:
+        for node in self.nodes:
             check(node.config, node.label)
-            demand = self._demands[node.key] = demands.of(node.config)
+            demand = self.demands[node.key] = demands.of(node.config)
             if not any(_has(machine["Resources"], demand) for machine in machines):
                 hopeless.setdefault(demand, node)
         if hopeless:
@@ -125,30 +125,30 @@ class RayExecutor:
     @property
     def width(self) -> int:
         """Runs that machines are at."""
-        return max(1, sum(task.host != "" for task in self._tasks))
+        return max(1, sum(task.host != "" for task in self.tasks))
 
     def room(self, node: Node) -> bool:
         """Whether no run with the same demand waits for a machine: Ray sees one of each kind ahead."""
-        demand = self._demands[node.key]
-        return not any(task.host == "" and task.demand == demand for task in self._tasks)
+        demand = self.demands[node.key]
+        return not any(task.host == "" and task.demand == demand for task in self.tasks)
 
-    def submit(self, node: Node, run: RunDirectory) -> _Task:
+    def submit(self, node: Node, run: RunDirectory) -> Task:
         """Ask Ray for a machine."""
         import ray
 
-        parcel = [] if self._sharing else [ray.put(piece) for piece in pieces(run.path)]
-        demand = self._demands[node.key]
+        parcel = [] if self.sharing else [ray.put(piece) for piece in pieces(run.path)]
+        demand = self.demands[node.key]
         method, versions = node.config.unlearning.method, ray_worker.versions()
         order = Order(node.key, self._probe, Path.cwd(), method, versions, demand.cpus, parcel)
-        task = _Task(node, run.path, order, demand)
+        task = Task(node, run.path, order, demand)
         task.begin()
-        self._tasks.append(task)
+        self.tasks.append(task)
         return task
 
-    def ended(self) -> list[_Task]:
+    def ended(self) -> list[Task]:
         """Listen to all tasks. One whose machine was lost begins anew, `TIMES` times at most."""
         over = []
-        for task in self._tasks:
+        for task in self.tasks:
             lost = task.listen()
             if lost is None:
                 pass
@@ -159,22 +159,22 @@ class RayExecutor:
                 task.fail(f"{lost}, {TIMES} times")
             if task.outcome is not None:
                 over.append(task)
-        self._tasks = [task for task in self._tasks if task not in over]
+        self.tasks = [task for task in self.tasks if task not in over]
         return over
 
     def stop(self) -> None:
         """Cancel all tasks and wait some seconds for their ends; what is left of them ends with this process."""
         import ray
 
-        for task in self._tasks:
+        for task in self.tasks:
             with suppress(Exception):
                 ray.cancel(task.stream)
         deadline = time.monotonic() + _CANCEL_S
-        while any(task.outcome is None and task.listen() is None for task in self._tasks):
+        while any(task.outcome is None and task.listen() is None for task in self.tasks):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
-        for task in self._tasks:
+        for task in self.tasks:
             task.drop()
 
 
@@ -193,7 +193,7 @@ def _resources(machine: Mapping[str, Any]) -> str:
     return f"{machine['NodeManagerAddress']} {found.get('CPU', 0):g} CPUs{gpus}, {memory} of RAM"
 
 
-class _Task:
+class Task:
     """A run that Ray has been asked to do. host: the machine that is at it, "" before; times: how often it began."""
 
     def __init__(self, node: Node, folder: Path, order: Order, demand: Demand) -> None:

@@ -40,8 +40,8 @@ def generate(model: nn.Module, work: Continuations, *, together: bool) -> list[l
     produced: list[list[int]] = [[] for _ in range(len(work.prompts) * work.copies)]
     finished = counter("answers", len(produced))
     base: Any = base_model(model)
-    with _plain_settings(base, use_cache=is_known(model)):
-        for units in _parts(work, together):
+    with plain_settings(base, use_cache=is_known(model)):
+        for units in batches(work, together):
             settle_frequencies(model)
             _generate(base, work, units, produced)
             finished(len(units))
@@ -61,7 +61,7 @@ def settle_frequencies(model: nn.Module) -> None:
         base(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model_device(model)), use_cache=False)
 
 
-def _parts(work: Continuations, together: bool) -> Iterator[list[int]]:
+def batches(work: Continuations, together: bool) -> Iterator[list[int]]:
     """The numbers of the continuations that run in one batch, the longest prompts first."""
     units = [i * work.copies + j for i in range(len(work.prompts)) for j in range(work.copies)]
     units.sort(key=lambda unit: -len(work.prompts[unit // work.copies]))
@@ -131,7 +131,7 @@ class _AllEnded(StoppingCriteria):
 
 
 @contextmanager
-def _plain_settings(base: Any, *, use_cache: bool) -> Iterator[None]:
+def plain_settings(base: Any, *, use_cache: bool) -> Iterator[None]:
     """Keep the model's own generation settings (penalties, suppressed tokens, a length) out of what is generated."""
     kept = base.generation_config
     base.generation_config = GenerationConfig(do_sample=False, use_cache=use_cache, pad_token_id=0)

@@ -31,9 +31,10 @@ class PackingError(RuntimeError):
     """The model does not hand the layout to its attention, or its attention wants what packing cannot give."""
 
 
-def _attention(
+def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
+    """Attention over packed rows by their layout, or without one as transformers does it."""
     layout: Layout | None = kwargs.pop("packing", None)
     if layout is None:
         if _no_mask.get():
@@ -57,7 +58,7 @@ def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     return None if _no_mask.get() else sdpa_mask(*args, **kwargs)
 
 
-AttentionInterface.register(ATTENTION, _attention)
+AttentionInterface.register(ATTENTION, packed_attention)
 AttentionMaskInterface.register(ATTENTION, _mask)
 
 

@@ -39,7 +39,7 @@ class PlainBackend(Backend):
         logits, states = [], []
         for group in _groups(batch):
             with collected(self.model, layer) as seen:
-                whole = self._forward(group.ids)
+                whole = self.forward(group.ids)
             logits.append((group.kept, whole[group.rows, group.columns]))
             states.append((group.kept, seen[-1][group.rows, group.columns]))
         return _in_order(logits), _in_order(states)
@@ -50,7 +50,7 @@ class PlainBackend(Backend):
         padded: list[tuple[Tensor, Tensor]] = []
         for group in _groups(batch):
             with collected(self.model, layer) as seen:
-                self._forward(group.ids)
+                self.forward(group.ids)
             states = seen[-1][:, : layout.max_length]
             padded.append((group.sequences, F.pad(states, (0, 0, 0, layout.max_length - states.shape[1]))))
         return layout.unpad(_in_order(padded).unsqueeze(1))[:, 0]
@@ -61,10 +61,10 @@ class PlainBackend(Backend):
     def _kept(self, group: _Group) -> Tensor:
         """Logits (k, V) at the places that are wanted of a group."""
         length = group.ids.shape[1]
-        logits = self._forward(group.ids, length - int(group.columns.min()) if len(group.columns) else 1)
+        logits = self.forward(group.ids, length - int(group.columns.min()) if len(group.columns) else 1)
         return logits[group.rows, group.columns - (length - logits.shape[1])]
 
-    def _forward(self, ids: Tensor, last: int | None = None) -> Tensor:
+    def forward(self, ids: Tensor, last: int | None = None) -> Tensor:
         """Logits (R, n, V) of sequences (R, n), or of at least their `last` places: then some states may be missing."""
         known = parameters(self.model)
         options: dict[str, object] = {"use_cache": False} if "use_cache" in known else {}
@@ -104,7 +104,7 @@ def _in_order(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 @torch.no_grad()
 def reads_ahead(model: nn.Module) -> bool:
     """Whether what a model says of a token depends on the next one, tried on two. Raises ValueError for NaN."""
-    forward = PlainBackend(model)._forward
+    forward = PlainBackend(model).forward
     rows = min(vocabulary_size(model), 64)
     pairs = torch.tensor([[3 % rows, 5 % rows], [3 % rows, 7 % rows]], device=model_device(model))
     one, another = (forward(pair[None])[0, 0].float() for pair in pairs)

@@ -71,11 +71,12 @@ def curves(run: RunDirectory, config: Config, oracle: Mapping[str, float]) -> li
             )
             for measure, label in MEASURES.items()
         ]
-        found += [h.h3[STAGES[of.stage]], captioned(h.div(".panels")[panels], _caption(config, of.marks))]
+        found += [h.h3[STAGES[of.stage]], captioned(h.div(".panels")[panels], caption_of(config, of.marks))]
     return found or [h.p["No stage was measured more than once (see ", h.code["evaluation.every"], ")."]]
 
 
-def _caption(config: Config, marks: Sequence[int]) -> list[h.Node]:
+def caption_of(config: Config, marks: Sequence[int]) -> list[h.Node]:
+    """What stands below the curves: how they are marked."""
     size = config.evaluation.light.questions_per_set
     asked = f"a sample of {counted(size, 'question')} per set" if size else "all questions"
     caption: list[h.Node] = [f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."]

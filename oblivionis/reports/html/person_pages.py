@@ -56,7 +56,7 @@ def section(run: RunDirectory) -> list[h.Node]:
         link = h.a(href=f"{FOLDER}/{person_slug(one.name)}.html")[one.name]
         mine = requests_about(person, requests)
         states = ", ".join(dict.fromkeys(request.outcome for request in mine)) or "–"
-        shares = [_share([one.outcomes.get(s, {}).get(f.inputs) for f in person.facts]) for s in stages]
+        shares = [share([one.outcomes.get(s, {}).get(f.inputs) for f in person.facts]) for s in stages]
         rows.append([link, person.cohort or "", str(len(person.facts)), *shares, states])
     heads = ["person", "cohort", "facts", *(MODELS[stage] for stage in stages), "requests"]
     return [
@@ -117,7 +117,8 @@ def _stages(audits: Mapping[str, PersonAudit]) -> list[str]:
     return [stage for stage in STAGES if stage in known]
 
 
-def _share(outcomes: Sequence[Outcome | None]) -> str:
+def share(outcomes: Sequence[Outcome | None]) -> str:
+    """The mean share of phrasings in which facts are memorised, in per cent; – where one was not measured."""
     if not outcomes or any(outcome is None for outcome in outcomes):
         return "–"
     return f"{sum(o.memorized / o.phrasings for o in outcomes if o is not None) / len(outcomes):.0%}"

@@ -28,10 +28,10 @@ def section(run: RunDirectory) -> list[h.Node]:
     curves = rebound_curves(run.metrics(), STAGE)
     if not curves:
         return []
-    return [section_heading("rebound", "What comes back"), *paragraphs(sentences(run)), _figure(curves)]
+    return [section_heading("rebound", "What comes back"), *paragraphs(sentences(run)), figure_of(curves)]
 
 
-def _figure(curves: Sequence[Curve]) -> h.Node:
+def figure_of(curves: Sequence[Curve]) -> h.Node:
     """Recovered share by rounds since served; nothing where no request forgot anything."""
     mean = mean_shares(curves)
     if not mean.size:

@@ -51,7 +51,7 @@ class _Issued(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class Known:
     """What the pages of a run read, loaded once.
 
     events: ledger entries by request; logs: per-question logs by stage; leakage: by stage, the rows of the latest
@@ -95,7 +95,7 @@ def write_pages(run: RunDirectory, config: Config) -> None:
     """Write `requests/<id>.html` for every request in the ledger of `run`, and remove pages of others."""
     requests = list(Ledger(run.ledger_path))
     written = set()
-    known = _load(run, config)
+    known = load(run, config)
     for request in requests:
         path = run.path / page_of(request.id)
         write_atomic(path, html_page(_title(request, run), _page(request, known, REPORT)))
@@ -108,14 +108,15 @@ def write_pages(run: RunDirectory, config: Config) -> None:
 def page_parts(run: RunDirectory, config: Config, page: str, home: str) -> tuple[str, list[h.Node]] | None:
     """Title and parts of the page that `page_of` calls so, None where no request has it. home: where it links back."""
     request = next((r for r in Ledger(run.ledger_path) if page_of(r.id) == page), None)
-    return None if request is None else (_title(request, run), _page(request, _load(run, config), home))
+    return None if request is None else (_title(request, run), _page(request, load(run, config), home))
 
 
 def _title(request: Request, run: RunDirectory) -> str:
     return f"{request.id} in {run.name}"
 
 
-def _load(run: RunDirectory, config: Config) -> _Known:
+def load(run: RunDirectory, config: Config) -> Known:
+    """Read the ledger, answers and leakage of a run."""
     events: dict[str, list[Mapping[str, Any]]] = {}
     for event in read_lines(run.ledger_path):
         if "id" in event:
@@ -127,7 +128,7 @@ def _load(run: RunDirectory, config: Config) -> _Known:
     for person in (person for audit in audits_of(run).values() for person in audit.people):
         for record_id in person.record_ids:
             people.setdefault(record_id, []).append(person.name)
-    return _Known(run, config, events, logs, leakage, people, seen_by_oracle(run), nothing_follows(run))
+    return Known(run, config, events, logs, leakage, people, seen_by_oracle(run), nothing_follows(run))
 
 
 def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
@@ -135,19 +136,19 @@ def _leakage(run: RunDirectory, stage: str) -> dict[str, Mapping[str, Any]]:
     return {row["id"]: row for row in (leakage_audit(run, stage) or {"questions": []})["questions"]}
 
 
-def _page(request: Request, known: _Known, home: str) -> list[h.Node]:
+def _page(request: Request, known: Known, home: str) -> list[h.Node]:
     certificate = certificate_of(request, known.run)
     return [
         h.p[h.a(href=f"../{home}#requests")["report" if home else "run"]],
         h.h1[f"Deletion request {request.id}"],
         h.p(".bad")[known.nothing] if known.nothing else None,
         h.p["Run ", h.b[known.run.name], ". ", _in_short(request)],
-        _life(request, known, certificate),
+        life(request, known, certificate),
         h.h2["What was asked"],
-        _asked(request, known),
+        asked_for(request, known),
         h.h2["What was done"],
-        _timeline(known.events.get(request.id, ())),
-        _unlearned(known.events.get(request.id, ())),
+        timeline(known.events.get(request.id, ())),
+        unlearned(known.events.get(request.id, ())),
         h.h2["What is left of its records"],
         _records(request, known),
         _answers(request, known),
@@ -157,7 +158,7 @@ def _page(request: Request, known: _Known, home: str) -> list[h.Node]:
     ]
 
 
-def _life(request: Request, known: _Known, certificate: Certificate | None) -> h.Element:
+def life(request: Request, known: Known, certificate: Certificate | None) -> h.Element:
     """From the demand to its certificate: what was reached, when, and what is still to come."""
     events = known.events.get(request.id, ())
     asked = next((e for e in events if e["event"] == "submitted"), {})
@@ -165,14 +166,14 @@ def _life(request: Request, known: _Known, certificate: Certificate | None) -> h
     checked = next((e for e in reversed(events) if e["event"].startswith("verif")), {})
     gone, judged = request.served_round is not None, request.outcome in MEANING
     waits, bad = gone or request.state == PENDING, (NOT_VERIFIED, OVER_UNLEARNED)
-    steps: list[tuple[str, str, h.Node]] = [("done", "Asked", f"{_when(asked)}, for round {request.round}")]
+    steps: list[tuple[str, str, h.Node]] = [("done", "Asked", f"{when(asked)}, for round {request.round}")]
     if gone:
-        steps.append(("done", "Served", f"{_when(served)}, in round {request.served_round}"))
+        steps.append(("done", "Served", f"{when(served)}, in round {request.served_round}"))
     else:
         steps.append(("bad" if request.state == REJECTED else "open", "Served", request.state))
     if judged:
         kind = "bad" if request.outcome in bad else "done" if request.outcome == VERIFIED else "open"
-        steps.append((kind, "Checked", f"{_when(checked)}: {request.outcome}"))
+        steps.append((kind, "Checked", f"{when(checked)}: {request.outcome}"))
     elif waits:
         steps.append(("open", "Checked", "at the end of the stage" if gone else "once it is served"))
     if certificate is None and waits:
@@ -196,7 +197,8 @@ def _in_short(request: Request) -> str:
     return f"It is {request.state}."
 
 
-def _asked(request: Request, known: _Known) -> h.Element:
+def asked_for(request: Request, known: Known) -> h.Element:
+    """What was asked for, by whom, and of which records."""
     what = {
         SCOPE_CLIENT: "everything that the client holds: it leaves",
         SCOPE_SUBJECT: f"all records about {request.subject or 'a person'}",
@@ -208,7 +210,7 @@ def _asked(request: Request, known: _Known) -> h.Element:
             ("By", f"client {request.client}"),
             ("Forget", what),
             ("Records", f"{len(request.record_ids)}{more}"),
-            ("When", _when(first)),
+            ("When", when(first)),
             (explained("Asked in round"), str(request.round)),
             ("Reason", request.reason),
             ("One demand with", f"all requests of {request.group}" if request.group else ""),
@@ -226,12 +228,14 @@ def _verification(request: Request, limit: float) -> str:
     return f"{request.outcome}: mean ROUGE-L recall {number(request.rouge)}; a record above {limit:g} is recited"
 
 
-def _when(event: Mapping[str, Any]) -> str:
+def when(event: Mapping[str, Any]) -> str:
+    """The time of an event in UTC; – where it has none."""
     seconds = event.get("time")
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + " UTC" if seconds is not None else "–"
 
 
-def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
+def timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
+    """The events of a request, a row each."""
     rows = []
     for event in events:
         note = "" if event["event"] == "submitted" else str(event.get("reason") or "")
@@ -241,12 +245,12 @@ def _timeline(events: Sequence[Mapping[str, Any]]) -> h.Element:
         if event["event"] == "applied":
             note = f"SHA-256 {event['before'][:12]}… → {event['after'][:12]}…"
         what = EVENTS.get(event["event"], event["event"])
-        rows.append([_when(event), str(event.get("round", "–")), what, note])
+        rows.append([when(event), str(event.get("round", "–")), what, note])
     heads = ["when", explained("Round", "round"), "what", "note"]
     return html_table(heads, ["who", "n", "", "text"], rows, "What happened to the request, in order")
 
 
-def _unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
+def unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
     """What the client itself reported of the latest exchange in which it unlearned."""
     served = next((e for e in reversed(events) if e["event"] == "served"), None)
     if served is None:
@@ -264,7 +268,7 @@ def _unlearned(events: Sequence[Mapping[str, Any]]) -> h.Node:
     )
 
 
-def _records(request: Request, known: _Known) -> h.Node:
+def _records(request: Request, known: Known) -> h.Node:
     """Probability and ROUGE-L recall of every record's answer in each model that was asked for it."""
     if not request.record_ids:
         return h.p["All its records were asked for before, by other requests."]
@@ -298,7 +302,7 @@ def _probability(values: Mapping[str, Any]) -> float | None:
     return None if loss is None else math.exp(-loss)
 
 
-def _answers(request: Request, known: _Known) -> h.Node:
+def _answers(request: Request, known: Known) -> h.Node:
     """Question, true answer and every model's answer for the request's own records."""
     rows: list[list[h.Node]] = []
     for record_id in request.record_ids:
@@ -320,7 +324,7 @@ def _has_text(log: Mapping[str, Mapping[str, Any]], record_id: str) -> bool:
     return bool(log.get(record_id, {}).get("generated_text"))
 
 
-def _audits(request: Request, known: _Known) -> h.Node:
+def _audits(request: Request, known: Known) -> h.Node:
     parts = [*_by_the_client(request, known), *_leakage_rows(request, known), *_people(request, known)]
     return parts or [h.p["No audit of this run asked about its records."]]
 
@@ -351,7 +355,7 @@ def _certified(found: Certificate | None) -> h.Node:
     return [h.h2["Erasure certificate"], h.p[found.link, with_code(told)]]
 
 
-def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
+def _by_the_client(request: Request, known: Known) -> list[h.Element]:
     """What the client measured of its own records."""
     audit = read_audit(known.run.path, request.id) or {}
     rows, note = audit_rows(audit), audit_note(audit)
@@ -363,7 +367,7 @@ def _by_the_client(request: Request, known: _Known) -> list[h.Element]:
     return [told, table, *([h.p[f"{note}."]] if note else [])]
 
 
-def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
+def _leakage_rows(request: Request, known: Known) -> list[h.Element]:
     rows = [
         [
             record_id,
@@ -388,7 +392,7 @@ def _leakage_rows(request: Request, known: _Known) -> list[h.Element]:
     return [h.p["Leakage of sampled answers (", h.code["oblivionis audit leakage"], "):"], table]
 
 
-def _people(request: Request, known: _Known) -> list[h.Element]:
+def _people(request: Request, known: Known) -> list[h.Element]:
     names = dict.fromkeys(name for record_id in request.record_ids for name in known.people.get(record_id, ()))
     links = [h.a(href=f"../people/{person_slug(name)}.html")[name] for name in names]
     command = h.code["oblivionis audit person"]

@@ -76,7 +76,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def home(made, tmp_path, monkeypatch):
     """A copy for an auditor, in whose process nobody permitted anything."""
-    monkeypatch.setattr(own_code, "_permitted", set())
+    monkeypatch.setattr(own_code, "permitted", set())
     found = shutil.copytree(made, tmp_path / "home")
     (found / "executed").unlink(missing_ok=True)
     (made / "executed").unlink(missing_ok=True)

@@ -106,7 +106,7 @@ def test_what_simulated_clients_keep_and_their_updates_are_named_nowhere(copy):
 def test_a_server_that_measures_another_model_is_seen_only_by_who_measures_again(whole, tmp_path, monkeypatch):
     """It loads the base model whatever it is to look at. The run and its certificates are whole, and say that it was
     the run that measured; `oblivionis evaluate` measures the model that lies in it."""
-    session = Assessor._session
+    session = Assessor.session
 
     @contextlib.contextmanager
     def other(self, vector):
@@ -115,7 +115,7 @@ def test_a_server_that_measures_another_model_is_seen_only_by_who_measures_again
 
     run = new_run(tmp_path, "other", *SETTINGS)
     with monkeypatch.context() as patch:
-        patch.setattr(Assessor, "_session", other)
+        patch.setattr(Assessor, "session", other)
         play(run)
     assert seal.check(run).faults == () and not seal.check(run).missing and "Nothing follows" not in said(run)
     assert {source for _, source in results(run)} == {source for _, source in results(whole)} == {RUN}

@@ -22,9 +22,6 @@ from clients.unlearning import UnlearnOptions, UnlearnReport, unlearn
 from evaluation.engine.forward import AnswerRows, answer_logits
 from evaluation.engine.packing import PackedBatch, sequence_nll
 from evaluation.engine.sequences import TokenSequence
-from oblivionis.client import worker
-from oblivionis.config.compose import compose, method_params
-from oblivionis.config.problems import ConfigError
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 METHODS: dict[str, dict[str, float]] = {
@@ -111,8 +108,8 @@ def test_the_mean_entropy_and_its_slope_over_the_logarithm_of_the_logits_scale(m
     around = [distributions.mean_entropy(AnswerRows(logits * math.exp(by), None))[0] for by in (-1e-5, 1e-5)]
     assert slope == pytest.approx((around[1] - around[0]) / 2e-5, rel=1e-6)
     at_once = distributions.mean_entropy(AnswerRows(states @ head.T, None))
-    monkeypatch.setattr("clients.distributions._ROWS", 16)
-    monkeypatch.setattr("clients.distributions._LOGITS", 0)
+    monkeypatch.setattr("clients.distributions.ROWS", 16)
+    monkeypatch.setattr("clients.distributions.LOGITS", 0)
     assert distributions.mean_entropy(AnswerRows(states, head)) == pytest.approx(at_once, rel=1e-12)
 
 
@@ -329,35 +326,6 @@ def test_full_parameters() -> None:
     options = UnlearnOptions(entropy=Entropy(3.0))
     unlearn(model, FlatParameters(model), FORGET, RETAIN, "npo", {}, rate, seed=0, options=options)
     assert mean_entropy(model, FORGET) < before - 0.1
-
-
-# Configuration
-
-
-def test_npo_entropy_is_npo_with_entropy_optimisation() -> None:
-    plain, config = (compose("default", [f"unlearning={name}"]).unlearning for name in ("npo", "npo_entropy"))
-    assert (plain.method, plain.entropy.forget, plain.entropy.retain) == ("npo", 0.0, 0.0)
-    assert (config.method, config.entropy.forget, config.entropy.retain) == ("npo", 1.0, -0.125)
-    assert config.params == plain.params == method_params("npo") == method_params("npo_entropy")
-    overrides = ["unlearning=npo_entropy", "unlearning.entropy.forget=2", "unlearning.params.beta=0.5"]
-    changed = compose("default", overrides).unlearning
-    assert (changed.entropy.forget, changed.entropy.retain, changed.params["beta"]) == (2.0, -0.125, 0.5)
-
-
-@pytest.mark.parametrize("override", ["unlearning.entropy.forget=-1", "unlearning.entropy.retain=0.1"])
-def test_the_configuration_knows_the_signs(override: str) -> None:
-    with pytest.raises(ConfigError, match="out of range"):
-        compose("default", [override])
-
-
-def test_the_worker_unlearns_with_the_configured_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    original = worker.unlearn
-    monkeypatch.setattr(worker, "unlearn", lambda *a, **k: (given.append(k["options"].entropy), original(*a, **k))[1])
-    client = worker.Worker(compose("smoke", ["unlearning=npo_entropy", "unlearning.entropy.forget=0.5"]))
-    record = client.holding(0).records[0].id
-    _, report = client.forget(0, client.flat.numpy(), record_ids=[record], tombstones=[], proximal_mu=0.0, seed=1)
-    assert given == [Entropy(0.5, -0.125)] and report.first_forget_entropy > 0
 
 
 @pytest.mark.parametrize("retained", [0, 7])

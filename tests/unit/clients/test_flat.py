@@ -32,7 +32,8 @@ def test_parameters_and_gradients_are_views() -> None:
 
 
 def test_load_and_numpy_round_trip() -> None:
-    flat = FlatParameters(tiny_llama.lora())
+    model = tiny_llama.lora()
+    flat = FlatParameters(model)
     values = np.random.default_rng(0).normal(size=flat.size).astype(np.float32)
     flat.load(values)
     np.testing.assert_array_equal(flat.numpy(), values)
@@ -41,7 +42,7 @@ def test_load_and_numpy_round_trip() -> None:
     np.testing.assert_array_equal(flat.numpy(), values)
     name, shape = flat.manifest[3]
     offset = sum(int(np.prod(s)) for _, s in flat.manifest[:3])
-    parameter = dict(zip(flat.names, flat._parameters, strict=True))[name]
+    parameter = dict(model.named_parameters())[name]
     np.testing.assert_array_equal(
         parameter.detach().numpy(), values[offset : offset + parameter.numel()].reshape(shape)
     )

@@ -158,7 +158,7 @@ def test_warm_up_takes_the_share_of_the_updates_that_is_written(settings: dict, 
     for _ in range(updates):
         flat.zero_grad()
         updater.step()
-        rates.append(updater._optimiser.param_groups[0]["lr"])
+        rates.append(updater.optimiser.param_groups[0]["lr"])
     assert sum(rate < 1 for rate in rates) == expected
     assert rates[:expected] == pytest.approx([(step + 1) / (expected + 1) for step in range(expected)])
 
@@ -170,7 +170,7 @@ def test_a_gradient_is_shortened_to_the_limit_and_never_stretched(
     flat = FlatParameters(tiny_llama.lora())
     updater = Updater(flat, TrainSettings(max_grad_norm=limit), 1, None)
     seen: list[float] = []
-    monkeypatch.setattr(updater._optimiser, "step", lambda: seen.append(flat.grad.norm().item()))
+    monkeypatch.setattr(updater.optimiser, "step", lambda: seen.append(flat.grad.norm().item()))
     flat.grad[:2] = torch.tensor([3.0, 4.0])
     updater.step()
     assert seen == [pytest.approx(length, rel=1e-5)] and not flat.grad.any()

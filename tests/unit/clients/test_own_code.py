@@ -13,7 +13,7 @@ from clients.own_code import LARGEST, NotPermitted, code_hash, permit, read_code
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that leaves a mark where it is run."""
-    monkeypatch.setattr(own_code, "_permitted", set())
+    monkeypatch.setattr(own_code, "permitted", set())
     found = tmp_path / "mine.py"
     found.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\nx = 3\n")
     return found

@@ -33,7 +33,6 @@ from clients.rectify import Rectifier
 from clients.target import Target, record_nll
 from clients.training import TrainSettings
 from clients.unlearning import UnlearnOptions, unlearn
-from oblivionis.config.compose import ConfigError, compose
 
 
 def t(*values: float) -> Tensor:
@@ -214,33 +213,6 @@ def test_what_cannot_be_rectified() -> None:
         unlearn_privately(
             model, flat, FORGET, RETAIN, "grad_diff", {}, SETTINGS, Privacy(1.0, 1.0, 0), seed=0, options=options
         )
-
-
-def test_the_choice_gru_is_npo_without_a_retain_term() -> None:
-    unlearning = compose("default", ["unlearning=gru"]).unlearning
-    assert (unlearning.method, unlearning.params["alpha"], unlearning.params["beta"]) == ("npo", 0.0, 0.1)
-    assert unlearning.rectify.enabled and unlearning.rectify.smoothing == 0.8
-    assert not compose("default").unlearning.rectify.enabled
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (["unlearning=federaser"], "unlearning.rectify.enabled"),
-        (["unlearning=fine_tune"], "unlearning.rectify.enabled"),
-        (["unlearning.requests.scope=client"], "unlearning.rectify.enabled"),
-        (["unlearning.rectify.smoothing=0"], "unlearning.rectify.smoothing"),
-        (["model.dtype=float16"], "model.dtype"),
-        (
-            ["unlearning=grad_diff", "privacy=record", "privacy.epsilon=8", "privacy.clipping_norm=1"],
-            "unlearning.rectify.enabled",
-        ),
-    ],
-)
-def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("default", ["unlearning.rectify.enabled=true", *overrides])
-    assert path in [problem.path for problem in caught.value.problems]
 
 
 def test_gradients_are_rectified_where_the_method_moves_something_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from clients.flat import FlatParameters
 from clients.relearning import relearn
 from clients.training import TrainSettings, train
 from evaluation.engine.quantise import NF4_BLOCK, QUANTISERS, int8, nf4, nf4_code, quantise_merged
-from oblivionis.models import loading, lora
 
 RECORDS = tiny_llama.sequences(5)
 SETTINGS = TrainSettings(batch_size=2, learning_rate=1e-2, warmup_epochs=0.0)
@@ -24,22 +23,9 @@ NF4 = [-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0, 0.0796, 0.16
 NF4 += [0.7230, 1]
 
 
-def adapted() -> nn.Module:
-    """The embedded model with LoRA of a B that is not zero."""
-    model = loading.load_base("embedded")[0]
-    model = lora.attach_lora(model, rank=4, alpha=8, dropout=0.0, target_modules=tiny_llama.MODULES, seed=1)
-    lora.trainable(model)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_B" in name:
-                p.copy_(0.05 * torch.randn(p.shape, generator=generator))
-    return model
-
-
 @pytest.fixture(scope="module")
 def trained():
-    model = adapted()
+    model = tiny_llama.lora()
     return model, FlatParameters(model)
 
 
@@ -138,7 +124,7 @@ def test_the_same_as_bitsandbytes():
 
 @pytest.mark.parametrize("name", list(QUANTISERS))
 def test_adapters_are_merged_and_the_head_is_spared(name):
-    model = adapted()
+    model = tiny_llama.lora()
     before = copy.deepcopy(model)
     merged = quantise_merged(model, QUANTISERS[name])
     assert not [n for n, _ in merged.named_parameters() if "lora" in n]

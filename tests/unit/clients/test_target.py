@@ -19,16 +19,16 @@ from clients.target import (
     LEAST_REFERENCES,
     Estimator,
     Target,
-    _batches,
-    _logit,
-    _sharpness,
-    _Tokens,
+    Tokens,
+    batches,
+    logit,
     never_seen_nll,
     never_seen_token_nll,
     record_nll,
+    sharpness_for,
 )
 from clients.training import TrainSettings
-from clients.unlearning import UnlearnOptions, _Aim, _Task, _Update, unlearn
+from clients.unlearning import Aim, Task, UnlearnOptions, Update, unlearn
 from evaluation.engine.forward import AnswerRows, answer_rows
 from evaluation.engine.sequences import TokenSequence
 
@@ -179,19 +179,19 @@ def test_a_sharpness_is_found_with_few_looks_at_the_logits(monkeypatch: pytest.M
         rows = torch.randn(200, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * spread
         rows[:, 0] += raised
         labels = torch.zeros(200, dtype=torch.long)
-        kept = _Tokens(AnswerRows(rows, None), labels, [200])
+        kept = Tokens(AnswerRows(rows, None), labels, [200])
         for place in (0, 1, 300, 511, 512, 513, 640, 1000, 1023):
             entropy = sharpened(rows, float(np.sqrt(cells[place] * cells[place + 1])))
-            new, before = _Tokens(AnswerRows(rows, None), labels, [200]), len(asked)
-            assert _sharpness(new, entropy) == pytest.approx((cells[place] * cells[place + 1]) ** 0.5, rel=1e-12)
+            new, before = Tokens(AnswerRows(rows, None), labels, [200]), len(asked)
+            assert sharpness_for(new, entropy) == pytest.approx((cells[place] * cells[place + 1]) ** 0.5, rel=1e-12)
             assert len(asked) - before <= 12
-            assert _sharpness(kept, entropy) == _sharpness(new, entropy)
+            assert sharpness_for(kept, entropy) == sharpness_for(new, entropy)
         for entropy in np.linspace(sharpened(rows, 4.3), sharpened(rows, 0.23), 40):
-            found = _sharpness(kept, entropy)
+            found = sharpness_for(kept, entropy)
             assert sharpened(rows, found * 1.0015) < entropy or found > cells[1023]
             assert sharpened(rows, found / 1.0015) > entropy or found < cells[1]
             known = len(asked)
-            assert _sharpness(kept, entropy) == found and len(asked) == known
+            assert sharpness_for(kept, entropy) == found and len(asked) == known
 
 
 @torch.no_grad()
@@ -245,19 +245,19 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
     asks = [FORGET[:1], FORGET[1:2], FORGET[2:3], FORGET[:1]]
     plenty = Estimator(model, flat, start, REFERENCES, 30)
     wanted = [plenty.target(ask, 0.01) for ask in asks]
-    sizes = [one.rows.values.nbytes for one in plenty._own.values()]
+    sizes = [one.rows.values.nbytes for one in plenty.kept_own.values()]
     assert len(sizes) == 3
-    monkeypatch.setattr("clients.target._KEPT_BYTES", sum(sizes) - 1 if records else 1)
+    monkeypatch.setattr("clients.target.KEPT_BYTES", sum(sizes) - 1 if records else 1)
     scarce = Estimator(model, flat, start, REFERENCES, 30)
     for ask, expected in zip(asks, wanted, strict=True):
         found = scarce.target(ask, 0.01)
-        assert (tuple(ask) in scarce._own) == records
-        assert len(scarce._own) < 3
+        assert (tuple(ask) in scarce.kept_own) == records
+        assert len(scarce.kept_own) < 3
         np.testing.assert_array_equal(found.nll, expected.nll)
         assert found.sharpness == expected.sharpness
     for ask in (asks[2], asks[1]):
         scarce.target(ask, 0.01)
-    assert list(scarce._own) == ([tuple(asks[2]), tuple(asks[1])] if records else []), "the latest asked for"
+    assert list(scarce.kept_own) == ([tuple(asks[2]), tuple(asks[1])] if records else []), "the latest asked for"
     np.testing.assert_array_equal(flat.numpy(), start * np.float32(1.4))
 
 
@@ -277,28 +277,28 @@ def test_what_takes_too_much_is_made_anew(monkeypatch: pytest.MonkeyPatch, recor
 def test_a_pass_holds_a_batch_or_more_records_while_they_are_short(lengths, size, parts) -> None:
     """As many as have 1024 tokens together, prompts and answers."""
     records = [TokenSequence(tuple(range(1, length)), (1,)) for length in lengths]
-    found = list(_batches(records, size))
+    found = list(batches(records, size))
     assert [len(part) for part in found] == parts and [r for part in found for r in part] == records
 
 
 def test_a_logit_is_bounded_where_a_token_is_sure() -> None:
     p = np.array([0.01, 0.5, 0.9])
-    np.testing.assert_allclose(_logit(-np.log(p)), np.log(p / (1 - p)), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(logit(-np.log(p)), np.log(p / (1 - p)), rtol=1e-12, atol=1e-12)
     largest = np.log(1 / np.expm1(1e-4))
-    np.testing.assert_allclose(_logit(np.array([0.0, 1e-9, 1e-4])), largest, rtol=1e-12)
+    np.testing.assert_allclose(logit(np.array([0.0, 1e-9, 1e-4])), largest, rtol=1e-12)
 
 
 def test_records_near_their_target_are_left_alone() -> None:
     """Those known too well are forgotten, those avoided are pulled back; both by more than the tolerance."""
     gaps = torch.tensor([-1.0, -0.05, 0.05, 1.0, -0.11])
     target = Target(torch.zeros(5), 0.1, np.zeros(1))
-    aim = _Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 5, 2, target, own=False, first=gaps, gaps=gaps)
-    update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
-    task = _Task(0, update, [3, 0, 1, 4], [30, 10, 11, 14])
+    aim = Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 5, 2, target, own=False, first=gaps, gaps=gaps)
+    update = Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
+    task = Task(0, update, [3, 0, 1, 4], [30, 10, 11, 14])
     found = aim.part(task)
     assert found is not None and (found.chosen, found.partners) == ([0, 4], [10, 14])
     assert aim.pulled_back(task) == [3]
-    assert aim.part(_Task(0, update, [1, 2], [1, 2])) is None
+    assert aim.part(Task(0, update, [1, 2], [1, 2])) is None
 
 
 def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
@@ -306,12 +306,12 @@ def test_each_epoch_looks_anew_at_which_records_are_there() -> None:
     now = record_nll(model, records, 2)
     gaps = torch.full((3,), -9.0)
     target = Target(now + torch.tensor([1.0, -1.0, 0.0]), 0.5, np.zeros(1))
-    aim = _Aim(model, records, 2, target, own=False, first=gaps, gaps=gaps)
-    update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, False, False, False)
+    aim = Aim(model, records, 2, target, own=False, first=gaps, gaps=gaps)
+    update = Update(("forget_nll",), frozenset({"forget_nll"}), True, False, False, False)
     for epoch, chosen in ((0, [0, 1, 2]), (1, [0]), (1, [0])):
-        found = aim.part(_Task(epoch, update, [0, 1, 2], []))
+        found = aim.part(Task(epoch, update, [0, 1, 2], []))
         assert found is not None and found.chosen == chosen
-    assert aim.pulled_back(_Task(1, update, [0, 1, 2], [])) == [1]
+    assert aim.pulled_back(Task(1, update, [0, 1, 2], [])) == [1]
     assert aim.first_and_last(moved=True) == pytest.approx((9.0, 2 / 3), rel=1e-4)
 
 
@@ -320,12 +320,12 @@ def test_records_do_not_drive_out_the_references(monkeypatch: pytest.MonkeyPatch
     flat = FlatParameters(model)
     estimator = Estimator(model, flat, flat.numpy(), REFERENCES, 30)
     estimator.target(FORGET[:1], 0.01)
-    known = estimator._before
+    known = estimator.kept_before
     assert known is not None
-    monkeypatch.setattr("clients.target._KEPT_BYTES", known.rows.values.nbytes)
+    monkeypatch.setattr("clients.target.KEPT_BYTES", known.rows.values.nbytes)
     for ask in (FORGET[1:], FORGET[:1], FORGET[1:]):
         estimator.target(ask, 0.01)
-        assert estimator._before is known
+        assert estimator.kept_before is known
 
 
 def test_what_the_estimate_found_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +385,7 @@ def test_no_copy_of_the_head_is_kept_that_takes_more_than_may_be(
     start = flat.numpy()
     flat.load(start * np.float32(1.3))
     head = model.get_output_embeddings().weight
-    monkeypatch.setattr("clients.target._KEPT_BYTES", 4 * head.numel() - 1)
+    monkeypatch.setattr("clients.target.KEPT_BYTES", 4 * head.numel() - 1)
     target = Estimator(model, flat, start, REFERENCES, 4).target(FORGET, 1e-6)
     assert target.lowered is not None and (target.rows is not None) == (dtype == torch.float32)
 
@@ -507,12 +507,12 @@ def test_a_record_at_the_tolerance_to_the_last_bit_is_near_enough() -> None:
     gaps = torch.tensor([-0.125, 0.125, -0.25])
     target = Target(torch.zeros(3), 0.125, np.zeros(1))
     for own in (False, True):
-        aim = _Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 3, 2, target, own=own, first=gaps, gaps=gaps)
-        update = _Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
-        assert aim.part(_Task(0, update, [0, 1, 2], [])) == _Task(0, update, [0, 1, 2] if own else [2], [])
-        assert aim.pulled_back(_Task(0, update, [0, 1, 2], [])) == []
+        aim = Aim(nn.Linear(1, 1), [TokenSequence((1,), (2,))] * 3, 2, target, own=own, first=gaps, gaps=gaps)
+        update = Update(("forget_nll",), frozenset({"forget_nll"}), True, True, False, False)
+        assert aim.part(Task(0, update, [0, 1, 2], [])) == Task(0, update, [0, 1, 2] if own else [2], [])
+        assert aim.pulled_back(Task(0, update, [0, 1, 2], [])) == []
         aim.gaps = gaps[:2]
-        assert aim.part(_Task(0, update, [0, 1], [])) is None
+        assert aim.part(Task(0, update, [0, 1], [])) is None
 
 
 def test_of_one_update_the_way_gone_is_told() -> None:
@@ -549,7 +549,7 @@ def test_eight_references_are_the_fewest_that_a_line_is_fitted_to() -> None:
 def test_one_reference_of_which_nothing_is_known_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama.lora()
     flat = FlatParameters(model)
-    monkeypatch.setattr(_Tokens, "means", lambda self: np.array([1.0, np.inf, *[2.0] * 28]))
+    monkeypatch.setattr(Tokens, "means", lambda self: np.array([1.0, np.inf, *[2.0] * 28]))
     with pytest.raises(ValueError, match="of the reference records are not finite"):
         Estimator(model, flat, flat.numpy(), REFERENCES, 4).target(FORGET, 0.1)
 

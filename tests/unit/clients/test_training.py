@@ -163,7 +163,7 @@ def test_the_first_update_of_fedprox_is_that_of_fedavg_to_the_last_bit(mode: str
 
 def test_the_proximal_gradient_is_exact_and_takes_the_memory_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """μ(φ − φ_global) in float64, to float32's rounding of this small term, not of the large parameters."""
-    monkeypatch.setattr(optimisation, "_PROX_BLOCK", 64)
+    monkeypatch.setattr(optimisation, "PROX_BLOCK", 64)
     flat = FlatParameters(tiny_llama.lora())
     generator = np.random.default_rng(0)
     reference = (1000 + generator.normal(size=flat.size)).astype(np.float32)
@@ -172,7 +172,7 @@ def test_the_proximal_gradient_is_exact_and_takes_the_memory_of_a_block(monkeypa
     updater = optimisation.Updater(flat, settings(), 1, optimisation.Prox(0.5, reference))
     gradient = generator.normal(size=flat.size).astype(np.float32) * 1e-6
     flat.grad.copy_(torch.from_numpy(gradient))
-    updater._add_prox(flat.grad)
+    updater.add_prox(flat.grad)
     exact = gradient.astype(np.float64) + 0.5 * (moved.astype(np.float64) - reference.astype(np.float64))
     np.testing.assert_allclose(flat.grad.numpy(), exact, rtol=3e-7, atol=1e-13)
 

@@ -17,7 +17,7 @@ from clients import losses, step
 from clients.entropy import Entropy
 from clients.flat import FlatParameters
 from clients.training import NonFiniteError, TrainSettings
-from clients.unlearning import UnlearnOptions, _Update, unlearn
+from clients.unlearning import UnlearnOptions, Update, unlearn
 
 FORGET, RETAIN = tiny_llama.sequences(7, seed=1), tiny_llama.sequences(5, seed=2)
 METHODS: dict[str, dict[str, float]] = {
@@ -331,7 +331,7 @@ def test_a_method_that_reads_states_tells_no_likelihoods() -> None:
 def test_which_records_take_part_in_an_update(names, values, entropy, available, expected) -> None:
     """A method without `alpha` has its retain term whatever others make of that name."""
     loss = losses.Method("own", lambda: None, ("forget_nll",), ("retain_nll",), {})  # type: ignore[arg-type,return-value]
-    update = _Update.of(loss, names, values, Entropy(*entropy), available)
+    update = Update.of(loss, names, values, Entropy(*entropy), available)
     assert (update.names, update.forget, update.retain, update.regularised) == expected
     more = {"forget_entropy", *(["retain_entropy"] if update.retain else [])} if update.regularised else set()
     assert update.wanted == {*update.names, *more}
@@ -341,8 +341,8 @@ def test_which_records_take_part_in_an_update(names, values, entropy, available,
 def test_a_pass_leaves_room_for_a_partner_and_another_answer() -> None:
     loss = losses.get("idk_dpo")
     values = loss.parameters({})
-    update = _Update.of(loss, loss.names, values, Entropy(), True)
+    update = Update.of(loss, loss.names, values, Entropy(), True)
     assert (update.forget, update.retain, update.alternatives, update.unlearns) == (True, True, True, True)
     assert [update.per_pass(size) for size in (2, 3, 5, 6, 9)] == [1, 1, 1, 2, 3]
-    other = _Update.of(losses.get("idk_nll"), ("alternative_nll",), {}, Entropy(), False)
+    other = Update.of(losses.get("idk_nll"), ("alternative_nll",), {}, Entropy(), False)
     assert (other.forget, other.alternatives, other.unlearns, other.tells_nll) == (False, True, True, False)

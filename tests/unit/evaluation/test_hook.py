@@ -228,7 +228,7 @@ def test_what_was_announced_is_forgotten_when_asked_to(model: LlamaForCausalLM, 
         (set(), None, None),
         (None, None, 2),
     ]
-    assert len(session._scored) == len(session._continued) == 1
+    assert len(session.scored) == len(session.continued) == 1
 
 
 def test_who_watches_is_told_which_evaluator_computes(model: LlamaForCausalLM) -> None:

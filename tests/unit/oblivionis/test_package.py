@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def home(tmp_path):
-    """A folder with the package's own `__init__.py`, its version, and four empty siblings."""
+    """A folder with the package's own `__init__.py`, its version, and the other packages, which fail on import."""
     home = tmp_path / "home"
-    for name in oblivionis.SIBLINGS:
+    for name in (*oblivionis.SIBLINGS, oblivionis.BENCHMARKS):
         (home / name).mkdir(parents=True)
         (home / name / "__init__.py").write_text("raise AssertionError('imported')\n", encoding="utf-8")
     (home / "oblivionis").mkdir()
@@ -44,7 +44,7 @@ def test_siblings_in_place_are_found_and_not_imported(home):
     assert imported(home) == (0, "")
 
 
-@pytest.mark.parametrize("name", oblivionis.SIBLINGS)
+@pytest.mark.parametrize("name", [*oblivionis.SIBLINGS, oblivionis.BENCHMARKS])
 def test_a_package_that_comes_first_is_named_with_its_place_and_what_to_do(home, tmp_path, name):
     other = tmp_path / "other" / name
     other.mkdir(parents=True)
@@ -88,10 +88,20 @@ def test_a_missing_sibling_is_named(home, name):
     assert code == 1 and f"oblivionis is incomplete: its package `{name}` is not in {home}" in message
 
 
+def test_without_the_benchmarks_the_package_is_whole_whatever_else_has_that_name(home, tmp_path):
+    """As in one of Flower's bundles, on a machine with somebody's package of that name."""
+    shutil.rmtree(home / oblivionis.BENCHMARKS)
+    assert imported(home) == (0, "")
+    other = tmp_path / "other" / oblivionis.BENCHMARKS
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    assert imported(other.parent, home) == (0, "")
+
+
 def test_links_to_the_packages_are_the_packages(home, tmp_path):
     linked = tmp_path / "linked"
     linked.mkdir()
-    for name in ("oblivionis", *oblivionis.SIBLINGS):
+    for name in ("oblivionis", *oblivionis.SIBLINGS, oblivionis.BENCHMARKS):
         os.symlink(home / name, linked / name)
     assert imported(linked) == (0, "")
 

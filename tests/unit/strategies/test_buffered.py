@@ -46,12 +46,12 @@ class Told(Recorder):
         self.events.append(("clock", seconds))
 
 
-def buffered(
-    size, concurrency, durations, *, due=(), inner="fedavg", exponent=0.5, listener=None, serving=None, **options
-):
+def buffered(size, concurrency, durations, *, due=(), inner="fedavg", exponent=0.5, listener=None, **more):
+    """`due`: requests, or the `RequestList` that is to be looked at afterwards. `more`: options, and how to serve."""
     buffer = Buffer(size, concurrency, exponent)
-    options = Options(buffer=buffer, durations=durations, **options)
-    return BufferedFedTU(build(inner), requests=RequestList(due), serving=serving, listener=listener, options=options)
+    requests, serving = due if isinstance(due, RequestList) else RequestList(due), more.pop("serving", None)
+    options = Options(buffer=buffer, durations=durations, **more)
+    return BufferedFedTU(build(inner), requests=requests, serving=serving, listener=listener, options=options)
 
 
 # -- the step ----------------------------------------------------------------------------------------------------
@@ -157,10 +157,9 @@ def tainted():
     """In how many interleavings what was forgotten is known again, of how many."""
     found = []
     for table, asking, when in interleavings():
-        told = Told()
-        fedtu = buffered(1, 2, Table(table), due=[(when, request(asking))], listener=told)
-        seen = Knowing(3).run(fedtu, 4)
-        served = {asking: fedtu._requests.served_in[f"r{asking}"]}
+        told, requests = Told(), RequestList([(when, request(asking))])
+        seen = Knowing(3).run(buffered(1, 2, Table(table), due=requests, listener=told), 4)
+        served = {asking: requests.served_in[f"r{asking}"]}
         found.append(any(knowledge_after(seen, served)))
         assert [e[1] for e in told.of("barrier")] == [when]
     return sum(found), len(found)
@@ -195,7 +194,7 @@ def test_what_is_forgotten_is_never_known_again(federation_of, inner, seed, spre
     """Any number of clients, K, M and requests, with heavy-tailed times, also of the requests."""
     clients, size, concurrency, due = federation_of
     told = Told()
-    requests = [(when, request(client)) for client, when in due.items()]
+    requests = RequestList([(when, request(client)) for client, when in due.items()])
     durations = Durations("pareto", 10.0, spread, 0.3, seed)
     each = ByUnlearning(summed=True)
     fedtu = buffered(
@@ -203,7 +202,7 @@ def test_what_is_forgotten_is_never_known_again(federation_of, inner, seed, spre
     )
     knowing = Knowing(clients)
     seen = knowing.run(fedtu, 8, timeout)
-    served = {int(name[1:]): when for name, when in fedtu._requests.served_in.items()}
+    served = {int(name[1:]): when for name, when in requests.served_in.items()}
     assert not any(knowledge_after(seen, served))
     assert [e[1] for e in told.of("barrier")] == sorted(set(served.values()))
     if timeout == 1e12:
@@ -228,11 +227,11 @@ def test_what_the_barrier_stops_is_counted():
 def test_a_request_that_is_not_served_raises_no_barrier():
     """The exchange misses the timeout; the next one serves it, and only then what is on its way is void."""
     table = {(protocol.UNLEARN, 0, 2): 500.0}
-    told = Told()
-    fedtu = buffered(1, 2, Table(table), due=[(2, request(0))], listener=told)
+    told, requests = Told(), RequestList([(2, request(0))])
+    fedtu = buffered(1, 2, Table(table), due=requests, listener=told)
     fedtu.start(Knowing(3).grid, adapter(np.zeros(3)), 5, timeout=400)
-    assert fedtu._requests.attempts["r0"] >= 1 and fedtu._requests.reasons["r0"] == "no reply within 400 s"
-    assert [e[1] for e in told.of("barrier")] == [fedtu._requests.served_in["r0"]] != [2]
+    assert requests.attempts["r0"] >= 1 and requests.reasons["r0"] == "no reply within 400 s"
+    assert [e[1] for e in told.of("barrier")] == [requests.served_in["r0"]] != [2]
     assert [e[1] for e in told.of("reply") if not e[2]] == [0], "who answered while the exchange waited has not failed"
 
 
@@ -240,9 +239,6 @@ def test_a_request_that_is_not_served_raises_no_barrier():
 def test_the_servers_moments_take_in_nothing_from_before_the_barrier(on_unlearn):
     """As in synchronous rounds, `keep` keeps what they held at the barrier; after `reset` they know nothing."""
     table = {(protocol.TRAIN, 2, 1): 3.5}
-    fedtu = buffered(
-        1, 2, Table(table), due=[(2, request(0))], inner="fedavgm", server_state_on_unlearn=on_unlearn, seed=1
-    )
     states = {}
 
     class Watching(Told):
@@ -251,8 +247,8 @@ def test_the_servers_moments_take_in_nothing_from_before_the_barrier(on_unlearn)
                 k: v.copy() for k, v in state.items() if not k.startswith(("buffer/", "clock/"))
             }
 
-    fedtu._listener = Watching()
-    Knowing(3).run(fedtu, 4)
+    options = {"inner": "fedavgm", "server_state_on_unlearn": on_unlearn, "seed": 1}
+    Knowing(3).run(buffered(1, 2, Table(table), due=[(2, request(0))], listener=Watching(), **options), 4)
     ((name, before),) = states[1, "round"].items()
     after = states[2, "after_unlearn"]
     assert np.array_equal(after[name], before) if on_unlearn == "keep" else after == {}
@@ -309,8 +305,8 @@ def test_real_time_with_a_lost_answer():
             return None
         return {1: 0.12}.get(client, 0.03)
 
-    told, knowing = Told(), Knowing(4)
-    fedtu = buffered(2, 3, None, due=[(16, request(0))], listener=told)
+    told, knowing, requests = Told(), Knowing(4), RequestList([(16, request(0))])
+    fedtu = buffered(2, 3, None, due=requests, listener=told)
     seen = {}
     result = fedtu.start(
         LateGrid(knowing.grid, delay),
@@ -320,7 +316,7 @@ def test_real_time_with_a_lost_answer():
         evaluate_fn=lambda r, a: seen.__setitem__(r, flat(a).copy()),
     )
     assert ("reply", 2, False, "no reply within 0.25 s") in told.events
-    assert fedtu._requests.served_in == {"r0": 16} and not any(knowledge_after(seen, {0: 16}))
+    assert requests.served_in == {"r0": 16} and not any(knowledge_after(seen, {0: 16}))
     ((_, server_round, version, discarded),) = told.of("barrier")
     assert (server_round, version) == (16, 16) and discarded >= 1
     assert flat(result.arrays)[1] > 0 and len(told.of("round_completed")) == 20
@@ -452,7 +448,8 @@ def test_those_that_work_for_nothing_are_no_clients_at_work_and_are_discarded_on
     assert told.of("barrier") == [("barrier", 2, 2, 1), ("barrier", 3, 4, 1)]
     started = [sorted(event[2]) for event in told.of("exchange_started") if event[1] == "train"]
     assert started[:2] == [sorted(drawn), sorted({idle, other})], "two train at any time, beside the one for nothing"
-    assert set(fedtu._models) <= {0, fedtu.versions.now, fedtu.versions.now - 1}
+    kept = {int(name.split("/")[2]) for name in told.checkpoints[3, "round"][1] if name.startswith("buffer/model/")}
+    assert kept <= {0, fedtu.versions.now, fedtu.versions.now - 1}
 
 
 def test_a_buffer_that_holds_some_takes_no_more_than_are_missing():

@@ -43,7 +43,9 @@ def exchanges_with(summed: Summed) -> Exchanges:
     ],
 )
 def test_a_sum_of_no_weight_is_no_answer_as_one_that_failed(summed, together):
-    *good, lost = exchanges_with(summed)._of_all("train", 1, [], adapter([1.0, 1.0]))
+    exchanges = exchanges_with(summed)
+    message = Message(RecordDict(), dst_node_id=1000, message_type="train")
+    *good, lost = exchanges.hold("train", 1, [message], adapter([1.0, 1.0]))
     assert (lost.partition, lost.reply, lost.reason) == (3, None, "late")
     if together is None:
         assert good == []

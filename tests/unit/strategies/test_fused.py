@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from support import tiny_llama
 from support.fedtu_clients import SIZE, Recorder, adapter, content, flat, honest, noise
 
-from clients.flat import FlatParameters
-from oblivionis.config.compose import ConfigError, compose
-from oblivionis.models.layers import layers_of
 from strategies import protocol
 from strategies.beside import RoundsBeside
 from strategies.client_update import ClientUpdate
@@ -137,51 +133,11 @@ def test_without_anybody_the_request_is_refused() -> None:
     assert ("reply", 1, False, "FUSED: no client trained in its round 0") in recorder.events
 
 
-@pytest.mark.parametrize("model", ["lora", "full"])
-def test_a_layer_is_a_matrix_with_its_factors(model: str) -> None:
-    network = tiny_llama.lora() if model == "lora" else tiny_llama.base()
-    vector = FlatParameters(network)
-    layer_of, start = layers_of(vector), 0
-    of_name: dict[str, int] = {}
-    for name, shape in vector.manifest:
-        part = layer_of[start : start + int(np.prod(shape))]
-        start += part.size
-        assert len(set(part.tolist())) == 1
-        of_name[name] = int(part[0])
-    assert start == layer_of.size and sorted(set(of_name.values())) == list(range(max(of_name.values()) + 1))
-    if model == "lora":
-        assert all(of_name[n] == of_name[n.replace("lora_A", "lora_B")] for n in of_name if "lora_A" in n)
-        assert len(set(of_name.values())) == len(of_name) / 2
-    else:
-        assert len(set(of_name.values())) == len(of_name), "without biases each matrix and each norm is one"
-
-
 @pytest.mark.parametrize(("layers", "share"), [(0, 0.5), (1, 0.0), (1, 1.5)])
 def test_values_out_of_range(layers: int, share: float) -> None:
     beside = RoundsBeside("FUSED", build("fedavg"), list, 1, 1, 0)
     with pytest.raises(ValueError, match="expected layers >= 1"):
         ByOverwriting(beside, LAYERS, layers=layers, share=share)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (["stages=[local]"], "stages"),
-        (["unlearning.entropy.forget=1"], "unlearning.entropy"),
-        (["privacy=client"], "unlearning.method"),
-        (["privacy=record"], "unlearning.method"),
-        (["federation.secure_aggregation.enabled=true"], "unlearning.method"),
-        (["federation.buffer.size=3"], "unlearning.method"),
-        (["model.lora.ranks=[8,16]", "model.lora.aggregation=product"], "model.lora.ranks"),
-        (["unlearning.params.rounds=0"], "unlearning.params.rounds"),
-        (["unlearning.params.layers=0"], "unlearning.params.layers"),
-        (["unlearning.params.share=0"], "unlearning.params.share"),
-    ],
-)
-def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("default", ["unlearning=fused", *overrides])
-    assert [problem.path for problem in caught.value.problems].count(path) == 1
 
 
 def test_places_are_drawn_layer_by_layer_in_their_order_and_their_number_is_rounded() -> None:

@@ -40,8 +40,9 @@ class Told(Recorder):
 
 
 def run(options, clients=4, rounds=3, due=(), grid=None, fraction=1.0, inner="fedavg", timeout=3600, **more):
-    told = Told()
-    fedtu = FedTU(build(inner, fraction_train=fraction), requests=RequestList(due), listener=told, options=options)
+    """`due`: requests, or the `RequestList` that is to be looked at afterwards."""
+    told, requests = Told(), due if isinstance(due, RequestList) else RequestList(due)
+    fedtu = FedTU(build(inner, fraction_train=fraction), requests=requests, listener=told, options=options)
     grid = federation(clients) if grid is None else grid
     result = fedtu.start(grid, adapter(noise("start")), num_rounds=rounds, timeout=timeout, **more)
     return flat(result.arrays), told, fedtu, grid
@@ -126,13 +127,14 @@ def test_a_client_that_fails_is_no_answer_to_wait_for():
 
 def test_a_request_is_not_dropped_by_a_deadline():
     """It takes longer than the deadline, and is served; it takes longer than the timeout, and is served later."""
-    due = [(1, request(1))]
-    _, told, fedtu, _ = run(Options(deadline=10.0, durations=Scripted(_1_1=50.0)), 3, 2, due)
-    assert fedtu._requests.served_in == {"r1": 1}
+    due = RequestList([(1, request(1))])
+    told = run(Options(deadline=10.0, durations=Scripted(_1_1=50.0)), 3, 2, due)[1]
+    assert due.served_in == {"r1": 1}
     assert told.of("clock")[0] == ("clock", 60.0), "50 s for FedTU; client 1 then trains 50 s more, 10 are waited for"
-    _, told, fedtu, _ = run(Options(deadline=10.0, durations=Scripted(_1_1=90.0)), 3, 4, due, timeout=60)
-    assert fedtu._requests.attempts == {"r1": 2} and fedtu._requests.served_in == {"r1": 3}
-    assert fedtu._requests.reasons["r1"] == "no reply within 60 s"
+    due = RequestList([(1, request(1))])
+    run(Options(deadline=10.0, durations=Scripted(_1_1=90.0)), 3, 4, due, timeout=60)
+    assert due.attempts == {"r1": 2} and due.served_in == {"r1": 3}
+    assert due.reasons["r1"] == "no reply within 60 s"
 
 
 def test_real_time():
@@ -153,11 +155,10 @@ def test_real_time():
 
 
 def test_a_node_that_is_at_work_is_not_asked_who_it_is():
-    fedtu = run(Options(deadline=5.0), 3, 1)[2]
-    asked = []
-    grid = federation(3)
-    fedtu._nodes.engaged = lambda: {1001}
-    fedtu._nodes.ask(grid, lambda partition: asked.append(partition) or {})
+    nodes, grid, asked = NodeMap(), federation(3), []
+    nodes.refresh(grid)
+    nodes.engaged = lambda: {1001}
+    nodes.ask(grid, lambda partition: asked.append(partition) or {})
     assert asked == [0, 2]
 
 
@@ -202,9 +203,10 @@ def test_who_is_still_at_work_after_the_deadline_is_not_to_be_asked_until_the_st
         def checkpoint(self, server_round, moment, arrays, state):
             seen[server_round] = set(nodes.engaged())
 
-    grid = LateGrid(federation(3), lambda m: 9.0 if m.metadata.dst_node_id == 1001 else 0.0)
+    inner = federation(3)
+    grid = LateGrid(inner, lambda m: 9.0 if m.metadata.dst_node_id == 1001 else 0.0)
     options = Options(deadline=0.03)
-    nodes.refresh(grid._grid)
+    nodes.refresh(inner)
     told = Looking()
     FedTU(build("fedavg"), listener=told, nodes=nodes, options=options).start(grid, adapter(noise("s")), num_rounds=1)
     assert seen == {1: {1001}} and not nodes.engaged()

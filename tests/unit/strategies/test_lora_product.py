@@ -9,8 +9,6 @@ import pytest
 from support.aggregators import SETTINGS, oracle, run
 from support.fedtu_clients import Recorder, adapter, federation, flat, honest, request
 
-from oblivionis.models.adapters import lora_pairs
-from oblivionis.models.errors import ModelError
 from strategies.factory import build
 from strategies.fedtu import FedTU, RequestList
 from strategies.lora_product import Pair, ProductMean, product_mean
@@ -300,35 +298,6 @@ def test_fedtu_merges_two_unlearned_models_by_their_products():
         expected = averaged([a for a, _ in clients], [b for _, b in clients], [0.25, 0.75])
         np.testing.assert_allclose(new_b @ new_a, truncated(expected, PAIRS[i].rank), atol=1e-5)
     assert after[0] == pytest.approx(0.25 * one[0] + 0.75 * three[0])
-
-
-def test_pairs_of_a_manifest():
-    manifest = [
-        ("norm", (3,)),
-        ("l.1.q.lora_A.default.weight", (2, 6)),
-        ("l.1.q.lora_B.default.weight", (5, 2)),
-        ("head", (2, 1)),
-        ("l.2.q.lora_A.default.weight", (3, 4)),
-        ("scale", (2,)),
-        ("l.2.q.lora_B.default.weight", (2, 3)),
-    ]
-    assert lora_pairs(manifest) == PAIRS
-    assert lora_pairs([("w", (3, 3))]) == ()
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        [("m.lora_A.default.weight", (2, 6))],
-        [("m.lora_B.default.weight", (5, 2))],
-        [("m.lora_embedding_A.default", (2, 6)), ("m.lora_embedding_B.default", (5, 2))],
-        [("m.lora_A.default.weight", (2, 6, 3, 3)), ("m.lora_B.default.weight", (5, 2, 1, 1))],
-        [("m.lora_A.default.weight", (2, 6)), ("m.lora_B.default.weight", (5, 3))],
-    ],
-)
-def test_factors_without_a_product_are_refused(manifest):
-    with pytest.raises(ModelError, match=r"m\.lora_\w+.*model\.lora\.aggregation=factors"):
-        lora_pairs(manifest)
 
 
 def summed_after(start, unlearned):

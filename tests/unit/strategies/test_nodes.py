@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, honest, noise, request
 
@@ -18,6 +18,7 @@ from strategies.fedtu import (
     Options,
     RequestList,
 )
+from strategies.flower import SUPERLINK_NODE_ID, set_sender
 from strategies.memory_grid import MemoryGrid
 from strategies.nodes import OrderedGrid, seeded
 from strategies.wrapping import WrappingStrategy
@@ -127,16 +128,36 @@ def test_nodes_that_come_late_are_asked_once():
     assert nodes.answers[2]["metrics"]["partition-id"] == 2
 
 
-class Silent(MemoryGrid):
+class Answering(MemoryGrid):
+    """Replies to queries go through `answered`, with the query; None: there is no reply."""
+
+    def push_messages(self, messages):
+        pushed = super().push_messages(messages)
+        self.queries = {i: m for i, m in zip(pushed, messages, strict=True) if m.metadata.message_type == "query"}
+        return pushed
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        queries = [self.queries.get(reply.metadata.reply_to_message_id) for reply in replies]
+        given = [r if q is None else self.answered(q, r) for q, r in zip(queries, replies, strict=True)]
+        return [reply for reply in given if reply is not None]
+
+
+class Silent(Answering):
     """Some nodes do not answer queries, or with nonsense."""
 
     silent: frozenset[int] | set[int] = frozenset()
     answer: RecordDict | Error | None = None
 
-    def _deliver(self, message):
-        known = super()._deliver(message)
-        node = message.metadata.dst_node_id
-        return self.answer if message.metadata.message_type == "query" and node - 1000 in self.silent else known
+    def answered(self, query, reply):
+        if query.metadata.dst_node_id - 1000 not in self.silent:
+            return reply
+        if self.answer is None:
+            return None
+        other = Message(self.answer, reply_to=query)
+        if isinstance(self.answer, Error):
+            set_sender(other, SUPERLINK_NODE_ID)
+        return other
 
 
 @pytest.mark.parametrize("answer", [None, Error(code=1, reason="no app"), RecordDict()])
@@ -414,16 +435,15 @@ def test_a_strategy_that_names_no_fraction_has_clients_evaluate():
     assert grid.sent["evaluate"] == 3 and result.evaluate_metrics_clientapp[1]["accuracy"] == 0.25
 
 
-class Asked(MemoryGrid):
+class Asked(Answering):
     """Answers a query with its partition and what it was asked, and writes down how long is waited."""
 
     waited: float | None = None
 
-    def _deliver(self, message):
-        answer = super()._deliver(message)
-        if message.metadata.message_type == "query" and isinstance(answer, RecordDict):
-            answer["asked"] = ConfigRecord(dict(message.content["config"]))
-        return answer
+    def answered(self, query, reply):
+        if reply.has_content():
+            reply.content["asked"] = ConfigRecord(dict(query.content["config"]))
+        return reply
 
     def send_and_receive(self, messages, *, timeout=None):
         self.waited = timeout

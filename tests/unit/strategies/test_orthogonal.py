@@ -8,7 +8,6 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from scipy.optimize import minimize
 from support.fedtu_clients import SIZE, Recorder, adapter, federation, flat, noise
 
-from oblivionis.config.compose import ConfigError, compose
 from strategies.factory import build
 from strategies.fedtu import FedTU, RequestList, UnlearnRequest
 from strategies.orthogonal import Orthogonally, orthogonal_update
@@ -123,24 +122,6 @@ def test_without_others_the_request_is_refused() -> None:
 def test_values_out_of_range(epochs: int, recovery: int | None) -> None:
     with pytest.raises(ValueError, match="expected epochs >= 1"):
         Orthogonally(others, epochs=epochs, recovery=recovery)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (["stages=[local]"], "stages"),
-        (["federation.clients=1"], "federation.clients"),
-        (["privacy=client"], "unlearning.method"),
-        (["privacy=record"], "unlearning.method"),
-        (["federation.secure_aggregation.enabled=true"], "unlearning.method"),
-        (["unlearning.params.epochs=0"], "unlearning.params.epochs"),
-        (["unlearning.params.recovery=-1"], "unlearning.params.recovery"),
-    ],
-)
-def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("default", ["unlearning=fedosd", *overrides])
-    assert path in [problem.path for problem in caught.value.problems]
 
 
 @pytest.mark.parametrize(("beside", "left"), [(0.0, False), (1e-9, False), (1e-3, True)])

@@ -7,7 +7,6 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from support.fedtu_clients import SIZE, Recorder, adapter, content, flat, honest, noise
 
-from oblivionis.config.compose import ConfigError, compose
 from strategies import protocol
 from strategies.beside import RoundsBeside
 from strategies.factory import build
@@ -125,25 +124,6 @@ def test_an_aggregator_gets_as_many_as_it_needs_or_the_request_fails() -> None:
 def test_values_out_of_range(rounds: int, per_round: int) -> None:
     with pytest.raises(ValueError, match="expected rounds >= 1"):
         RoundsBeside("rapid retraining", build("fedavg"), list, rounds, per_round, 0)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (["stages=[local]"], "stages"),
-        (["unlearning.entropy.forget=1"], "unlearning.entropy"),
-        (["privacy=client"], "unlearning.method"),
-        (["privacy=record"], "unlearning.method"),
-        (["federation.secure_aggregation.enabled=true"], "unlearning.method"),
-        (["federation.buffer.size=3"], "unlearning.method"),
-        (["unlearning.target=oracle_estimate"], "unlearning.target"),
-        (["unlearning.params.rounds=0"], "unlearning.params.rounds"),
-    ],
-)
-def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("default", ["unlearning=rapid_retraining", *overrides])
-    assert [problem.path for problem in caught.value.problems].count(path) == 1
 
 
 def test_the_moments_of_the_old_model_take_no_part_and_those_of_the_new_one_go_on() -> None:

@@ -6,14 +6,9 @@ import logging
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from support import tiny_llama
 from support.fedtu_clients import SIZE, adapter, flat, honest, noise
 
-from clients.flat import FlatParameters
-from oblivionis.config.compose import ConfigError, compose
-from oblivionis.models.negation import negated_numbers
 from strategies import protocol
 from strategies.factory import build
 from strategies.fedtu import FedTU, RequestList, UnlearnRequest
@@ -36,37 +31,6 @@ def test_negation_by_hand() -> None:
         negated(arrays, where[:5])
     with pytest.raises(ValueError, match="nothing"):
         ByNegation(np.zeros(6, dtype=bool))
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_with_lora_the_change_of_the_first_layers_is_negated(layers: int) -> None:
-    """W + s·BA becomes W − s·BA there, and nothing else changes: by the merged weights."""
-
-    def changes(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        known = {name: p.detach().clone() for name, p in model.named_parameters()}
-        names = [name for name in known if ".lora_B." in name]
-        return {name: known[name] @ known[name.replace("lora_B", "lora_A")] for name in names}
-
-    model = tiny_llama.lora(num_hidden_layers=3)
-    vector, before = FlatParameters(model), changes(model)
-    where = negated_numbers(model, vector, "lora", layers)
-    vector.load(np.where(where, -vector.numpy(), vector.numpy()))
-    after = changes(model)
-    for name, product in before.items():
-        sign = -1 if any(f".layers.{layer}." in name for layer in range(layers)) else 1
-        torch.testing.assert_close(after[name], sign * product)
-
-
-def test_in_full_mode_the_matrices_of_the_layer_are_negated() -> None:
-    model = tiny_llama.base()
-    vector = FlatParameters(model)
-    where, start = negated_numbers(model, vector, "full", 1), 0
-    for name, shape in vector.manifest:
-        part = where[start : start + int(np.prod(shape))]
-        start += part.size
-        assert part.all() == part.any() == (".layers.0." in name and "proj" in name), name
-    with pytest.raises(ValueError, match="layers is 3, and the model has 2"):
-        negated_numbers(model, vector, "full", 3)
 
 
 def bury(partition: int):
@@ -104,24 +68,3 @@ def test_a_second_negation_too_soon_is_told(caplog: pytest.LogCaptureFixture) ->
     assert [r.getMessage() for r in caplog.records] == [
         "NoT: negated again in the round after the last one (3): the weights are nearly as before that"
     ]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (["stages=[local]"], "stages"),
-        (["unlearning.entropy.forget=1"], "unlearning.entropy"),
-        (["privacy=client"], "unlearning.method"),
-        (["privacy=record"], "unlearning.method"),
-        (["federation.secure_aggregation.enabled=true"], "unlearning.method"),
-        (["unlearning.requests.policy=random_client_per_round"], "unlearning.requests.policy"),
-        (["unlearning.forget_nll_limit=3"], "unlearning.forget_nll_limit"),
-        (["unlearning.target=oracle_estimate"], "unlearning.target"),
-        (["unlearning.rectify.enabled=true"], "unlearning.rectify.enabled"),
-        (["unlearning.params.layers=0"], "unlearning.params.layers"),
-    ],
-)
-def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("default", ["unlearning=weight_negation", *overrides])
-    assert path in [problem.path for problem in caught.value.problems]

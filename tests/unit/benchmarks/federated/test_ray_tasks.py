@@ -52,9 +52,9 @@ def enter(tmp_path, monkeypatch):
 
 def test_machines_alike_are_accepted_and_one_that_does_not_see_the_store_gets_parcels(enter):
     executor, _ = enter([{}, {}], LARGE, LARGE)
-    assert executor._sharing
+    assert executor.sharing
     executor, _ = enter([{}, {"look": {"sees store": False}}], LARGE, LARGE)
-    assert not executor._sharing
+    assert not executor.sharing
 
 
 def test_everything_that_is_wrong_with_machines_is_said_at_once(enter, tmp_path):
@@ -122,13 +122,13 @@ class Task:
 def test_a_run_begins_anew_where_its_machine_is_lost_but_not_for_ever(enter):
     executor, told = enter([{}], LARGE)
     good, bad = Task(losses=TIMES - 1), Task(losses=TIMES + 5)
-    executor._tasks = [good, bad]
+    executor.tasks = [good, bad]
     ended = [task for _ in range(TIMES + 1) for task in executor.ended()]
     assert sorted((task.times, task.outcome.failure) for task in ended) == [
         (TIMES, ""),
         (TIMES, f"10.0.0.1 was lost (NodeDiedError), {TIMES} times"),
     ]
-    assert len(told) == 2 * (TIMES - 1) and "it begins anew elsewhere (2 of 3)" in told[0] and not executor._tasks
+    assert len(told) == 2 * (TIMES - 1) and "it begins anew elsewhere (2 of 3)" in told[0] and not executor.tasks
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_a_machine_that_joined_later_does_nothing_that_it_cannot_do_right(versio
 
 def test_one_run_of_each_demand_waits_for_a_machine(enter):
     executor, _ = enter([{}], LARGE)
-    first, second, _ = executor._nodes
+    first, second, _ = executor.nodes
     assert executor.room(first)
-    executor._tasks = [Task(0, host="", demand=executor._demands[first.key])]
+    executor.tasks = [Task(0, host="", demand=executor.demands[first.key])]
     assert not executor.room(second), "it would ask for the same"
-    executor._tasks[0].host = "there"
+    executor.tasks[0].host = "there"
     assert executor.room(second) and executor.width == 1
 
 

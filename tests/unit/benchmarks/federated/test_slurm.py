@@ -161,7 +161,7 @@ def test_the_memory_is_the_estimate_with_room_and_taken_once_for_runs_alike(grap
     ram = estimate(node.config, Machine(1, 0, 0), lengths_of(node.config)).ram
     asked = found.of(node.config)
     assert (asked.cpus, asked.gpus) == (1, 0) and 0 <= asked.memory - (MARGIN * ram + BESIDES) < 100_000_000
-    monkeypatch.setattr(Demands, "_estimated", lambda *_: pytest.fail("estimated twice"))
+    monkeypatch.setattr(Demands, "estimated", lambda *_: pytest.fail("estimated twice"))
     assert found.of(dataclasses.replace(node.config, seed=5)) == asked
 
 

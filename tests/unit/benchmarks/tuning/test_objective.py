@@ -78,7 +78,7 @@ def test_a_rounds_metrics_give_what_a_round_measures():
 def test_a_utility_that_is_left_out_is_told_with_its_reason(tmp_path):
     run, _ = make_run(tmp_path, ["retrain"])
     known = run.stage_summary("retrain")
-    assert tune._left_out(run, tune.UTILITIES[:2]) == ""
+    assert tune.left_out(run, tune.UTILITIES[:2]) == ""
     run.finish_stage("retrain", {**known, "notes": {"retain_rouge": "it reads Latin letters alone"}}, None)
     said = "Retain ROUGE-L recall is left out: it reads Latin letters alone"
-    assert tune._left_out(run, tune.UTILITIES[:2]) == said and tune._left_out(run, tune.UTILITIES[:1]) == ""
+    assert tune.left_out(run, tune.UTILITIES[:2]) == said and tune.left_out(run, tune.UTILITIES[:1]) == ""

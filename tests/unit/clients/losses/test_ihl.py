@@ -48,8 +48,8 @@ def test_leads_of_known_probabilities() -> None:
 
 @pytest.mark.parametrize("head", [False, True])
 def test_leads_in_pieces_and_by_finite_differences(head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clients.distributions._ROWS", 4)
-    monkeypatch.setattr("clients.distributions._LOGITS", 0)
+    monkeypatch.setattr("clients.distributions.ROWS", 4)
+    monkeypatch.setattr("clients.distributions.LOGITS", 0)
     generator = torch.Generator().manual_seed(0)
     values = (2 * torch.randn(7, 5, generator=generator, dtype=torch.float64)).requires_grad_()
     matrix = torch.randn(11, 5, generator=generator, dtype=torch.float64) if head else None

@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_llama
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from clients.flat import FlatParameters
 from clients.losses.pga import pga
 from clients.optimisation import Ball, TrainSettings, Updater
 from clients.unlearning import UnlearnOptions, unlearn
-from oblivionis.client.worker import Worker
-from oblivionis.config import compose as configuration
-from oblivionis.errors import ClientError
-from oblivionis.models.assembly import assemble
-from oblivionis.models.random_model import expected_distance
 
 FORGET = tiny_llama.sequences(4)
 
@@ -94,74 +88,3 @@ def test_bad_balls() -> None:
             Updater(flat, settings(), 1, None, ball=Ball(flat.numpy(), radius))
     with pytest.raises(ValueError, match="center"):
         Updater(flat, settings(), 1, None, ball=Ball(np.zeros(3, np.float32), 1.0))
-
-
-def test_the_distance_to_random_adapters_against_ten_of_them() -> None:
-    model = configuration.compose("smoke").model
-    vectors = [assemble(model, seed).flat.numpy() for seed in range(11)]
-    reference, manifest = vectors.pop(), assemble(model, 0).flat.manifest
-    reference = reference + np.float32(0.01)
-    distances = [np.linalg.norm(reference.astype(np.float64) - vector) for vector in vectors]
-    assert np.ptp(distances) < 0.02 * np.mean(distances), "the distance hardly varies"
-    assert expected_distance(reference, manifest, "lora", 0.02) == pytest.approx(np.mean(distances), rel=5e-3)
-
-
-@pytest.mark.parametrize("deviation", [0.02, 0.3])
-def test_the_distance_to_random_models_against_ten_of_them(deviation: float) -> None:
-    """With biases, tied and untied weights as transformers initialises them."""
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    options = {"vocab_size": 97, "attention_bias": True, "initializer_range": deviation, **shape}
-
-    def draw(seed: int) -> FlatParameters:
-        torch.manual_seed(seed)
-        return FlatParameters(LlamaForCausalLM(LlamaConfig(**options)))
-
-    reference = draw(99)
-    vector = reference.numpy() + np.float32(0.05)
-    distances = [np.linalg.norm(vector.astype(np.float64) - draw(seed).numpy()) for seed in range(10)]
-    found = expected_distance(vector, reference.manifest, "full", deviation)
-    assert found == pytest.approx(np.mean(distances), rel=1e-2)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Worker:
-    overrides = ["unlearning=pga", "unlearning.epochs=3", "unlearning.learning_rate=1e-2"]
-    return Worker(configuration.compose("smoke", overrides))
-
-
-@pytest.fixture(scope="module")
-def reference(worker: Worker) -> np.ndarray:
-    return worker.assembled.flat.numpy()
-
-
-def forget(worker: Worker, reference: np.ndarray | None, **changes):
-    worker.config = configuration.compose("smoke", ["unlearning=pga", *(f"{k}={v}" for k, v in changes.items())])
-    vector = np.full(worker.flat.size, 9.0, np.float32)
-    ids = [record.id for record in worker.holding(0).records][:2]
-    return worker.forget(0, vector, record_ids=ids, tombstones=ids, proximal_mu=0.0, seed=1, reference=reference)
-
-
-def test_a_client_starts_from_the_model_of_the_others(worker: Worker, reference: np.ndarray) -> None:
-    unchanged, report = forget(worker, reference, **{"unlearning.forget_nll_limit": 1e-6})
-    assert report.stopped and report.steps == 0
-    assert unchanged.tobytes() == reference.tobytes(), "not the global model, which is far away here"
-    with pytest.raises(ClientError, match="other clients"):
-        forget(worker, None)
-
-
-def test_a_client_stays_within_the_configured_radius_or_a_third_of_the_distance_to_random(
-    worker: Worker, reference: np.ndarray
-) -> None:
-    fast = {"unlearning.learning_rate": 0.1, "unlearning.epochs": 8, "unlearning.forget_nll_limit": 1e9}
-    found, _ = forget(worker, reference, **fast, **{"unlearning.params.radius": 0.25})
-    assert np.linalg.norm(found - reference) == pytest.approx(0.25, rel=1e-4)
-    third = expected_distance(reference, worker.flat.manifest, "lora", 0.02) / 3
-    found, _ = forget(worker, reference, **fast, **{"unlearning.params.radius": "null"})
-    assert np.linalg.norm(found - reference) == pytest.approx(third, rel=1e-4)
-
-
-def test_ascent_stops_at_chance_level(worker: Worker, reference: np.ndarray) -> None:
-    """Without a configured limit: ln V, the loss of a model that knows nothing."""
-    options = {"unlearning.learning_rate": 0.02, "unlearning.epochs": 50, "unlearning.forget_nll_limit": "null"}
-    _, report = forget(worker, reference, **options)
-    assert report.stopped and report.last_forget_nll <= math.log(len(worker.assembled.tokenizer))

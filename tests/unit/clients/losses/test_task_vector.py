@@ -16,9 +16,6 @@ from clients.losses.task_vector import finish, task_vector
 from clients.optimisation import Ball, NonFiniteError, TrainSettings
 from clients.target import record_nll
 from clients.unlearning import UnlearnOptions, unlearn
-from oblivionis.config import methods
-from oblivionis.config.compose import ConfigError, compose
-from oblivionis.server.bounds import longest_update
 
 
 def test_by_hand() -> None:
@@ -84,34 +81,6 @@ def test_options_that_go_by_the_updates(options: UnlearnOptions, what: str) -> N
     model = tiny_llama.lora()
     with pytest.raises(ValueError, match=f"trains a copy of the model and takes no {what}"):
         unlearn(model, FlatParameters(model), FORGET, RETAIN, "task_vector", {}, SETTINGS, seed=0, options=options)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (["unlearning.forget_nll_limit=4"], "unlearning.forget_nll_limit"),
-        (["unlearning.entropy.forget=1"], "unlearning.entropy"),
-        (["unlearning.rectify.enabled=true"], "unlearning.rectify.enabled"),
-        (["unlearning.target=oracle_estimate"], "unlearning.target"),
-        (["unlearning.params.alpha=0"], "unlearning.params.alpha"),
-    ],
-)
-def test_senseless_combinations_are_refused(overrides: list[str], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("default", ["unlearning=task_vector", *overrides])
-    assert path in [problem.path for problem in caught.value.problems]
-
-
-def test_the_server_allows_the_longer_way() -> None:
-    found = []
-    for alpha in (1, 5):
-        config = compose("default", ["unlearning=task_vector", f"unlearning.params.alpha={alpha}"])
-        found.append(longest_update(config, "unlearn", 10, 100, 1.0))
-        assert longest_update(config, "train", 10, 100, 1.0) == longest_update(
-            compose("default"), "train", 10, 100, 1.0
-        )
-    assert found[1] == pytest.approx(5 * found[0])
-    assert methods.scale("npo", {"beta": 1.0}) == 1.0
 
 
 def test_the_likelihood_in_the_end_is_that_of_the_model_in_the_end() -> None:

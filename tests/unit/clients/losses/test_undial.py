@@ -87,8 +87,8 @@ def test_rows_in_pieces_equal_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     reference = AnswerRows(torch.randn(25, 6, generator=generator), head)
     results = []
     for size in (128, 4):
-        monkeypatch.setattr("clients.distributions._ROWS", 2 * size)
-        monkeypatch.setattr("clients.distributions._LOGITS", 0)
+        monkeypatch.setattr("clients.distributions.ROWS", 2 * size)
+        monkeypatch.setattr("clients.distributions.LOGITS", 0)
         states = torch.randn(25, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
         kl = row_statistics(AnswerRows(states, head), labels, reference, lowered=4.0).kl
         assert kl is not None

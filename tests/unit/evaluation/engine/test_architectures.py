@@ -12,7 +12,7 @@ from support import architectures
 from support.architectures import examine, greedy_alone, log_probs_alone, records, tiny_model
 
 from evaluation.engine import likelihood
-from evaluation.engine.architectures import _longest_of_one_kind, _window, is_known, refusal, way
+from evaluation.engine.architectures import attention_window, is_known, longest_of_one_kind, refusal, way
 from evaluation.engine.backends import plain
 from evaluation.engine.decoding import greedy
 from evaluation.engine.forward import resolve_mode, token_log_probs
@@ -100,13 +100,13 @@ def test_numbers_are_those_of_one_record_at_a_time(kind: str) -> None:
 
 def test_plain_passes_never_hold_sequences_of_two_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     model, sequences, shapes = tiny_model("mamba2"), records(), []
-    forward = plain.PlainBackend._forward
+    forward = plain.PlainBackend.forward
 
     def watched(self: plain.PlainBackend, ids: torch.Tensor, *options: Any) -> torch.Tensor:
         shapes.append(tuple(ids.shape))
         return forward(self, ids, *options)
 
-    monkeypatch.setattr(plain.PlainBackend, "_forward", watched)
+    monkeypatch.setattr(plain.PlainBackend, "forward", watched)
     token_log_probs(model, PackedBatch.build(sequences, share=True))
     lengths = sorted(len(s.prompt) + len(s.answer) for s in sequences)
     assert shapes == [(lengths.count(n), n) for n in dict.fromkeys(lengths)]
@@ -182,13 +182,13 @@ def test_the_shortest_limit_of_several_kinds_of_positions_counts() -> None:
     """Layers of one kind change at 20 tokens, of another at 39; without the own number, that of the whole model is."""
     rope = {"full_attention": LONG, "sliding_attention": DYNAMIC, "chunked_attention": YARN}
     config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=40)
-    assert _longest_of_one_kind(config) == 20
+    assert longest_of_one_kind(config) == 20
     config.max_position_embeddings = 15
-    assert _longest_of_one_kind(config) == 14
+    assert longest_of_one_kind(config) == 14
     config.rope_parameters = {"a": {"rope_type": "longrope"}, "b": YARN}
-    assert _longest_of_one_kind(config) == 15
+    assert longest_of_one_kind(config) == 15
     config.rope_parameters = {"b": YARN}
-    assert _longest_of_one_kind(config) is None
+    assert longest_of_one_kind(config) is None
 
 
 def test_the_own_cache_of_a_known_model_is_right() -> None:
@@ -198,12 +198,14 @@ def test_the_own_cache_of_a_known_model_is_right() -> None:
 
 def test_a_window_or_a_chunk_is_the_longest_sequence_without_a_border() -> None:
     sizes = {"sliding_window": 12, "attention_chunk_size": 8}
-    assert _window(SimpleNamespace(**sizes)) == 8 and _window(SimpleNamespace(sliding_window=12)) == 12
-    assert _window(SimpleNamespace(attention_chunk_size=9, sliding_window=None)) == 9
-    assert _window(SimpleNamespace(sliding_window=0)) is _window(SimpleNamespace()) is None
-    assert _window(SimpleNamespace(layer_types=["full_attention"] * 2, **sizes)) is None
-    assert _window(SimpleNamespace(layer_types=["full_attention", "sliding_attention"], **sizes)) == 8
-    assert _window(SimpleNamespace(layer_types=[], **sizes)) == 8
+    assert (
+        attention_window(SimpleNamespace(**sizes)) == 8 and attention_window(SimpleNamespace(sliding_window=12)) == 12
+    )
+    assert attention_window(SimpleNamespace(attention_chunk_size=9, sliding_window=None)) == 9
+    assert attention_window(SimpleNamespace(sliding_window=0)) is attention_window(SimpleNamespace()) is None
+    assert attention_window(SimpleNamespace(layer_types=["full_attention"] * 2, **sizes)) is None
+    assert attention_window(SimpleNamespace(layer_types=["full_attention", "sliding_attention"], **sizes)) == 8
+    assert attention_window(SimpleNamespace(layer_types=[], **sizes)) == 8
 
 
 def test_a_model_of_its_own_class_and_one_of_other_layers_run_plainly_and_say_why() -> None:

@@ -21,9 +21,9 @@ from transformers import (
 
 from evaluation.engine import decoding, shared_decoder
 from evaluation.engine.architectures import way
-from evaluation.engine.backends.generation import _parts, _plain_settings
-from evaluation.engine.decoder_loop import _Table
-from evaluation.engine.decoders import PREFILL_TOKENS, Continuations, _attend_few, prefill_parts
+from evaluation.engine.backends.generation import batches, plain_settings
+from evaluation.engine.decoder_loop import Table
+from evaluation.engine.decoders import PREFILL_TOKENS, Continuations, attend_few, prefill_parts
 from evaluation.engine.watch import watched
 
 VOCABULARY = 40
@@ -388,7 +388,7 @@ def test_continuations_run_in_batches_of_the_rows_that_there_are(rows: int, toge
     """Those of long prompts first, each once; unless told otherwise those of one length alone."""
     prompts = [(1,) * n for n in (2, 5, 5, 1, 2)]
     work = Continuations(prompts, [3] * 5, 2, frozenset(), lambda x, _: x, 0, rows, 100)
-    parts = list(_parts(work, together))
+    parts = list(batches(work, together))
     lengths = [[len(prompts[unit // 2]) for unit in part] for part in parts]
     assert sorted(unit for part in parts for unit in part) == list(range(10))
     assert [n for part in lengths for n in part] == sorted([2, 5, 5, 1, 2] * 2, reverse=True)
@@ -426,7 +426,7 @@ def test_long_prompts_begin_first_and_further_ones_once_a_quarter_of_the_rows_is
 
     prompts, stop = [(9,) * n for n in (2, 7, 4)], 5
     work = Continuations(prompts, [50, 2, 50], 5, frozenset({stop}), lambda x, _: x, 0, 8, 100)
-    table = _Table(Rows(), work)  # type: ignore[arg-type]
+    table = Table(Rows(), work)  # type: ignore[arg-type]
     logits = table.admit()
     assert logits is not None and logits.shape == (8, 3)
     # Of the longest prompt all five, of the next three.
@@ -466,8 +466,8 @@ def test_few_queries_attend_as_many_do(scale: float | None) -> None:
     mask = torch.zeros(3, 1, 1, 5).masked_fill_(torch.arange(5) > torch.tensor([4, 2, 0])[:, None, None, None], -1e30)
     expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     told = {"attn_mask": mask, "scale": scale}
-    torch.testing.assert_close(_attend_few(query, key, value, dropout_p=0.0, **told), expected)
-    assert not _attend_few(query, key, value, dropout_p=1.0, **told).any(), "all weights are dropped"
+    torch.testing.assert_close(attend_few(query, key, value, dropout_p=0.0, **told), expected)
+    assert not attend_few(query, key, value, dropout_p=1.0, **told).any(), "all weights are dropped"
 
 
 @pytest.mark.parametrize("mode", ["padded", "plain"])
@@ -479,7 +479,7 @@ def test_a_models_own_settings_of_generation_are_left_out_and_left_alone(llama: 
         theirs = llama.generation_config
         assert decoding.greedy(llama, prompts, max_new_tokens=5, stop_ids=STOPS, mode=mode) == expected
         assert llama.generation_config is theirs
-        with pytest.raises(KeyError), _plain_settings(llama, use_cache=False):
+        with pytest.raises(KeyError), plain_settings(llama, use_cache=False):
             assert llama.generation_config == GenerationConfig(do_sample=False, use_cache=False, pad_token_id=0)
             raise KeyError
         assert llama.generation_config is theirs

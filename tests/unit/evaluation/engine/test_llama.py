@@ -11,7 +11,6 @@ from support import tiny_llama
 from torch import Tensor
 from torch.nn import functional as F
 
-from clients.flat import FlatParameters
 from evaluation.engine import half, kernels, llama
 from evaluation.engine.adapted import adapted, half_copy
 from evaluation.engine.forward import token_log_probs
@@ -30,6 +29,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def gradients(value: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     weights = torch.linspace(-1, 2, value.numel(), dtype=value.dtype).view(value.shape)
     return list(torch.autograd.grad((value * weights).sum(), inputs))
+
+
+def gradient(model: torch.nn.Module) -> Tensor:
+    """Of everything trainable, flat; 0 where there is none."""
+    moving = [p for p in model.parameters() if p.requires_grad]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in moving])
 
 
 def test_rms_norm() -> None:
@@ -82,7 +87,7 @@ def test_frozen_head_is_exact_for_very_unlikely_labels() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 600])
 def test_feed_forward(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_PIECE", 100)
+    monkeypatch.setattr(kernels, "PIECE", 100)
     x, w, gate_up, down = normal(rows, 8), normal(8, seed=1), normal(12, 8, seed=2), normal(8, 6, seed=3)
     inputs = [x, w, gate_up, down]
 
@@ -127,7 +132,7 @@ def plain_attention(turned: Tensor, straight: Tensor, rows: list[Tensor], num_q:
 @pytest.mark.parametrize("small", [1 << 17, 600, 0])
 @pytest.mark.parametrize(("num_q", "num_kv"), [(2, 2), (4, 2)])
 def test_rotary_attention(num_q: int, num_kv: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_SMALL_SCORES", small)
+    monkeypatch.setattr(kernels, "SMALL_SCORES", small)
     lengths, dim = [3, 1, 12, 5, 2, 9, 4, 4, 7, 1], 4
     layout, _, position, places = row_layout([[0] * n for n in lengths], share=False)
     groups = AttentionPlan.of(layout, (num_q, num_kv, dim)).groups
@@ -155,8 +160,8 @@ def test_a_layout_has_a_plan_for_each_number_of_heads() -> None:
 def test_rotary_attention_over_shared_prefixes(
     num_q: int, num_kv: int, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_SMALL_SCORES", small)
-    monkeypatch.setattr(kernels, "_WASTE", 3.0)
+    monkeypatch.setattr(kernels, "SMALL_SCORES", small)
+    monkeypatch.setattr(kernels, "WASTE", 3.0)
     prompts = [[1, 2, 3, 4, 5, 6], [1, 2, 9], [7]]
     sequences = [prompts[i % 3] + list(range(20 + i, 24 + 2 * i)) for i in range(7)] + [prompts[0], prompts[0][:4]]
     dim = 4
@@ -187,19 +192,18 @@ def test_rotary_attention_over_shared_prefixes(
 )
 def test_fast_llama_equals_hugging_face(options: dict) -> None:
     model = tiny_llama.lora(**options)
-    flat = FlatParameters(model)
     records = tiny_llama.sequences(13)
     batch = PackedBatch.build(records)
     assert llama.supports(model)
     slow = torch.cat(tiny_llama.padded_log_probs(model, records))
     weights = torch.linspace(-1, 1, slow.numel())
     (slow * weights).sum().backward()
-    expected = flat.grad.clone()
-    flat.zero_grad()
+    expected = gradient(model)
+    model.zero_grad()
     fast = FusedLlama(model).token_log_probs(batch)
     (fast * weights).sum().backward()
     torch.testing.assert_close(fast, slow, rtol=0, atol=1e-5)
-    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(gradient(model), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     if options.get("zero_b"):
         plain = torch.cat(tiny_llama.padded_log_probs(tiny_llama.base(), records))
         torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)
@@ -210,14 +214,14 @@ def test_fast_llama_with_a_frozen(options: dict) -> None:
     """Gradients of B equal peft's, whichever LoRA form is used, and A gets none."""
     model = tiny_llama.lora(**options)
     frozen = {name: p.requires_grad_(False) for name, p in model.named_parameters() if "lora_A" in name}
-    flat = FlatParameters(model)
-    assert flat.names and all("lora_B" in name for name in flat.names)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert names and all("lora_B" in name for name in names)
     records = tiny_llama.sequences(13)
     slow = torch.cat(tiny_llama.padded_log_probs(model, records))
     weights = torch.linspace(-1, 1, slow.numel())
     (slow * weights).sum().backward()
-    expected = flat.grad.clone()
-    flat.zero_grad()
+    expected = gradient(model)
+    model.zero_grad()
     batch = PackedBatch.build(records)
     with fused_lora(model):
         ways = {
@@ -225,11 +229,11 @@ def test_fast_llama_with_a_frozen(options: dict) -> None:
             "packed": lambda: token_log_probs(model, batch, mode="packed"),
         }
         for way in ways.values():
-            flat.zero_grad()
+            model.zero_grad()
             fast = way()
             (fast * weights).sum().backward()
             torch.testing.assert_close(fast, slow, rtol=0, atol=1e-5)
-            torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+            torch.testing.assert_close(gradient(model), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     assert expected.abs().max() > 0 and all(p.grad is None for p in frozen.values())
 
 
@@ -249,24 +253,23 @@ def test_medium_precision_stays_near_the_highest(merged_bytes: int, monkeypatch:
             torch.set_float32_matmul_precision("highest")
     torch.testing.assert_close(found, exact, rtol=0.02, atol=0.02)
     rounds = merged_bytes > 0 and torch.cpu._is_avx512_bf16_supported()
-    assert all((getattr(layer.down, "dtype", None) == torch.bfloat16) == rounds for layer in rounded._layers)
+    assert all((getattr(layer.down, "dtype", None) == torch.bfloat16) == rounds for layer in rounded.layers)
 
 
 @pytest.mark.parametrize("rank", [2, 8])
 def test_training_at_medium_precision_stays_near_the_highest(rank: int) -> None:
     model = tiny_llama.lora(rank=rank)
-    flat = FlatParameters(model)
     batch = PackedBatch.build(tiny_llama.sequences(13))
     found = {}
     for precision in ("highest", "medium"):
         torch.set_float32_matmul_precision(precision)
         try:
-            flat.zero_grad()
+            model.zero_grad()
             logp = FusedLlama(model, passes="one").token_log_probs(batch)
             logp.sum().backward()
         finally:
             torch.set_float32_matmul_precision("highest")
-        found[precision] = logp.detach().clone(), flat.grad.clone()
+        found[precision] = logp.detach().clone(), gradient(model)
     (logp, grad), (near_logp, near_grad) = found["highest"], found["medium"]
     torch.testing.assert_close(near_logp, logp, rtol=0.02, atol=0.02)
     assert torch.nn.functional.cosine_similarity(near_grad, grad, dim=0) > 0.999
@@ -298,13 +301,12 @@ def test_weights_kept_in_half_precision_are_all_that_is_rounded(
     kept, plain = kept_in_half(dtype, **options)
     batch = PackedBatch.build(tiny_llama.sequences(13))
     assert llama.supports(kept)
-    flat, expected = FlatParameters(kept), FlatParameters(plain)
     found, wanted = (FusedLlama(m, passes="one").token_log_probs(batch) for m in (kept, plain))
     biased = {"rtol": 0.05, "atol": 0.05} if options.get("mlp_bias") else {"rtol": 0, "atol": 1e-5}
     torch.testing.assert_close(found, wanted, **biased)
     found.sum().backward(), wanted.sum().backward()
     near = 3e-2 if options.get("mlp_bias") else 1e-5
-    assert float((flat.grad - expected.grad).norm() / expected.grad.norm()) < near
+    assert float((gradient(kept) - gradient(plain)).norm() / gradient(plain).norm()) < near
     with torch.no_grad():
         found, wanted = (FusedLlama(m).token_log_probs(batch) for m in (kept, plain))
         torch.testing.assert_close(found, wanted, **biased)
@@ -321,11 +323,10 @@ def test_products_in_bfloat16_stay_near(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, "multiplies_bfloat16", lambda: True)
     kept, plain = kept_in_half(torch.bfloat16)
     batch = PackedBatch.build(tiny_llama.sequences(13))
-    flat, expected = FlatParameters(kept), FlatParameters(plain)
     found, wanted = (FusedLlama(m, passes="one").token_log_probs(batch) for m in (kept, plain))
     torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
     found.sum().backward(), wanted.sum().backward()
-    assert float((flat.grad - expected.grad).norm() / expected.grad.norm()) < 0.03
+    assert float((gradient(kept) - gradient(plain)).norm() / gradient(plain).norm()) < 0.03
 
 
 def test_a_frozen_product_keeps_no_wide_copy() -> None:
@@ -338,13 +339,12 @@ def test_a_frozen_product_keeps_no_wide_copy() -> None:
 
 def test_fast_llama_trains_all_parameters() -> None:
     model = tiny_llama.base(tie_word_embeddings=True)
-    flat = FlatParameters(model)
     records = tiny_llama.sequences(5)
     torch.cat(tiny_llama.padded_log_probs(model, records)).sum().backward()
-    expected = flat.grad.clone()
-    flat.zero_grad()
+    expected = gradient(model)
+    model.zero_grad()
     FusedLlama(model).token_log_probs(PackedBatch.build(records)).sum().backward()
-    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(gradient(model), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_fast_llama_declines_what_it_does_not_know() -> None:
@@ -365,13 +365,12 @@ def test_rule_for_the_cheaper_form() -> None:
 
 def test_fused_lora_equals_peft_and_is_undone() -> None:
     model = tiny_llama.lora()
-    flat = FlatParameters(model)
     names = list(model.state_dict())
     ids = torch.arange(3, 33).view(2, 15)
     plain = model(input_ids=ids, labels=ids)
     plain.loss.backward()
-    expected = flat.grad.clone()
-    flat.zero_grad()
+    expected = gradient(model)
+    model.zero_grad()
     with fused_lora(model) as count:
         assert count == 14 and list(model.state_dict()) == names
         fused = model(input_ids=ids, labels=ids)
@@ -379,7 +378,7 @@ def test_fused_lora_equals_peft_and_is_undone() -> None:
         with model.disable_adapter():
             base = model(input_ids=ids).logits
     torch.testing.assert_close(fused.logits, plain.logits, rtol=0, atol=2e-5)
-    torch.testing.assert_close(flat.grad, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient(model), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(base, tiny_llama.base()(input_ids=ids).logits, rtol=0, atol=2e-5)
     assert not any("forward" in vars(module) for module in model.modules())
 

@@ -25,7 +25,7 @@ from transformers import (
 from evaluation.engine import forward, packing
 from evaluation.engine.architectures import ATTENTION, way
 from evaluation.engine.backends.base import collected, shortened
-from evaluation.engine.backends.packed import PackingError, _attention
+from evaluation.engine.backends.packed import PackingError, packed_attention
 from evaluation.engine.packing import PackedBatch
 from evaluation.engine.sequences import TokenSequence
 
@@ -348,8 +348,8 @@ def test_attention_that_is_more_than_queries_keys_and_values_is_found_out(name: 
     layout = packing.row_layout([[1, 2]], share=False)[0]
     x = torch.ones(1, 1, 2, 4)
     with pytest.raises(PackingError, match="Identity uses an attention that packing does not know"):
-        _attention(nn.Identity(), x, x, x, None, packing=layout, **{name: torch.ones(1)})
-    assert _attention(nn.Identity(), x, x, x, None, packing=layout, **{name: None})[0].shape == (1, 2, 1, 4)
+        packed_attention(nn.Identity(), x, x, x, None, packing=layout, **{name: torch.ones(1)})
+    assert packed_attention(nn.Identity(), x, x, x, None, packing=layout, **{name: None})[0].shape == (1, 2, 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_a_layout_is_given_the_scale_and_the_dropout_of_the_model(
             return torch.full((5, 3, 6), 7.0)
 
     query, key, value = torch.ones(1, 3, 5, 4), torch.ones(1, 1, 5, 4), torch.ones(1, 1, 5, 6)
-    found, weights = _attention(nn.Identity(), query, key, value, None, packing=Layout(), **options)
+    found, weights = packed_attention(nn.Identity(), query, key, value, None, packing=Layout(), **options)
     assert found.shape == (1, 5, 3, 6) and weights is None
 
 

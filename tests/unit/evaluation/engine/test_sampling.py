@@ -111,8 +111,8 @@ def test_logits_that_are_not_finite_are_refused(rule: Rule) -> None:
 def test_row_by_row_and_all_at_once_draw_the_same(top_p: float, spread: float) -> None:
     probability = (spread * torch.randn(60, 3000)).softmax(-1)
     chance = torch.cat([torch.rand(58, dtype=torch.float64), torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64)])
-    rows = sampling._draw_nucleus(probability, chance, top_p)
-    assert torch.equal(rows, sampling._draw_all_at_once(probability, chance, top_p))
+    rows = sampling.draw_nucleus(probability, chance, top_p)
+    assert torch.equal(rows, sampling.draw_all_at_once(probability, chance, top_p))
 
 
 @pytest.mark.parametrize("rule", [Rule(), Rule(top_k=4), Rule(top_p=0.99), Rule(top_k=8, top_p=0.99)])
@@ -124,7 +124,7 @@ def test_a_chance_on_the_border_of_two_tokens_is_that_of_the_second(rule: Rule) 
     assert draw(torch.zeros(3, 4), below, Rule()).tolist() == [0, 1, 2]
     halves = torch.tensor([[0.5, 0.25, 0.125, 0.125]] * 4)
     borders = torch.tensor([0.0, 0.5, 0.75, 0.875], dtype=torch.float64)
-    for nucleus in (sampling._draw_nucleus, sampling._draw_all_at_once):
+    for nucleus in (sampling.draw_nucleus, sampling.draw_all_at_once):
         assert nucleus(halves, borders, 0.99).tolist() == [0, 1, 2, 3]
 
 
@@ -132,7 +132,7 @@ def test_a_nucleus_ends_with_the_token_that_reaches_top_p() -> None:
     """1/2 + 1/4 + 1/8 + 1/8, to the last bit: the second of them reaches 3/4, and a third has no part in it."""
     chances = torch.arange(64, dtype=torch.float64) / 64
     exact = torch.tensor([[0.5, 0.25, 0.125, 0.125]] * 64)
-    for nucleus in (sampling._draw_nucleus, sampling._draw_all_at_once):
+    for nucleus in (sampling.draw_nucleus, sampling.draw_all_at_once):
         for top_p, tokens in ((0.5, {0}), (0.51, {0, 1}), (0.75, {0, 1}), (0.76, {0, 1, 2, 3})):
             assert set(nucleus(exact, chances, top_p).tolist()) == tokens
     quarters = Rule(top_k=4, top_p=0.5), Rule(top_k=4, top_p=0.51), Rule(top_k=3, top_p=1.0)
@@ -142,7 +142,7 @@ def test_a_nucleus_ends_with_the_token_that_reaches_top_p() -> None:
 def test_a_confidence_of_just_the_threshold_is_not_beyond_it() -> None:
     """The likelier of two equal tokens has 1/2 to the last bit; of two unequal ones it has more."""
     for logits, greedy in ((torch.zeros(40, 2), False), (torch.tensor([[0.1, 0.0]] * 40), True)):
-        choose = sampling._Chooser(Rule(confidence=0.5), 0, np.arange(5), 8, 0)
+        choose = sampling.Chooser(Rule(confidence=0.5), 0, np.arange(5), 8, 0)
         drawn = [set(choose(logits, list(range(40))).tolist()) for _ in range(3)]
         assert drawn == [{0, 1}, *[{0} if greedy else {0, 1}] * 2]
 
@@ -150,7 +150,7 @@ def test_a_confidence_of_just_the_threshold_is_not_beyond_it() -> None:
 def test_large_batches_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, chance = torch.randn(50, 200), torch.rand(50, dtype=torch.float64)
     whole = draw(logits, chance, Rule(top_p=0.9))
-    monkeypatch.setattr(sampling, "_NUMBERS_AT_ONCE", 1500)
+    monkeypatch.setattr(sampling, "NUMBERS_AT_ONCE", 1500)
     assert torch.equal(draw(logits, chance, Rule(top_p=0.9)), whole)
 
 

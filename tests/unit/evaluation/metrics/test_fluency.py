@@ -14,7 +14,7 @@ from support.tiny_llama import base
 
 from evaluation.engine import decoding
 from evaluation.hook import EvaluationSession, Hook
-from evaluation.metrics.fluency import FluencyEvaluator, _without_end
+from evaluation.metrics.fluency import FluencyEvaluator, without_end
 from evaluation.metrics.tofu import Profile, Question, TofuEvaluator
 
 END, LIMIT = 2, 7
@@ -170,7 +170,7 @@ def test_nothing_is_asked_without_questions() -> None:
     ("answer", "words"), [((5, END), (5,)), ((5, 6), (5, 6)), ((END, END), (END,)), ((END, 5), (END, 5)), ((), ())]
 )
 def test_an_end_token_is_no_part_of_an_answer(answer: tuple[int, ...], words: tuple[int, ...]) -> None:
-    assert _without_end(answer, Models(0).session()) == words
+    assert without_end(answer, Models(0).session()) == words
 
 
 @pytest.mark.parametrize(("limit", "share"), [(0, 0.95), (5, -0.1), (5, 1.1)])

@@ -153,7 +153,7 @@ def test_interval_is_that_of_resampling_by_hand(monkeypatch: pytest.MonkeyPatch)
     by_hand = [pairs(x[i], y[j]) for i, j in zip(of_x, of_y, strict=True)]
     expected = np.quantile(by_hand, [0.05, 0.95])
     assert auc_interval(x, y, resamples=300, confidence=0.9, seed=7) == pytest.approx(tuple(expected))
-    monkeypatch.setattr(membership, "_BLOCK", 24 * 70)
+    monkeypatch.setattr(membership, "BLOCK", 24 * 70)
     draws, by_hand = np.random.default_rng(7), []
     for count in (70, 70, 70, 70, 20):
         of_x, of_y = draws.integers(0, 15, (count, 15)), draws.integers(0, 9, (count, 9))

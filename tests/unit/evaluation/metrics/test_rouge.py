@@ -95,9 +95,9 @@ def test_one_reference_for_all(predictions: list[str], reference: str) -> None:
 
 def test_a_repeated_text_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    encoded = rouge._encoded
+    encoded = rouge.encode_texts
     monkeypatch.setattr(
-        rouge, "_encoded", lambda texts, characters: (seen.extend(texts), encoded(texts, characters))[1]
+        rouge, "encode_texts", lambda texts, characters: (seen.extend(texts), encoded(texts, characters))[1]
     )
     result = rouge.rouge_l(["a b", "b", "a b", "c"], "a b c")
     assert result.recall.tolist() == [2 / 3, 1 / 3, 2 / 3, 1 / 3]
@@ -112,18 +112,18 @@ def random_texts(seed: int, n: int) -> list[str]:
 
 @pytest.mark.parametrize(("kept", "chunk"), [(0, 1 << 18), (10, 200), (50, 1), (1 << 18, 300)])
 def test_any_size_of_dictionary_and_chunk(monkeypatch: pytest.MonkeyPatch, kept: int, chunk: int) -> None:
-    monkeypatch.setattr(rouge, "_KEPT_WORDS", kept)
-    monkeypatch.setattr(rouge, "_CHUNK", chunk)
+    monkeypatch.setattr(rouge, "KEPT_WORDS", kept)
+    monkeypatch.setattr(rouge, "CHUNK", chunk)
     assert_equals_rouge_score(random_texts(1, 60), random_texts(2, 60))
     if kept < 100:
-        assert len(rouge._current_characters(True)) <= max(kept, 1)
+        assert len(rouge.current_characters(True)) <= max(kept, 1)
 
 
 def test_threads_with_restarts_of_the_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
     predictions, references = random_texts(3, 200), random_texts(4, 200)
     expected = rouge.rouge_l(predictions, references).f1
-    monkeypatch.setattr(rouge, "_KEPT_WORDS", 20)
-    monkeypatch.setattr(rouge, "_CHUNK", 500)
+    monkeypatch.setattr(rouge, "KEPT_WORDS", 20)
+    monkeypatch.setattr(rouge, "CHUNK", 500)
     wrong: list[int] = []
 
     def work() -> None:
@@ -145,7 +145,7 @@ def test_a_text_longer_than_a_chunk_is_read_as_a_short_one(
 ) -> None:
     said, true = ["Мама мыла раму running Zürich", "cats run"], ["мама мыла пол runs in Zürich", "a cat runs"]
     expected = [f(said, true, stemmed=stemmed, any_script=any_script) for f in (rouge.rouge_1, rouge.rouge_l)]
-    monkeypatch.setattr(rouge, "_CHUNK", 5)
+    monkeypatch.setattr(rouge, "CHUNK", 5)
     for function, known in zip((rouge.rouge_1, rouge.rouge_l), expected, strict=True):
         found = function(said, true, stemmed=stemmed, any_script=any_script)
         np.testing.assert_array_equal(found.recall, known.recall)
@@ -158,14 +158,14 @@ def test_a_text_longer_than_a_chunk_is_read_as_a_short_one(
 @pytest.mark.parametrize("letters", ["abcdefgh", "абвгдежз"])
 def test_the_dictionary_begins_anew_once_it_has_too_many_words(monkeypatch: pytest.MonkeyPatch, letters: str) -> None:
     """Whether the words are ASCII, which are looked up as they are, or not, of which the stems alone are kept."""
-    monkeypatch.setattr(rouge, "_KEPT_WORDS", 5)
-    monkeypatch.setattr(rouge, "_characters", {True: rouge._Characters(True)})
+    monkeypatch.setattr(rouge, "KEPT_WORDS", 5)
+    monkeypatch.setattr(rouge, "CHARACTERS", {True: rouge.Characters(True)})
     many = " ".join(f"{letter}ъ" if letter > "z" else f"{letter}q" for letter in letters)
     rouge.rouge_l([many], [many], any_script=True)
-    full = rouge._characters[True]
+    full = rouge.CHARACTERS[True]
     assert full.size > 5
     assert rouge.rouge_l(["я"], ["я"], any_script=True).recall.tolist() == [1.0]
-    assert rouge._characters[True] is not full and rouge._characters[True].size <= 2
+    assert rouge.CHARACTERS[True] is not full and rouge.CHARACTERS[True].size <= 2
 
 
 def test_real_text() -> None:
@@ -323,11 +323,11 @@ def test_a_single_answer_is_looked_at_by_the_rule_that_can_measure_it(rule):
 
 def test_there_are_as_many_characters_as_words_may_be_kept() -> None:
     """A dictionary that is just not full takes the words of one more chunk, of a letter and a space each at least."""
-    assert rouge._FIRST + rouge._KEPT_WORDS + rouge._CHUNK // 2 + 1 <= 0x110000
-    assert rouge._FIRST > 0xDFFF, "no surrogates"
+    assert rouge.FIRST + rouge.KEPT_WORDS + rouge.CHUNK // 2 + 1 <= 0x110000
+    assert rouge.FIRST > 0xDFFF, "no surrogates"
 
 
 def test_a_chunk_holds_several_pairs_or_one_that_is_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rouge, "_CHUNK", 10)
-    cut = [(part.start, part.stop) for part in rouge._chunks(np.array([15, 1, 10, 3, 7, 12, 4, 6, 1]))]
+    monkeypatch.setattr(rouge, "CHUNK", 10)
+    cut = [(part.start, part.stop) for part in rouge.slices_of(np.array([15, 1, 10, 3, 7, 12, 4, 6, 1]))]
     assert cut == [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 8), (8, 9)]

@@ -331,15 +331,15 @@ def test_recalls_that_do_not_count_go_into_no_mean() -> None:
 
 def test_the_note_of_the_utility_is_that_of_a_missing_part_before_that_of_one_with_gaps() -> None:
     log = with_recalls(0.9, None, 0.5)
-    noted = tofu._notes(log, tofu.aggregate(log), "paper")
+    noted = tofu.notes_on(log, tofu.aggregate(log), "paper")
     assert set(noted) == {"ROUGE Retain", "Model Utility"}
     assert "the mean over the 2 of 3" in noted["ROUGE Retain"] and noted["Model Utility"] == noted["ROUGE Retain"]
     log["eval_real_world_wo_options"]["rougeL_recall"] = {"0": None}
-    noted = tofu._notes(log, tofu.aggregate(log), "paper")
+    noted = tofu.notes_on(log, tofu.aggregate(log), "paper")
     assert set(noted) == {"ROUGE Retain", "ROUGE Real World", "Model Utility"}
     assert noted["Model Utility"] == noted["ROUGE Real World"] != noted["ROUGE Retain"]
     del log["eval_log"]["avg_gt_loss"]
-    noted = tofu._notes(log, tofu.aggregate(log), "paper")
+    noted = tofu.notes_on(log, tofu.aggregate(log), "paper")
     assert set(noted) == {"ROUGE Retain", "ROUGE Real World"}, "without probabilities there is no utility either way"
 
 

@@ -232,8 +232,8 @@ def test_blocks_shrink_until_they_fit_into_the_memory(monkeypatch: pytest.Monkey
     expected = percentile_rank(*duplicated())
     monkeypatch.setattr(nearest, "MEMORY", nearest.block_bytes(40, 33))
     seen: list[int] = []
-    blocks = nearest._blocks
-    monkeypatch.setattr(nearest, "_blocks", lambda records, size: seen.append(size) or blocks(records, size))
+    blocks = nearest.unit_blocks
+    monkeypatch.setattr(nearest, "unit_blocks", lambda records, size: seen.append(size) or blocks(records, size))
     np.testing.assert_array_equal(percentile_rank(*duplicated()).ranks, expected.ranks)
     assert set(seen) == {32}
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, BertTokenizer
+from support.small_tokenizers import byte_level
+from support.tiny_llama import base
+from transformers import AutoTokenizer, BertConfig, BertModel, BertTokenizer
 
 from evaluation.hook import EvaluationSession
 from evaluation.wikimem import engine
@@ -21,7 +23,6 @@ from evaluation.wikimem.facts import Fact
 from evaluation.wikimem.names import name_variants
 from evaluation.wikimem.properties import counterfactuals, properties
 from evaluation.wikimem.score import PairScore, memorization_strength, memorized
-from oblivionis.models import tiny
 
 # Such small products are slower with two threads, by far so on a busy machine.
 torch.set_num_threads(1)
@@ -37,12 +38,12 @@ FACTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(tiny.folder())
+    return byte_level(bos=True)
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny.folder(), attn_implementation="sdpa").eval()
+    return base(vocab_size=512, max_position_embeddings=512).eval()
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def plain_scores(model: Any, tokenizer: Any, found: FactScore, asking: Asking, c
 @pytest.mark.parametrize("mode", ["auto", "packed", "padded"])
 @pytest.mark.parametrize("with_bos", [True, False])
 def test_sentences_have_the_nlls_of_the_plain_model(model: Any, mode: str, with_bos: bool) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny.folder())
+    tokenizer = byte_level(bos=True)
     if not with_bos:
         tokenizer.bos_token = None
     texts = ["Jane Doe was born in Bergen.", "Jane Doe was born in Berlin.", "Jane", "Jane Doe", "x", "Jane Doe"]
@@ -223,19 +224,19 @@ def test_the_longest_sentence_leaves_room_for_what_begins_it() -> None:
         def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
             return {"input_ids": [[5] * int(text) for text in texts]}
 
-    assert [len(key) for key in engine._encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
+    assert [len(key) for key in engine.encoded(Repeating(), ["1", "1023"], 1024)] == [8, 4096]
     with pytest.raises(ValueError, match="has 1024 tokens; expected 1 to 1024 with BOS"):
-        engine._encoded(Repeating(), ["1024"], 1024)
+        engine.encoded(Repeating(), ["1024"], 1024)
 
 
 def test_sentences_are_made_of_what_is_asked_for() -> None:
     """All eleven canaries, both look-alikes and a hundred other values unless told otherwise."""
     fact, other = FACTS[3], Fact("Jane Doe", "P27", ("Portugal", "Spain"))
-    (plain,) = engine._prepared([fact], Asking(), None, None, [fact, other])
+    (plain,) = engine.prepared([fact], Asking(), None, None, [fact, other])
     assert plain.templates == properties()["P106"].canaries and plain.shape == (11, 3, 101)
     assert plain.names == ("Jane Doe", "Enaj Doe", "Jane Eod") and plain.kind == "occupation"
     asking = Asking(templates=2, counterfactuals=5, context=1, variants=3, weight=0.9)
-    (told,) = engine._prepared([fact], asking, None, None, [FACTS[0], fact, other])
+    (told,) = engine.prepared([fact], asking, None, None, [FACTS[0], fact, other])
     assert told.shape == (2, 5, 6) and told.names == ("Jane Doe", *name_variants("Jane Doe", 3), GENERIC_SUBJECT)
     stated = [(properties()["P27"], "Portugal")]
     assert told.templates == tuple(contextualised(t, stated) for t in properties()["P106"].canaries[:2])
@@ -266,7 +267,7 @@ def test_what_cannot_be_scored_is_refused(model: Any, tokenizer: Any) -> None:
     for fact, message in (
         (Fact("Jane Doe", "P0", ("x",)), "property P0 is unknown"),
         (Fact("Oo", "P19", ("Bergen",)), "no look-alike"),
-        (Fact("Jane Doe", "P19", ("Bergen " * 600,)), "expected 1 to 1024"),
+        (Fact("Jane Doe", "P19", ("Bergen " * 600,)), "expected 1 to 512"),
     ):
         with pytest.raises(ValueError, match=message):
             score_facts(model, tokenizer, [fact], Asking(templates=1, counterfactuals=1))
@@ -317,7 +318,7 @@ def test_facts_about_one_property_come_together_up_to_a_number_of_sentences(monk
     monkeypatch.setattr(engine, "PART", 4)
 
     def parts(*facts: tuple[str, int]) -> list[list[int]]:
-        return list(engine._parts([SimpleNamespace(fact=SimpleNamespace(property=p), size=n) for p, n in facts]))
+        return list(engine.parts_of([SimpleNamespace(fact=SimpleNamespace(property=p), size=n) for p, n in facts]))
 
     assert parts(("a", 2), ("b", 2), ("c", 1)) == [[0, 1], [2]]
     assert parts(("a", 1), ("b", 2), ("a", 1), ("c", 2), ("d", 2)) == [[0, 2, 1], [3, 4]]
@@ -413,19 +414,19 @@ def test_values_of_one_meaning_count_as_true(model: Any, tokenizer: Any) -> None
 
 @pytest.mark.parametrize("setting", ["padding", "truncation"])
 def test_a_tokenizer_that_pads_or_truncates_does_neither_here(setting: str) -> None:
-    texts, tokenizer = ["Jane", "Jane Doe was born in Bergen."], AutoTokenizer.from_pretrained(tiny.folder())
-    expected = engine._ids(tokenizer, texts)
+    texts, tokenizer = ["Jane", "Jane Doe was born in Bergen."], byte_level(bos=True)
+    expected = engine.token_ids(tokenizer, texts)
     assert len(expected[0]) < len(expected[1])
     if setting == "padding":
         tokenizer.backend_tokenizer.enable_padding(pad_id=1)
     else:
         tokenizer.backend_tokenizer.enable_truncation(1)
-    assert engine._ids(tokenizer, texts) == expected
+    assert engine.token_ids(tokenizer, texts) == expected
 
 
 def test_neighbours_come_in_chunks_of_as_many_new_tokens() -> None:
     """Six sentences of three tokens, of which the first is only a condition: two new ones each."""
     keys = [np.array([i, 7, 8], ">u4").tobytes() for i in range(6)]
     for tokens, sizes in ((4, [2, 2, 2]), (5, [3, 3]), (1, [1] * 6), (100, [6])):
-        chunks = list(engine._chunks(keys, tokens))
+        chunks = list(engine.chunks(keys, tokens))
         assert [len(rows) for rows, _ in chunks] == sizes and {p for _, parts in chunks for p in parts} == {1}

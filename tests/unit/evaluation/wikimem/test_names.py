@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluation.wikimem.names import name_variants
-from oblivionis.data.facts import FIRST_NAMES, SURNAMES
 
 EXAMPLES = [
     ("Jane Doe", ("Enaj Doe", "Jane Eod", "Enaj Eod")),
@@ -78,10 +77,8 @@ def test_a_count_below_one_is_refused():
 
 
 def test_two_words_of_plain_letters_are_reversed_one_at_a_time():
-    for first in FIRST_NAMES:
-        for surname in SURNAMES[:20]:
-            if not (first.isalpha() and surname.isalpha()):
-                continue
+    for first in ("Ada", "Bruno", "Chiara", "Hannah", "Kwame", "Ingrid", "Otto", "Šárka", "Yusuf", "Zoë"):
+        for surname in ("Ashworth", "Bauer", "Çelik", "Harrah", "Kovač", "Lindqvist", "Nabokov", "Okafor", "Serres"):
             backwards = f"{first[::-1].capitalize()} {surname}", f"{first} {surname[::-1].capitalize()}"
             if len({name.casefold() for name in (*backwards, f"{first} {surname}")}) == 3:
                 assert name_variants(f"{first} {surname}") == backwards

@@ -79,7 +79,7 @@ def assessor(folder: Path) -> Assessor:
 
 
 def test_the_numbers_are_those_of_the_program(noisy: tuple[Any, Any], folder: Path, assessor: Assessor) -> None:
-    expected = assessor.measure(assessor._assembled.flat.numpy(), full=True).report.results["tofu"]
+    expected = assessor.measure(assessor.assembled.flat.numpy(), full=True).report.results["tofu"]
     for model in (folder, noisy):
         found = evaluate_model(model, QUESTIONS, max_new_tokens=MOST)
         assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)

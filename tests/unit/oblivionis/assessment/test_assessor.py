@@ -72,7 +72,7 @@ def test_fluency_under_the_base_model(mode: str) -> None:
     assessor = Assessor(assembled, corpus_of(config), config, assembled.flat.numpy() if mode == "full" else None)
     measured = assessor.measure(vector, full=True)
     assert np.array_equal(assembled.flat.numpy(), vector), "the measured model is loaded again"
-    context = assessor._context
+    context = assessor.context
     asked, log = {}, measured.log
     assert log is not None
     for name, section in (("forget", "eval_log_forget"), ("retain", "eval_log")):

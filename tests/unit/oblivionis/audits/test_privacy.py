@@ -19,7 +19,7 @@ from torch import nn
 
 from clients.flat import FlatParameters
 from clients.optimisation import TrainSettings, Updater
-from clients.private import Privacy, _Work, drawn
+from clients.private import Privacy, Work, drawn
 from evaluation.engine.sequences import TokenSequence
 from oblivionis.audits.privacy import epsilon_lower_bound
 from oblivionis.runs.epsilon import Event, epsilon
@@ -81,7 +81,7 @@ def record_run(seed: int, z: float, rate: float, steps: int, canaries: int = CAN
         scores.sub_(flat_parameters.grad)
         flat_parameters.zero_grad()
 
-    work = _Work(model, flat_parameters, TrainSettings(epochs=1, warmup_epochs=0), Privacy(z, 1.0, seed), seed, False)
+    work = Work(model, flat_parameters, TrainSettings(epochs=1, warmup_epochs=0), Privacy(z, 1.0, seed), seed, False)
     record = TokenSequence((1,), (1,))
 
     def gradient(generator):

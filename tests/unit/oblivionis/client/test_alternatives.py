@@ -96,7 +96,7 @@ def test_a_client_names_the_record_that_has_none(worker: Worker) -> None:
         vector, report = worker.forget(1, worker.flat.numpy(), record_ids=["p3"], **settings)
         assert report.num_examples == 1 and report.steps == 5 and np.isfinite(vector).all()
     finally:
-        worker._holdings.pop(1)
+        worker.holdings.pop(1)
 
 
 def test_a_question_of_the_evaluation_stands_in(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_question_of_the_evaluation_stands_in(worker: Worker, monkeypatch: pyt
     bare = tuple(Record(r.id, r.question, r.answer, r.subject) for r in worker.corpus.train)
     corpus = Corpus("bare", bare, worker.corpus.forget_ids, {"forget": worker.corpus.train})
     monkeypatch.setattr(worker, "corpus", corpus)
-    monkeypatch.setattr(worker, "_holdings", type(worker._holdings)())
+    monkeypatch.setattr(worker, "holdings", type(worker.holdings)())
     monkeypatch.setitem(worker.__dict__, "_perturbed", {})
     del worker.__dict__["_perturbed"]
     whole = {r.id: r.perturbed_answers for r in corpus.evaluation["forget"]}

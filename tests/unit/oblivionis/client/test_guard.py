@@ -39,7 +39,7 @@ def node(tmp_path, monkeypatch):
         raise Built(config.model.source)
 
     monkeypatch.setattr(worker, "Worker", build)
-    monkeypatch.setattr(worker, "_worker", None)
+    monkeypatch.setattr(worker, "current", None)
     return write_nodes(tmp_path / "nodes") / "node1"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from oblivionis.client.self_audit import FOLDER, LATEST, Kept, _right_after, keep_model
+from oblivionis.client.self_audit import FOLDER, LATEST, Kept, keep_model, right_after
 from oblivionis.requests.node_ledger import NodeLedger
 from oblivionis.requests.sealed import join, open_commitment, told
 from oblivionis.requests.wire import SessionOutcome
@@ -47,7 +47,7 @@ def test_the_model_of_the_same_round_is_kept_beside_that_which_the_exchange_bega
     told(
         tmp_path, [SessionOutcome("s1", "run", 2, "counted", "a" * 64, share.commitment, "b" * 64, vector_hash(ENDED))]
     )
-    model = _right_after(tmp_path, open_commitment(tmp_path, "x"), "x")
+    model = right_after(tmp_path, open_commitment(tmp_path, "x"), "x")
     assert model is not None and np.array_equal(model.vector, ENDED)
     exchange(tmp_path, "s2", 3)
     assert len(kept(tmp_path)) == 4, "the request is not settled: what measures it stays"
@@ -65,4 +65,4 @@ def test_a_model_that_the_exchange_did_not_end_with_does_not_count(tmp_path, aft
     told(
         tmp_path, [SessionOutcome("s1", "run", 2, "counted", "a" * 64, share.commitment, "b" * 64, vector_hash(ENDED))]
     )
-    assert _right_after(tmp_path, open_commitment(tmp_path, "x"), "x") is None
+    assert right_after(tmp_path, open_commitment(tmp_path, "x"), "x") is None

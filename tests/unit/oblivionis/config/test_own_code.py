@@ -16,7 +16,7 @@ LOSS = "def mine(forget_nll, *, share=0.5): return -share * forget_nll.mean()\n"
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(own_code, "_permitted", set())
+    monkeypatch.setattr(own_code, "permitted", set())
     found = tmp_path / "mine.py"
     found.write_text(LOSS)
     return found

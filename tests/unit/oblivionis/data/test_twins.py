@@ -21,12 +21,12 @@ from oblivionis.data.twins import (
     LEAST_SHARED,
     NEARLY,
     WORD_FOR_WORD,
-    _names,
-    _question_twins,
-    _Said,
-    _Weights,
+    Said,
+    Weights,
     find_twins,
     left_out,
+    name_words,
+    question_twins,
     twins_of,
     with_twins,
 )
@@ -186,16 +186,16 @@ def test_nothing_is_missed_that_a_comparison_of_all_pairs_finds():
     records = [Record(str(i), text(), text(), str(i % 40)) for i in range(160)]
     records += [replace(r, id=f"{r.id}'", answer=r.answer + " w1") for r in records[:30]]
     forget, kept = records[:50], records[50:]
-    weights = _Weights([(_Said(r).all, r.subject) for r in records], _names(records))
+    weights = Weights([(Said(r).all, r.subject) for r in records], name_words(records))
     expected = set()
-    for a in map(_Said, forget):
-        for b in map(_Said, kept):
+    for a in map(Said, forget):
+        for b in map(Said, kept):
             near = (
                 weights.alike(tuple(a.all), tuple(b.all)) >= LEAST_SHARED and weights.alike(a.answer, b.answer) >= 0.45
             )
             if (near and weights.same(a, b)) or (a.question, a.answer) == (b.question, b.answer):
                 expected.add((a.id, b.id))
-    assert len(expected) > 20 and {(t.forget, t.kept) for t in _question_twins(forget, kept)} == expected
+    assert len(expected) > 20 and {(t.forget, t.kept) for t in question_twins(forget, kept)} == expected
 
 
 def test_a_passage_that_is_cut_elsewhere_is_found():

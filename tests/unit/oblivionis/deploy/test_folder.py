@@ -7,6 +7,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from support.processes import PROJECT, environment, until
 
+import oblivionis
 from oblivionis.deploy import folder as deploy
 from oblivionis.errors import OblivionisError
 
@@ -232,13 +234,13 @@ def test_without_the_environment_a_script_says_so(folder):
 # -- what `flwr run` sends -----------------------------------------------------------------------------------------
 
 
-def test_the_bundle_holds_the_program_and_nothing_else(tmp_path):
+def test_the_bundle_holds_what_the_apps_import_and_nothing_else(tmp_path):
     subprocess.run(
         ["flwr", "build", "--app", PROJECT], cwd=tmp_path, env=environment(), check=True, capture_output=True
     )
     (bundle,) = tmp_path.glob("*.fab")
     names = set(zipfile.ZipFile(bundle).namelist())
-    folders = ("oblivionis", "strategies", "clients", "evaluation", "benchmarks", "conf")
+    folders = ("oblivionis", *oblivionis.SIBLINGS, "conf")
     wanted = {str(p.relative_to(PROJECT)) for f in folders for p in (PROJECT / f).rglob("*.py")}
     wanted |= {str(p.relative_to(PROJECT)) for p in (PROJECT / "conf").rglob("*.yaml")}
     assert wanted <= names
@@ -246,3 +248,8 @@ def test_the_bundle_holds_the_program_and_nothing_else(tmp_path):
     assert others == {"pyproject.toml", "LICENSE", ".info/CONTENT"}
     data = {name for name in names - wanted - others if not name.endswith(".json")}
     assert not data, "records and tables are no part of the program"
+    zipfile.ZipFile(bundle).extractall(tmp_path / "unpacked")
+    apps = "import oblivionis.server.app, oblivionis.client.app as app; print(app.__file__)"
+    path = environment(PYTHONPATH=str(tmp_path / "unpacked"))
+    done = subprocess.run([sys.executable, "-c", apps], cwd=tmp_path, env=path, capture_output=True, text=True)
+    assert done.stdout.strip() == str(tmp_path / "unpacked" / "oblivionis" / "client" / "app.py"), done.stderr

@@ -43,6 +43,7 @@ def test_flower_makes_a_bundle_of_it(app: Path) -> None:
         names = set(bundle.namelist())
     made = {file.relative_to(app).as_posix() for file in app.rglob("*") if file.is_file()}
     assert made <= names and {"LICENSE", "README.md", "conf/smoke.yaml"} <= made
+    assert not [name for name in names if name.startswith(("benchmarks/", "tests/", "docs/"))]
 
 
 def test_the_readme_says_how_many_supernodes_and_where_data_come_from(app: Path) -> None:

@@ -18,6 +18,9 @@ def test_beside_cuda_nothing_is_loaded_that_may_ask_for_the_device(version, peft
 class Broken:
     """A fork server that does not answer."""
 
+    def set_forkserver_preload(self, modules):
+        pass
+
     def Process(self, **_):
         return self
 
@@ -29,8 +32,9 @@ class Broken:
 def test_what_cannot_be_forked_starts_as_flower_starts_it(monkeypatch, kind):
     started = []
     monkeypatch.setattr(subprocess, "Popen", started.append)
-    executor = object.__new__(warm.WarmExecutor)
-    executor._context = Broken()
+    monkeypatch.setattr(warm.multiprocessing, "get_context", lambda kind: Broken())
+    monkeypatch.setattr(warm.forkserver, "ensure_running", lambda: None)
+    executor = warm.WarmExecutor()
     spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, False, 1)
     assert executor.launch(spec).status == "accepted"
     assert [command[0] for command in started] == [TASK_TYPE_TO_COMMAND[kind]]

@@ -183,7 +183,7 @@ def test_a_dry_pass_is_the_real_pass_to_the_byte(tmp_path: Path) -> None:
         forget_masks()
         token_log_probs(real.train(), PackedBatch.build([TokenSequence((0,), (0,) * 3)]), mode=mode)
         forget_masks()
-        live = dry_run._Live(real, heap=not gpu)
+        live = dry_run.Live(real, heap=not gpu)
         with fused_lora(real):
             if checkpoint:
                 with checkpointing(real), live:
@@ -210,7 +210,7 @@ def test_a_dry_run_leaves_no_fake_tensors_behind() -> None:
 
 @pytest.mark.parametrize("machine", [CPU, GPUS], ids=["cpu", "gpu"])
 def test_what_makes_an_update_larger_or_smaller(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_evaluation_peak", lambda *_: dry_run.Peak(0, 0))  # only the client's is looked at
+    monkeypatch.setattr(memory, "evaluation_peak", lambda *_: dry_run.Peak(0, 0))  # only the client's is looked at
 
     def activations(*overrides: str) -> int:
         return dict(need("training.batch_size=8", *overrides, machine=machine).client.parts)["activations of an update"]

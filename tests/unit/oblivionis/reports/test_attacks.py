@@ -49,12 +49,12 @@ def test_a_row_has_the_way_of_the_attacked_model_the_end_of_the_other_and_the_di
 
 
 def test_on_the_page_the_other_model_has_its_way_too():
-    mine, theirs, difference = attacks._cells(row("quantise"), "prob", results(), whole=True)
+    mine, theirs, difference = attacks.cells_of(row("quantise"), "prob", results(), whole=True)
     assert (mine, theirs, difference) == ("0.25→0.75", "0.12→0.50", "+0.25")
 
 
 def test_the_page_has_verdict_and_p_value_beside_both_models():
-    page = str(attacks._html_rows(results(row("quantise", "still known", p_above=0.0031), row("prefix", "near"))))
+    page = str(attacks.html_rows(results(row("quantise", "still known", p_above=0.0031), row("prefix", "near"))))
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in page.split("<tr")[1:]]
     heads, first, second = (
         [re.sub(r"<br>", " / ", re.sub(r"</?(?:small|b)(?: [^>]*)?>", "", c)) for c in line] for line in rows
@@ -141,7 +141,7 @@ def test_of_attacks_on_one_model_the_last_ones_are_shown(tmp_path):
 
 @pytest.mark.parametrize(("stage", "name"), [("unlearn", "unlearned"), ("retrain", "retrained"), ("local", "local")])
 def test_a_model_is_called_as_elsewhere(stage, name):
-    assert attacks._model({"stage": stage}) == name
+    assert attacks.model_line({"stage": stage}) == name
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_model_is_called_as_elsewhere(stage, name):
 )
 def test_what_no_attack_brings_back(verdicts, failed, tail):
     rows = [row(f"attack{i}", verdict=verdict) for i, verdict in enumerate(verdicts)]
-    said = attacks._outcome(results(*rows, failed=failed))
+    said = attacks.outcome(results(*rows, failed=failed))
     assert f"None of {len(verdicts)} attacks is shown to bring back more than" in said
     assert said.endswith(tail)
 
@@ -173,31 +173,31 @@ def test_a_model_that_was_not_measured_is_a_dash():
     """Of the other model there may be nothing, and of a measure no value before, after or at all."""
     own = {"unlearn": {"before": {"rouge": 0.5}, "after": {"prob": 0.5, "rouge": 0.5}}}
     found = row("relearn", models=own)
-    assert attacks._cells(found, "prob", results()) == ["–→0.50", "–", "+0.25"]
-    assert attacks._cells(found, "rouge", results(), whole=True) == ["0.50", "–", "-0.12"]
-    assert attacks._cells(found, "truth_ratio", results()) == ["–", "–", "–"]
-    assert attacks._cells(found, "prob", results(oracle=None)) == ["–→0.50"]
-    assert attacks._course({"before": {"prob": 0.5}, "after": {}}, "prob") == "–"
+    assert attacks.cells_of(found, "prob", results()) == ["–→0.50", "–", "+0.25"]
+    assert attacks.cells_of(found, "rouge", results(), whole=True) == ["0.50", "–", "-0.12"]
+    assert attacks.cells_of(found, "truth_ratio", results()) == ["–", "–", "–"]
+    assert attacks.cells_of(found, "prob", results(oracle=None)) == ["–→0.50"]
+    assert attacks.course({"before": {"prob": 0.5}, "after": {}}, "prob") == "–"
 
 
 @pytest.mark.parametrize(("stage", "known"), [("none", True), ("quantise", False)])
 def test_what_is_known_without_an_attack_is_told_by_the_row_without_one(stage, known):
-    assert attacks._known(results(row(stage, "still known"))) is known
-    assert attacks._known(results(row("none", "near"))) is False
+    assert attacks.still_known(results(row(stage, "still known"))) is known
+    assert attacks.still_known(results(row("none", "near"))) is False
 
 
 def test_a_long_label_is_cut_to_its_width():
     found = row("quantise")
-    assert attacks._label(found) == attacks._label(found, 17) == "quantise: by hand"
-    assert attacks._label(found, 16) == "quantise: by ha…" and attacks._label(found, 14) == "quantise: by…"
-    assert attacks._label(row("none")) == "no attack"
+    assert attacks.label_of(found) == attacks.label_of(found, 17) == "quantise: by hand"
+    assert attacks.label_of(found, 16) == "quantise: by ha…" and attacks.label_of(found, 14) == "quantise: by…"
+    assert attacks.label_of(row("none")) == "no attack"
 
 
 def test_sampled_answers_have_bounds_beside_those_of_the_retrained_model():
     sampled = row("sampling")
     sampled["models"]["unlearn"]["after"] |= {"m_mu": 0.5, "m_bin": 0.25}
     sampled["models"]["retrain"]["after"] |= {"m_bin": 0.125}
-    lines = attacks._words(results(row("none"), sampled, left_out={"a": "b"}, failed={"c": "d"}, any_script=0))
+    lines = attacks.words_below(results(row("none"), sampled, left_out={"a": "b"}, failed={"c": "d"}, any_script=0))
     assert lines[2:] == [
         "Sampling, bounds: M_μ 0.50, M_bin 0.25 (retrained 0.12) (means over questions, see docs/guides/leakage.md).",
         "a: left out, b.",
@@ -208,9 +208,9 @@ def test_sampled_answers_have_bounds_beside_those_of_the_retrained_model():
 def test_membership_without_a_retrained_model_has_one_value():
     of = {"variant": "zlib", "members": 4, "others": 6, "models": {"unlearn": {"auc": 0.75, "low": 0.5, "high": 1.0}}}
     alone = results(row("none"), oracle=None, membership=[of])
-    assert attacks._membership_rows(alone) == [["zlib", "4 + 6", "0.75 [0.50, 1.00]"]]
-    assert attacks._membership_head(alone) == ["inference", "n", "unlearned"]
-    assert attacks._words(alone) == [attacks.LEGEND, attacks.NO_ORACLE, attacks.MEMBERSHIP_LEGEND]
+    assert attacks.membership_rows(alone) == [["zlib", "4 + 6", "0.75 [0.50, 1.00]"]]
+    assert attacks.membership_head(alone) == ["inference", "n", "unlearned"]
+    assert attacks.words_below(alone) == [attacks.LEGEND, attacks.NO_ORACLE, attacks.MEMBERSHIP_LEGEND]
 
 
 def test_an_attack_that_failed_has_a_row_of_dashes():
@@ -220,7 +220,7 @@ def test_an_attack_that_failed_has_a_row_of_dashes():
 
 @pytest.mark.parametrize("oracle", ["retrain", None])
 def test_no_name_and_no_number_is_broken(oracle):
-    table = attacks._tables(results(row("quantise", "near"), oracle=oracle), 30).renderables[1]
+    table = attacks.tables(results(row("quantise", "near"), oracle=oracle), 30).renderables[1]
     assert [column.no_wrap for column in table.columns if column.header != "n"] == [True] * (len(table.columns) - 1)
     assert [column.justify for column in table.columns][:3] == ["left", "right", "right"]
 

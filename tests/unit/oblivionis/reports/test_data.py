@@ -92,7 +92,7 @@ def test_texts_too_long_and_answers_too_short(rule, said):
 
 @pytest.mark.parametrize(("count", "last"), [(20, "x19"), (21, "… and 1 more")])
 def test_no_more_than_twenty_are_named(count, last):
-    named = data._some([f"x{i}" for i in range(count)])
+    named = data.some([f"x{i}" for i in range(count)])
     assert named[:20] == [f"x{i}" for i in range(20)] and named[-1] == last
 
 

@@ -43,7 +43,7 @@ def test_texts_are_one_line_of_so_many_characters():
 
 
 def test_an_id_is_cut_in_the_middle():
-    most = shown._ID_LENGTH
+    most = shown.ID_LENGTH
     whole = "".join(chr(ord("a") + i % 26) for i in range(most))
     assert shown.short_id(whole) == whole
     cut = shown.short_id(f"{whole}Z")

@@ -84,7 +84,7 @@ def test_the_same_file_in_another_folder_is_another_run(tmp_path):
         run = RunDirectory.create(tmp_path / folder, "run")
         (run.path / folder).mkdir(exist_ok=True)
         (run.path / folder / "a.json").write_text("{}")
-        found.append(module._hash(run, ()))
+        found.append(module.key_of(run, ()))
     assert found[0] != found[1]
 
 

@@ -114,7 +114,7 @@ def test_m_bin_draws_sorted_bars_limit_and_leaking_greedy_answers() -> None:
     terms = Terms(limit=0.6, leaks_from=0.5)
     leakage = [np.zeros(20), np.ones(5), np.repeat([0.0, 1.0], 20)]
     greedy = np.array([1.0, np.nan, 0.4])
-    figure = leakage_figures._m_bin(["none", "all", "half"], leakage, greedy, terms)
+    figure = leakage_figures.m_bin_figure(["none", "all", "half"], leakage, greedy, terms)
     (axis,) = figure.axes
     bound = binary_bounds(leakage, terms)
     assert [bar.get_height() for group in axis.containers for bar in group] == [bound[1], bound[2], bound[0]]
@@ -128,14 +128,14 @@ def test_m_bin_draws_sorted_bars_limit_and_leaking_greedy_answers() -> None:
 def test_a_bound_of_just_the_limit_is_within_it() -> None:
     """All answers to the first question leak: its bound is 1."""
     leakage = [np.ones(8), np.zeros(8)]
-    figure = leakage_figures._m_bin(["a", "b"], leakage, np.array([0.0, np.nan]), Terms(limit=1.0))
+    figure = leakage_figures.m_bin_figure(["a", "b"], leakage, np.array([0.0, np.nan]), Terms(limit=1.0))
     assert figure.axes[0].get_title().startswith("M_bin above 1 for 0% of the questions (0 of 2)")
     assert figure.axes[0].get_title().endswith("greedy answer leaks for 0% of the questions (0 of 1)")
 
 
 def test_m_gen_draws_single_questions_and_the_average_of_all() -> None:
     leakage = drawn(9)
-    figure = leakage_figures._m_gen(leakage, Terms(alpha=0.09, family_wise=True))
+    figure = leakage_figures.m_gen_figure(leakage, Terms(alpha=0.09, family_wise=True))
     curves = general_bounds(leakage, 0.01)
     heights = [np.asarray(line.get_ydata()) for line in figure.axes[0].get_lines()]
     assert len(heights) == 7
@@ -145,7 +145,7 @@ def test_m_gen_draws_single_questions_and_the_average_of_all() -> None:
 
 def test_density_marks_mean_and_greedy() -> None:
     leakage, greedy = [np.array([0.2, 0.4]), np.array([0.8])], np.array([0.1, np.nan])
-    axes = leakage_figures._density(["a", "b"], leakage, greedy).axes
+    axes = leakage_figures.density_figure(["a", "b"], leakage, greedy).axes
     marks = [[float(np.asarray(line.get_xdata())[0]) for line in axis.get_lines()] for axis in axes]
     assert marks == [[0.8], [leakage[0].mean(), 0.1]]
 
@@ -253,7 +253,7 @@ def look(axis):
 def test_panels_stand_in_rows_with_labels_at_the_edges(count, grid, left, below, size) -> None:
     """Up to six questions, in rows of three (two and four: of two); a panel with none below it names its x axis."""
     leakage = [np.full(2, i / 8) for i in range(count)]
-    figure = leakage_figures._density([f"q{i}" for i in range(count)], leakage, np.full(count, np.nan))
+    figure = leakage_figures.density_figure([f"q{i}" for i in range(count)], leakage, np.full(count, np.nan))
     axes = figure.axes
     places = {axis.get_subplotspec().get_gridspec().get_geometry() for axis in axes}
     assert places == {grid} and tuple(figure.get_size_inches()) == pytest.approx(size)
@@ -266,7 +266,7 @@ def test_panels_stand_in_rows_with_labels_at_the_edges(count, grid, left, below,
 
 
 def test_a_panel_shows_shares_mean_and_greedy_answer() -> None:
-    figure = leakage_figures._density(["a"], [np.array([0.0, 0.0, 0.5, 1.0])], np.array([0.25]))
+    figure = leakage_figures.density_figure(["a"], [np.array([0.0, 0.0, 0.5, 1.0])], np.array([0.25]))
     (axis,) = figure.axes
     (stairs,) = axis.patches
     values, edges, _ = stairs.get_data()
@@ -278,7 +278,7 @@ def test_a_panel_shows_shares_mean_and_greedy_answer() -> None:
     assert legend_of(figure) == ["sampled answers", "mean of the sampled answers", "greedy answer"]
     ticks = axis.get_yticks()
     assert 2 <= len(ticks) <= 5
-    single = leakage_figures._density(["a"], [np.zeros(1)], np.array([np.nan]))
+    single = leakage_figures.density_figure(["a"], [np.zeros(1)], np.array([np.nan]))
     assert single.axes[0].get_title() == "a (1 answer)"
 
 
@@ -292,7 +292,7 @@ def test_a_panel_shows_shares_mean_and_greedy_answer() -> None:
     ],
 )
 def test_the_bound_on_the_distribution_names_what_is_drawn(count, named) -> None:
-    figure = leakage_figures._m_gen([np.full(4, i / 8) for i in range(count)], TERMS)
+    figure = leakage_figures.m_gen_figure([np.full(4, i / 8) for i in range(count)], TERMS)
     (axis,) = figure.axes
     assert legend_of(figure) == named
     assert look(axis) == {
@@ -312,7 +312,7 @@ def test_the_bound_on_the_distribution_names_what_is_drawn(count, named) -> None
 def test_bounds_narrow_with_the_number_of_answers(count, which) -> None:
     """Four answers to the question with the highest mean: 1, 0, 1, 1."""
     leakage = [np.array([1.0, 0.0, 1.0, 1.0]), np.zeros(8)][:count]
-    figure = leakage_figures._bounds_against_n(["first", "second"][:count], leakage, TERMS)
+    figure = leakage_figures.bounds_against_n(["first", "second"][:count], leakage, TERMS)
     left, right = figure.axes
     assert tuple(figure.get_size_inches()) == (8.6, 3.7)
     assert figure.get_suptitle() == f"first: {which} (alpha = {0.04 / count:.3g} for each n)"
@@ -362,7 +362,7 @@ def test_bars_above_and_within_the_limit_have_their_colours(count) -> None:
     leakage = [np.ones(64), *[np.zeros(64)] * (count - 2), np.ones(64)]
     greedy = np.full(count, np.nan)
     greedy[[0, 1, 2]] = 0.5, 0.49, 0.6
-    figure = leakage_figures._m_bin([f"q{i}" for i in range(count)], leakage, greedy, TERMS)
+    figure = leakage_figures.m_bin_figure([f"q{i}" for i in range(count)], leakage, greedy, TERMS)
     (axis,) = figure.axes
     within = 1 - (0.04 / count) ** (1 / 64)
     (high, above), (low, below) = bars_of(axis)
@@ -394,7 +394,7 @@ def test_bars_above_and_within_the_limit_have_their_colours(count) -> None:
 
 def test_of_equal_bounds_the_higher_mean_comes_first_and_a_group_without_bars_is_not_named() -> None:
     leakage = [np.full(8, 0.5), np.full(8, 0.75), np.full(8, 0.6)]
-    figure = leakage_figures._m_bin(["a", "b", "c"], leakage, np.full(3, np.nan), TERMS)
+    figure = leakage_figures.m_bin_figure(["a", "b", "c"], leakage, np.full(3, np.nan), TERMS)
     (axis,) = figure.axes
     assert [label.get_text() for label in axis.get_xticklabels()] == ["b", "c", "a"]
     assert sorted(legend_of(figure)) == ["M_bin above the limit", "limit 0.5"] and "\n" not in axis.get_title()

@@ -13,7 +13,7 @@ from oblivionis.cli.arguments import split_arguments
 from oblivionis.config import compose as configuration
 from oblivionis.reports import verdicts
 from oblivionis.reports.html.request_pages import page_of, page_parts
-from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, _knowledge, of_run, outcome
+from oblivionis.reports.outcome import BAD, DOUBTFUL, GOOD, knowledge, of_run, outcome
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import Ledger
 
@@ -470,5 +470,5 @@ def test_beside_a_model_that_was_trained_on_the_like_there_is_no_good_news(tmp_p
     bind(run, config)
     found = outcome(run, config, KEPT, LIKE)
     assert found.grade != GOOD
-    assert _knowledge(run, LIKE, KEPT)[1] == DOUBTFUL and _knowledge(run, UNDER, KEPT)[1] == BAD
-    assert "the retrained model, which was trained on twins of 1 of the 2 records" in _knowledge(run, LIKE, KEPT)[0]
+    assert knowledge(run, LIKE, KEPT)[1] == DOUBTFUL and knowledge(run, UNDER, KEPT)[1] == BAD
+    assert "the retrained model, which was trained on twins of 1 of the 2 records" in knowledge(run, LIKE, KEPT)[0]

@@ -40,16 +40,16 @@ def rows_of(run, stage):
 
 def test_a_stage_is_summed_up(run):
     """Rounds, seconds, clients that trained at all and per round that tells of them, and replies that failed."""
-    assert overview._stage(run, "finetune", rows_of(run, "finetune")) == ["finetune", "3", "61", "4", "3", "3", ""]
-    assert overview._stage(run, "unlearn", rows_of(run, "unlearn")) == (
+    assert overview.stage_line(run, "finetune", rows_of(run, "finetune")) == ["finetune", "3", "61", "4", "3", "3", ""]
+    assert overview.stage_line(run, "unlearn", rows_of(run, "unlearn")) == (
         ["unlearn", "1", "–", "1", "1", "0", "not finished"]
     )
-    assert overview._stage(run, "local", []) == ["local", "0", "–", "–", "–", "–", "not finished"]
+    assert overview.stage_line(run, "local", []) == ["local", "0", "–", "–", "–", "–", "not finished"]
 
 
 def test_a_stage_that_was_taken_over_says_so(run):
     run.finish_stage("unlearn", {"stage": "unlearn", "metrics": {}, "rounds": 2, "reused_from": "/runs/other"}, {})
-    assert overview._stage(run, "unlearn", [])[-1] == "taken over from the run other"
+    assert overview.stage_line(run, "unlearn", [])[-1] == "taken over from the run other"
 
 
 def test_who_took_part_round_by_round(run):
@@ -74,7 +74,7 @@ def test_nothing_was_done_yet(tmp_path):
 @pytest.mark.parametrize(("rate", "said"), [("null", "learning rate 0.002"), ("0.0005", "learning rate 0.0005")])
 def test_the_learning_rate_of_unlearning_is_its_own_or_that_of_training(rate, said):
     given = ["training.learning_rate=0.002", f"unlearning.learning_rate={rate}", "unlearning.epochs=7"]
-    told = overview._method(configuration.compose("smoke", given))
+    told = overview.method_line(configuration.compose("smoke", given))
     assert said in told and "epochs 7" in told
 
 
@@ -90,7 +90,7 @@ def test_the_learning_rate_of_unlearning_is_its_own_or_that_of_training(rate, sa
     ],
 )
 def test_who_asks(overrides, said):
-    assert overview._policy(configuration.compose("smoke", overrides)).endswith(said)
+    assert overview.policy_line(configuration.compose("smoke", overrides)).endswith(said)
 
 
 def facts_of(overrides, run=None, folder=None):
@@ -130,22 +130,22 @@ def test_the_settings_that_matter(tmp_path):
     ],
 )
 def test_the_data_in_words(overrides, said):
-    told = overview._data(configuration.compose("smoke", overrides))
+    told = overview.data_line(configuration.compose("smoke", overrides))
     assert told.startswith(said) or told.endswith(said)
 
 
 def test_the_software_in_words():
     known = {"oblivionis": "1", "packages": {"flwr": "2", "torch": "3", "numpy": "4"}, "python": "3.11", "cpus": 8}
-    told = overview._software({**known, "platform": "Linux"})
+    told = overview.software_line({**known, "platform": "Linux"})
     assert told == "Oblivionis 1, flwr 2, torch 3, Python 3.11; 8 CPU cores, Linux"
-    assert overview._software({"packages": {"flwr": None}}) == "Oblivionis ?, Python ?; ? CPU cores, "
-    assert overview._software({}) == ""
+    assert overview.software_line({"packages": {"flwr": None}}) == "Oblivionis ?, Python ?; ? CPU cores, "
+    assert overview.software_line({}) == ""
 
 
 def test_data_of_ones_own_is_called_by_its_file(tmp_path):
     (tmp_path / "own.jsonl").write_text("")
     config = configuration.compose("smoke", ["data=records", f"data.path={tmp_path / 'own.jsonl'}"])
-    assert overview._data(config) == "records: own.jsonl; spread evenly over the clients at random"
+    assert overview.data_line(config) == "records: own.jsonl; spread evenly over the clients at random"
 
 
 def test_a_page_says_in_short_what_it_is_about(tmp_path):
@@ -168,13 +168,13 @@ def test_whom_the_data_are_about_and_how_they_are_spread(overrides, said):
     config = configuration.compose("smoke", [o for o in overrides if "subjects" not in o])
     if "subjects" in overrides[0]:
         config.data.forget_subjects = ["Mara", "Ivo"]
-    assert said in overview._data(config)
+    assert said in overview.data_line(config)
 
 
 def test_data_without_a_path_are_called_by_their_name():
     config = configuration.compose("smoke")
     config.data.name, config.data.path = "muse", None
-    assert overview._data(config) == "muse; spread evenly over the clients at random"
+    assert overview.data_line(config) == "muse; spread evenly over the clients at random"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_data_without_a_path_are_called_by_their_name():
 def test_the_model_in_words(mode, source, said):
     config = configuration.compose("smoke", [f"model.mode={mode}"])
     config.model.source = source
-    assert overview._model(config) == said
+    assert overview.model_line(config) == said
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_the_model_in_words(mode, source, said):
 def test_each_policy_in_words(policy, scope, said):
     config = configuration.compose("smoke")
     config.unlearning.requests.policy, config.unlearning.requests.scope = policy, scope
-    assert overview._policy(config).endswith(said)
+    assert overview.policy_line(config).endswith(said)
 
 
 def test_the_software_leaves_out_what_is_not_known():
-    told = overview._software({"oblivionis": "1", "packages": {"torch": "3", "numpy": "4"}, "python": "3.11"})
+    told = overview.software_line({"oblivionis": "1", "packages": {"torch": "3", "numpy": "4"}, "python": "3.11"})
     assert told == "Oblivionis 1, torch 3, Python 3.11; ? CPU cores, "
 
 
@@ -220,7 +220,7 @@ def test_nothing_yet_is_all_that_is_said_of_a_run_without_rounds(tmp_path):
 def test_a_local_stage_counts_its_clients(run):
     run.finish_stage("local", {"stage": "local", "metrics": {}, "rounds": 2, "clients": 4, "seconds": 0.5}, {})
     rows = [federation("local", 0, {"train": [0]})]
-    assert overview._stage(run, "local", rows) == ["local", "2", "0", "4", "1", "0", ""]
+    assert overview.stage_line(run, "local", rows) == ["local", "2", "0", "4", "1", "0", ""]
     page = str(h.fragment[overview.done(run)])
     assert re.findall(r'<th class="who" scope="row">(\w+)</th>', page)[:4] == [
         "finetune",

@@ -114,7 +114,7 @@ def test_a_rate_before_needs_all_facts():
 
 
 def drawn(audit) -> Figure:
-    return people_figures._people(audit)
+    return people_figures.people_figure(audit)
 
 
 def test_the_figure_shows_rates_and_strengths_before_and_now():
@@ -172,8 +172,8 @@ def test_a_plan_says_who_is_asked_to_forget_what(tmp_path):
 
 @pytest.mark.parametrize(("length", "shown"), [(70, "x" * 70), (71, "x" * 69 + "…")])
 def test_a_long_question_is_cut(length, shown):
-    assert people._cut("x" * length) == shown
-    assert people._cut("x" * 68 + " yyy") == "x" * 68 + "…"
+    assert people.cut("x" * length) == shown
+    assert people.cut("x" * 68 + " yyy") == "x" * 68 + "…"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ NONE = Curve("c", 1, 0.5, 0.5, [0.5, 0.5])
 )
 def test_what_came_back(curves, said):
     """Shares back at the end: 1 of the quick one, a quarter of the slow one."""
-    assert rebound._sentence("prob", curves).endswith(f": {said}")
+    assert rebound.sentence("prob", curves).endswith(f": {said}")
 
 
 def test_each_measure_has_its_line(tmp_path):

@@ -78,7 +78,7 @@ def test_a_value_lies_within_the_band_of_retrained_models_or_outside(tmp_path, v
 
 @pytest.mark.parametrize(("p", "said"), [(0.0312, "0.031"), (0.001, "0.001"), (0.00042, "4.2e-04")])
 def test_a_small_p_value_is_not_shown_as_zero(p, said):
-    assert ruler._p(p) == said
+    assert ruler.p_text(p) == said
 
 
 def test_without_ranks_nothing_is_said(tmp_path):

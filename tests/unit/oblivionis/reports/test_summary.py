@@ -235,7 +235,7 @@ def test_an_evaluator_is_missing_in_the_table_where_it_failed_at_the_end():
 def test_the_share_that_is_trained_is_one_of_all_parameters(mode, frozen, said):
     """Adapters come on top of the base model's 100."""
     rows = dict(
-        report._trained(
+        report.trained(
             configuration.compose("smoke", [f"model.mode={mode}"]),
             Estimate(100, 25, frozen, Need(()), Need(()), 1, False, 0),
         )
@@ -451,7 +451,7 @@ def test_the_stage_local_counts_the_clients_that_train_alone(tmp_path, local, sa
     given = ["stages=[local]", "federation.clients=6", f"federation.local_clients={local}"]
     run, config = make_run(tmp_path, [], overrides=given)
     run.append_metrics([{"stage": "local", "round": client, "metrics": {}} for client in (0, 1)])
-    assert report._progress(run, config, "local") == said
+    assert report.progress(run, config, "local") == said
 
 
 def described(clients, records=120):
@@ -531,7 +531,7 @@ def test_and_null_in_the_document(unread):
 
 def test_and_in_a_model_card(unread):
     run, config = unread
-    lines = "\n".join(model_card._measured(run, config))
+    lines = "\n".join(model_card.measured(run, config))
     assert "| Retain | ROUGE-L recall | – | – | – |" in lines and WHY in lines.replace("\\", "")
 
 
@@ -633,11 +633,13 @@ def test_what_was_served_by_kind():
 
     single = [asked(0, 2, "records"), asked(1, 1, "records")]
     about = [asked(1, 1, "subject", "ivo"), asked(2, 1, "subject", "ivo"), asked(2, 1, "subject", "ada")]
-    assert report._kinds(single) == ""
-    assert report._kinds(about) == "2 subjects on 2 clients"
+    assert report.served_kinds(single) == ""
+    assert report.served_kinds(about) == "2 subjects on 2 clients"
     leaving = [asked(3, 4, "client")]
-    assert report._kinds([*single, *about, *leaving]) == "1 client left, 2 subjects on 2 clients, 3 single records"
-    assert report._kinds(leaving) == "1 client left"
+    assert (
+        report.served_kinds([*single, *about, *leaving]) == "1 client left, 2 subjects on 2 clients, 3 single records"
+    )
+    assert report.served_kinds(leaving) == "1 client left"
 
 
 @pytest.mark.parametrize(
@@ -647,7 +649,7 @@ def test_what_is_trained_is_a_share_of_what_there_is(overrides, share):
     """Of 900 parameters of the base model and 100 beside it, or of the 900 alone."""
     config = configuration.compose("smoke", overrides)
     need = Estimate(900, 100, 0, Need(()), Need(()), 1, False, 0)
-    rows = dict(report._trained(config, need))
+    rows = dict(report.trained(config, need))
     assert rows["trainable parameters"].startswith(f"100 ({share}") and "frozen adapter parameters" not in rows
 
 
@@ -663,7 +665,7 @@ def test_what_is_trained_is_a_share_of_what_there_is(overrides, share):
 def test_how_the_base_weights_are_kept(quantization, double, said):
     config = configuration.compose("smoke")
     config.model.quantization, config.model.double_quantization = quantization, double
-    assert report._number_format(config) == said
+    assert report.number_format(config) == said
 
 
 @pytest.mark.parametrize(
@@ -671,7 +673,7 @@ def test_how_the_base_weights_are_kept(quantization, double, said):
     [(0, 3, []), (5, 0, []), (5, 1, [0]), (5, 2, [0, 4]), (5, 3, [0, 2, 4]), (9, 4, [0, 3, 5, 8]), (2, 9, [0, 1])],
 )
 def test_positions_are_spread_from_the_first_to_the_last(total, count, positions):
-    assert report._spread(total, count) == positions
+    assert report.spread(total, count) == positions
 
 
 def test_a_prompt_loses_what_the_template_puts_around_the_question():

@@ -457,7 +457,7 @@ def test_samples_are_those_of_the_newest_model(tmp_path, stages, samples, said):
 
 @pytest.mark.parametrize(("count", "said"), [(5, "r0, r1, r2, r3, r4"), (6, "r0, r1, r2, r3, r4 and 1 more")])
 def test_of_many_names_five_are_listed(count, said):
-    assert run_warnings._listed([f"r{i}" for i in range(count)]) == said
+    assert run_warnings.listed([f"r{i}" for i in range(count)]) == said
 
 
 def test_weights_and_updates_of_one_client(tmp_path):

@@ -117,7 +117,7 @@ def test_requests_that_name_ever_more_records_fill_no_disk(tmp_path, monkeypatch
     monkeypatch.setattr(from_nodes, "MOST_RECORDS", 10)
     requests, ledger, warnings = source(tmp_path, {0: many(3, 4)}, last_round=9)
     requests.pending(1)
-    requests._nodes.told[0] = [Told(f"again-{n}", "records", ("0-0-0",)) for n in range(5)]
+    requests.nodes.told[0] = [Told(f"again-{n}", "records", ("0-0-0",)) for n in range(5)]
     requests.pending(2)
     assert [r.told for r in ledger] == ["r00000", "r00001", "again-0", "again-1"]
     told = "client 0 made 3 requests at once: 2 are taken up, 1 wait (for at most 10 records of one client in a run)"
@@ -131,7 +131,7 @@ def test_who_confirms_nothing_is_told_no_more_than_a_question_holds(tmp_path, mo
         requests.served(request, 1, {})
     assert len(ledger.unacknowledged(0)) == 25
     monkeypatch.setattr(from_nodes, "MOST_LINES", 10)
-    told = [json.loads(text)["id"] for text in requests._question(0, 2)[protocol.OUTCOMES]]
+    told = [json.loads(text)["id"] for text in requests.question(0, 2)[protocol.OUTCOMES]]
     assert told == [f"r{n:05d}" for n in range(10)], "the oldest"
 
 
@@ -156,17 +156,17 @@ def test_what_a_node_does_not_tell_any_more_is_not_asked_of_it(tmp_path, per_rou
     first, second, third = many(3, 1)
     requests, ledger, _ = source(tmp_path, {0: [first, second], 1: many(1, 1, client=1)}, per_round=per_round, again=3)
     assert {r.request_id for r in requests.pending(1)} >= {first.id}
-    requests._nodes.told[0] = (second, third)
+    requests.nodes.told[0] = (second, third)
     due = [r.request_id for r in requests.pending(2)]
     assert first.id not in due and second.id in due
     requests.served(next(r for r in requests.pending(2) if r.request_id == second.id), 2, {})
     assert [r.request_id for r in requests.again(3)] == [second.id]
-    requests._nodes.told[0] = (third,)
+    requests.nodes.told[0] = (third,)
     requests.pending(3)
     assert requests.again(3) == [] and ledger.get(first.id).state == "pending"
-    requests._nodes.told[0] = (first, third)
+    requests.nodes.told[0] = (first, third)
     assert first.id in [r.request_id for r in requests.pending(4)]
-    del requests._nodes.told[0]
+    del requests.nodes.told[0]
     assert first.id in [r.request_id for r in requests.pending(5)], "who is not heard is asked, and fails"
 
 

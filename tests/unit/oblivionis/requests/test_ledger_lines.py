@@ -111,7 +111,7 @@ def test_nothing_can_overwrite_a_field_and_nothing_senseless_is_written(tmp_path
     book = Ledger(ledger(tmp_path / "requests.jsonl"))
     before = book.path.read_bytes()
     with pytest.raises(ValueError, match="client"):
-        book._append("served", book.get("b"), round=1, client=7)
+        book.served("b", 1, client=7)
     for wrong in ({"told": {"x": float("nan")}}, {"told": {"x": "text"}}, {"count": 1.5}):
         with pytest.raises(ValueError, match="makes no sense"):
             book.served("b", 1, **wrong)

@@ -46,7 +46,7 @@ def test_drawing_everybody_is_no_drawing():
 @pytest.mark.parametrize(("rate", "sigma", "steps"), [(0.1, 1.0, 50), (0.02, 0.8, 400), (0.4, 5.0, 20)])
 def test_poisson_sampling_by_the_binomial_sum(rate, sigma, steps):
     """Mironov, Talwar and Zhang 2019, equation 6, at whole orders."""
-    orders = np.array(account._ORDERS, dtype=float)
+    orders = np.array(account.ORDERS, dtype=float)
     renyi = []
     for order in orders:
         k = np.arange(order + 1)
@@ -64,7 +64,7 @@ def test_sampling_without_replacement_at_order_two(clients, population, z):
     of_two = 1 / (z / 2) ** 2
     rate = clients / population
     expected = math.log1p(rate**2 * min(4 * math.expm1(of_two), 2 * math.exp(of_two)))
-    assert account._renyi(event)[0] == pytest.approx(expected, rel=1e-9)
+    assert account.renyi(event)[0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_sampling_helps_and_who_knows_the_draw_is_not_helped():

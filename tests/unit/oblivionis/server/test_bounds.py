@@ -71,8 +71,8 @@ def test_where_clients_count_themselves_their_share_is_limited(told, given, shar
 
 
 def test_only_ray_can_say_that_a_worker_died():
-    grid = MemoryGrid({p: honest(p) for p in range(2)})
-    grid._deliver = lambda message: Error(code=0, reason="<class 'ray.exceptions.ActorDiedError'>")
+    died = Error(code=0, reason="<class 'ray.exceptions.ActorDiedError'>")
+    grid = MemoryGrid({p: lambda message: died for p in range(2)})
     dead = []
     watched = WatchedGrid(grid, lambda: len(dead))
     messages = watched.push_messages([message_to(1000)])
@@ -105,3 +105,14 @@ def message_to(node):
     from flwr.app import Message, RecordDict
 
     return Message(RecordDict(), dst_node_id=node, message_type="train")
+
+
+def test_the_bound_grows_with_the_factor_of_a_task_vector() -> None:
+    found = []
+    for alpha in (1, 5):
+        config = compose("default", ["unlearning=task_vector", f"unlearning.params.alpha={alpha}"])
+        found.append(longest_update(config, "unlearn", 10, 100, 1.0))
+        assert longest_update(config, "train", 10, 100, 1.0) == longest_update(
+            compose("default"), "train", 10, 100, 1.0
+        )
+    assert found[1] == pytest.approx(5 * found[0])

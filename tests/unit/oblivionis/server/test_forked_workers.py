@@ -100,7 +100,7 @@ def test_a_worker_may_end_before_its_stand_in_goes_on(monkeypatch):
 
     def then_it_ends(*asked):
         sent = send(*asked)
-        request, files = forked_workers._received(theirs)
+        request, files = forked_workers.received(theirs)
         assert request is not None and len(files) == 1
         os.close(files[0])
         theirs.sendall(b"\n137\n")
@@ -109,7 +109,7 @@ def test_a_worker_may_end_before_its_stand_in_goes_on(monkeypatch):
 
     monkeypatch.setattr(forked_workers.socket, "send_fds", then_it_ends)
     with mine, mine.makefile("r") as told, open(os.devnull, "rb") as nothing:
-        forked_workers._ask(mine, ["worker.py"], [nothing.fileno()])
+        forked_workers.ask(mine, ["worker.py"], [nothing.fileno()])
         assert told.read() == "\n137\n"
 
 
@@ -124,8 +124,8 @@ def test_one_that_goes_before_it_is_answered_ends_its_worker_alone(forks, tmp_pa
     """What it did not read makes its end a broken connection."""
     read, write = os.pipe()
     with open(os.devnull, "rb") as nothing, open(read) as told:
-        with forked_workers._connection(forks[ADDRESS]) as connection:
-            forked_workers._ask(connection, command(tmp_path, WAITS)[2:-1], [nothing.fileno(), write, write])
+        with forked_workers.connection_to(forks[ADDRESS]) as connection:
+            forked_workers.ask(connection, command(tmp_path, WAITS)[2:-1], [nothing.fileno(), write, write])
             worker = psutil.Process(int(told.readline()))
         os.close(write)
         assert until(lambda: ended(worker), 20)
@@ -220,8 +220,8 @@ def test_where_nothing_can_be_forked_the_stand_in_hears_of_it(monkeypatch):
     mine, its = socket.socketpair()
     children = {}
     with mine:
-        forked_workers._ask(mine, ["worker.py"], forked_workers.STREAMS)
+        forked_workers.ask(mine, ["worker.py"], forked_workers.STREAMS)
         before = len(os.listdir("/proc/self/fd"))
-        forked_workers._fork(its, children)
+        forked_workers.fork(its, children)
         assert mine.makefile("r").readline() == "" and children == {}
         assert len(os.listdir("/proc/self/fd")) == before - 1, "its end of the connection"

@@ -18,7 +18,7 @@ from strategies.memory_grid import MemoryGrid
 from strategies.private_mean import PrivateMean
 from strategies.secure import words as w
 from strategies.secure.client import Participant, SecureError
-from strategies.secure.masks import Stream, agreed, packed, public_of, signed, unpacked
+from strategies.secure.masks import Stream, agreed, fernet_key, packed, public_of, signed, unpacked
 from strategies.secure.server import _Ring
 from strategies.secure.terms import LARGEST_TALLY, TALLY_STEP, WIDEST, SecureSettings, Terms
 
@@ -215,10 +215,11 @@ def test_what_the_server_sees_of_one_client_is_uniform():
 def _session(
     clients: int = 5, few: dict[int, list[int]] | None = None, **settings
 ) -> tuple[Terms, dict[int, Participant], dict[int, dict]]:
-    """Participants after three stages, by hand, with what each sent; `few`: who is shown the shares of few others."""
+    """Participants after three stages, by hand, what each sent and holds; `few`: who is shown few others' shares."""
     terms = SecureSettings(clipping=1.0, **settings).terms("train", clients, (), 3)
     everybody = list(range(clients))
-    members = {c: Participant({}, c) for c in everybody}
+    states: dict[int, dict] = {c: {} for c in everybody}
+    members = {c: Participant(states[c], c) for c in everybody}
     keys = {c: members[c].keys(terms.to_wire()) for c in everybody}
     introduction = {
         w.SESSION: terms.session,
@@ -232,7 +233,8 @@ def _session(
         others = [o for o in (few or {}).get(c, everybody) if o != c]
         sealed = [shares[o][w.SEALED][shares[o][w.CLIENTS].index(c)] for o in others]
         post = {w.SESSION: terms.session, w.CLIENTS: others, w.SEALED: sealed}
-        sent[c] = {"post": post, "vector": members[c].masked(post, np.full(3, 0.25), 1), "keys": keys}
+        vector = members[c].masked(post, np.full(3, 0.25), 1)
+        sent[c] = {"post": post, "vector": vector, "keys": keys, "state": states[c]}
     return terms, members, sent
 
 
@@ -282,8 +284,8 @@ def test_a_client_looks_at_keys_and_shares():
         member.shares({**asked, w.MASK_KEYS: [b"a" * 32] * 3, w.SHARE_KEYS: [b"d" * 32] * 3})
     with pytest.raises(SecureError, match="does not accept the terms"):
         Participant({}, 0).keys({**terms.to_wire(), "threshold": 1})
-    terms, members, sent = _session(3)
-    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    terms, _, sent = _session(3)
+    fresh = Participant({**sent[0]["state"], w.STAGE: "shared"}, 0)
     post = {**sent[0]["post"], w.SEALED: sent[0]["post"][w.SEALED][::-1]}
     with pytest.raises(SecureError, match="cannot be opened"):
         fresh.check(post)
@@ -464,15 +466,15 @@ def test_who_tells_more_than_its_part_is_left_out(record):
     ],
 )
 def test_a_client_opens_no_odd_shares(change, text):
-    _, members, sent = _session()
-    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    _, _, sent = _session()
+    fresh = Participant({**sent[0]["state"], w.STAGE: "shared"}, 0)
     with pytest.raises(SecureError, match=text):
         fresh.check({**sent[0]["post"], **change})
 
 
 def test_a_client_sends_as_many_numbers_beside_the_update_as_the_terms_say():
-    _, members, sent = _session()
-    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    _, _, sent = _session()
+    fresh = Participant({**sent[0]["state"], w.STAGE: "shared"}, 0)
     with pytest.raises(SecureError, match="1 numbers beside the update, expected 0"):
         fresh.masked(sent[0]["post"], np.zeros(3), 1, [0.5])
 
@@ -602,38 +604,40 @@ def test_of_what_is_told_beside_a_vector_short_texts_alone_are_kept():
 
 def test_nobody_is_called_active_whom_a_neighbour_calls_dropped():
     """Nor is the list of another one believed that is sent under a neighbour's name."""
-    terms, members, _ = _session(5)
+    terms, members, sent = _session(5)
     views = {c: members[c].confirm(_ask(terms, [0, 2, 3, 4], [1] if c == 0 else [])) for c in (0, 2, 3, 4)}
     sealed = [views[o][w.SEALED][views[o][w.CLIENTS].index(2)] for o in (3, 4, 0)]
     with pytest.raises(SecureError, match="client 0 was told of other survivors"):
-        state = {**members[2]._state, w.ACTIVE: [0, 1, 2, 3, 4]}
+        state = {**sent[2]["state"], w.ACTIVE: [0, 1, 2, 3, 4]}
         Participant(state, 2).unmask({w.SESSION: terms.session, w.CLIENTS: [3, 4, 0], w.SEALED: sealed})
-    forged = encrypt(members[0]._view_key(2, terms), json.dumps([4, [0, 2, 3, 4], []]).encode())
+    public = sent[0]["keys"][2][w.SHARE_PUBLIC]
+    key = fernet_key(sent[0]["state"][w.SHARE_KEY], public, f"views/{terms.digest}")
+    forged = encrypt(key, json.dumps([4, [0, 2, 3, 4], []]).encode())
     with pytest.raises(SecureError, match="client 0 was told of other survivors"):
         members[2].unmask({w.SESSION: terms.session, w.CLIENTS: [3, 4, 0], w.SEALED: [*sealed[:2], forged]})
 
 
 @pytest.mark.parametrize(("source", "target"), [(2, 0), (1, 3)])
 def test_shares_of_or_for_somebody_else_are_not_taken(source, target):
-    terms, members, sent = _session()
+    terms, _, sent = _session()
     plain = share_keys_plaintext_concat(source, target, b"a" * 52, b"b" * 52)
     own = sent[0]["keys"][0][w.SHARE_PUBLIC]
-    forged = encrypt(members[1]._key_with(own, terms), plain)
-    fresh = Participant({**members[0]._state, w.STAGE: "shared"}, 0)
+    forged = encrypt(fernet_key(sent[1]["state"][w.SHARE_KEY], own, f"shares/{terms.digest}"), plain)
+    fresh = Participant({**sent[0]["state"], w.STAGE: "shared"}, 0)
     post = {**sent[0]["post"], w.SEALED: [forged, *sent[0]["post"][w.SEALED][1:]]}
     with pytest.raises(SecureError, match="the shares of client 1 are of or for somebody else"):
         fresh.check(post)
 
 
 def test_no_secret_is_kept_after_a_session_nor_into_the_next_one():
-    terms, members, _ = _session(3)
+    terms, members, sent = _session(3)
     views = {c: members[c].confirm(_ask(terms, [0, 1, 2], [])) for c in range(3)}
     sealed = [views[o][w.SEALED][views[o][w.CLIENTS].index(0)] for o in (1, 2)]
     members[0].unmask({w.SESSION: terms.session, w.CLIENTS: [1, 2], w.SEALED: sealed})
     secrets = {w.SEED, w.MASK_KEY, w.SHARE_KEY, w.HELD_SEEDS, w.HELD_KEYS}
-    assert not secrets & set(members[0]._state) and secrets <= set(members[1]._state)
+    assert not secrets & set(sent[0]["state"]) and secrets <= set(sent[1]["state"])
     members[1].keys(SecureSettings(clipping=1.0).terms("train", 3, (), 3).to_wire())
-    assert secrets & set(members[1]._state) == {w.MASK_KEY, w.SHARE_KEY}
+    assert secrets & set(sent[1]["state"]) == {w.MASK_KEY, w.SHARE_KEY}
 
 
 def test_enough_must_be_left_around_each_client_of_a_ring():
@@ -677,12 +681,12 @@ def test_neighbours_on_a_ring_are_as_many_on_either_side_and_drawn_anew():
 
 def test_fewer_shares_than_the_threshold_give_no_secret_away():
     """Four of five give the seed and the key back; three give something else, or nothing."""
-    terms, members, _ = _session()
+    terms, members, sent = _session()
     assert terms.threshold == 4
     for held, secret in ((w.HELD_SEEDS, w.SEED), (w.HELD_KEYS, w.MASK_KEY)):
-        states = [member._state for member in members.values()]
+        states = [sent[c]["state"] for c in members]
         shares = [state[held][list(state[w.HELD]).index(2)] for state in states]
-        wanted = members[2]._state[secret]
+        wanted = sent[2]["state"][secret]
         assert combine_shares(shares[:4]) == combine_shares(shares[1:]) == wanted
         with suppress(ValueError, IndexError):
             assert combine_shares(shares[:3]) != wanted

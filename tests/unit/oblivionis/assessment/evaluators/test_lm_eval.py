@@ -14,7 +14,7 @@ import torch
 
 from oblivionis.assessment import evaluators
 from oblivionis.assessment.assessor import Assessor
-from oblivionis.client.audit import _assessor
+from oblivionis.client.audit import assessor_of
 from oblivionis.config import compose as configuration
 from oblivionis.config.schema import Config
 from oblivionis.errors import RunError
@@ -195,7 +195,7 @@ def test_a_client_runs_no_task_that_its_server_names(tmp_path: Path) -> None:
     corpus = corpus_of(config)
     worker: Any = SimpleNamespace(assembled=assembled, config=config)
     forget = tuple(record for record in corpus.train if record.id in corpus.forget_ids)
-    assessor = _assessor(worker, forget, corpus.train[:2], tmp_path)
+    assessor = assessor_of(worker, forget, corpus.train[:2], tmp_path)
     metrics = assessor.measure(assembled.flat.numpy(), full=True).metrics
     assert "forget_prob" in metrics and not any(key.startswith("lm_eval") for key in metrics)
 

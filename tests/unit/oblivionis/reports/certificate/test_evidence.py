@@ -32,7 +32,7 @@ from oblivionis.requests.demands import Demand
 from oblivionis.requests.judgement import Judgement
 from oblivionis.requests.ledger import EXCHANGE, EXCHANGE_UNDONE, Ledger, Request
 from oblivionis.requests.node_key import audit_bytes, public_hex
-from oblivionis.requests.sealed import Opened, SealError, _commitment, _digest
+from oblivionis.requests.sealed import Opened, SealError, commit_to, digest_of
 from oblivionis.runs import seal
 from oblivionis.runs.directory import Checkpoint, RunDirectory, vector_hash
 
@@ -436,8 +436,8 @@ def opened_in(
 ):
     """An opened request, and the line of the ledger that counts it."""
     demand = Demand("mine", "records", tuple(records))
-    digests = (_digest(demand, "1" * 64), "2" * 64)
-    commitment = _commitment("made", session, client, "3" * 64, digests)
+    digests = (digest_of(demand, "1" * 64), "2" * 64)
+    commitment = commit_to("made", session, client, "3" * 64, digests)
     Ledger(run.ledger_path).note(
         EXCHANGE,
         round=1,

@@ -7,7 +7,7 @@ from support.pages import Text
 from support.reports import make_run
 
 from oblivionis.config import compose as configuration
-from oblivionis.reports.html.curves import Curves, _caption, curves, curves_of
+from oblivionis.reports.html.curves import Curves, caption_of, curves, curves_of
 from oblivionis.requests.ledger import Ledger, Request
 
 
@@ -92,7 +92,7 @@ def test_stages_that_were_measured_more_than_once(tmp_path):
 @pytest.mark.parametrize(("size", "asked"), [(7, "a sample of 7 questions per set"), ("null", "all questions")])
 def test_how_many_questions_a_point_rests_on(size, asked):
     config = configuration.compose("smoke", [f"evaluation.light.questions_per_set={size}"])
-    assert _caption(config, []) == [f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."]
+    assert caption_of(config, []) == [f"Filled: after a round, {asked}. Hollow: at the end, with the full profile."]
 
 
 def test_how_the_curves_are_drawn():

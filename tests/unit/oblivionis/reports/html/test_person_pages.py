@@ -90,8 +90,8 @@ def test_the_report_lists_people_and_links_to_their_pages(run):
 
 def test_a_share_is_the_mean_over_facts_and_needs_all():
     half, none = Outcome(1, 2, 1.0, None), Outcome(0, 3, None, None)
-    assert person_pages._share([half, none, Outcome(4, 4, 1.0, None)]) == "50%"
-    assert person_pages._share([half, None]) == person_pages._share([]) == "–"
+    assert person_pages.share([half, none, Outcome(4, 4, 1.0, None)]) == "50%"
+    assert person_pages.share([half, None]) == person_pages.share([]) == "–"
 
 
 def test_pages_of_people_who_are_not_audited_any_more_go(run):

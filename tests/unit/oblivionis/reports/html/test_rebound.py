@@ -25,7 +25,7 @@ def drawn(monkeypatch):
 
 
 def test_each_request_has_a_thin_curve_and_their_mean_a_thick_one(drawn):
-    words = Text(str(rebound._figure([QUICK, OVER, NONE]))).words
+    words = Text(str(rebound.figure_of([QUICK, OVER, NONE]))).words
     ((figure, name, label),) = drawn
     (axis,) = figure.axes
     lines = [(line.get_linewidth(), line.get_xydata().tolist()) for line in axis.lines]
@@ -51,7 +51,7 @@ def test_each_request_has_a_thin_curve_and_their_mean_a_thick_one(drawn):
 )
 def test_nothing_and_all_of_it_are_in_sight_and_whatever_lies_beyond(drawn, curve, shown):
     """matplotlib leaves a twentieth of the range on either side."""
-    rebound._figure([curve])
+    rebound.figure_of([curve])
     (axis,) = drawn[0][0].axes
     assert axis.get_ylim() == pytest.approx(shown)
     assert all(float(tick).is_integer() for tick in axis.get_xticks()), "rounds are whole"
@@ -73,7 +73,7 @@ def test_the_section_has_sentences_and_curves_where_something_was_measured(tmp_p
 
 
 def test_where_nothing_was_forgotten_there_is_no_curve(tmp_path):
-    assert rebound._figure([NONE]) is None
+    assert rebound.figure_of([NONE]) is None
     run, _ = make_run(tmp_path)
     measured(run, (1, "before_unlearn", 0.5), (1, "after_unlearn", 0.5), (1, "round", 0.5))
     source = "".join(map(str, filter(None, rebound.section(run))))

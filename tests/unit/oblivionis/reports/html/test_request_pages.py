@@ -180,7 +180,7 @@ def test_the_life_of_a_request(tmp_path, outcome, kind):
     assert steps(run, "refused")[1] == ("bad", "Served", "rejected")
     assert "It was served. " in page(run, "mine").words and "It is rejected." in page(run, "refused").words
     assert "the stage has not come to its end" in page(run, "served").words
-    assert request_pages._when({}) == "–" and request_pages._when({"time": 3661}) == "1970-01-01 01:01:01 UTC"
+    assert request_pages.when({}) == "–" and request_pages.when({"time": 3661}) == "1970-01-01 01:01:01 UTC"
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,11 @@ def test_what_the_client_told_of_its_unlearning(told, said):
         {"event": "served", "told": told},
         {"event": "failed"},
     ]
-    source = re.sub(r"</?(?:a|abbr)[^>]*>", "", str(request_pages._unlearned(events)))
+    source = re.sub(r"</?(?:a|abbr)[^>]*>", "", str(request_pages.unlearned(events)))
     assert dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", source)) == {
         k.replace("'", "&#39;"): v for k, v in said.items()
     }
-    assert request_pages._unlearned([{"event": "failed"}]) is None
+    assert request_pages.unlearned([{"event": "failed"}]) is None
 
 
 def test_what_happened_is_told_line_by_line():
@@ -325,7 +325,7 @@ def test_what_happened_is_told_line_by_line():
         {"event": "verified", "round": 3, "rouge": None, "reason": "none"},
         {"event": "unheard of", "round": 4},
     ]
-    (rows,) = Text(str(request_pages._timeline(events))).tables
+    (rows,) = Text(str(request_pages.timeline(events))).tables
     assert rows == [
         ["when", "round", "what", "note"],
         ["1970-01-01 00:00:00 UTC", "1", "asked", ""],
@@ -341,8 +341,8 @@ def test_of_several_moments_the_newest_counts(made):
     request = next(r for r in Ledger(made.ledger_path) if r.id == "mine")
     moments = ["submitted", "served", "served", "verification_failed", "verified"]
     events = {"mine": [{"event": event, "time": 60 * n} for n, event in enumerate(moments)]}
-    known = request_pages._Known(made, config_of(made), events, {}, {}, {}, {})
-    told = Text(str(request_pages._life(request, known, None))).words
+    known = request_pages.Known(made, config_of(made), events, {}, {}, {}, {})
+    told = Text(str(request_pages.life(request, known, None))).words
     assert "00:00:00 UTC, for round 1" in told and "00:02:00 UTC, in round 2" in told
     assert "00:04:00 UTC: verified" in told
 
@@ -389,5 +389,5 @@ def test_the_certificate_of_the_whole_demand_comes_before_that_of_the_request(ma
     ],
 )
 def test_what_was_asked_to_be_forgotten(made, asked, what):
-    known = request_pages._load(made, config_of(made))
-    assert f"<dt>Forget</dt><dd>{what}</dd>" in str(request_pages._asked(Request("x", 0, ("a",), 1, **asked), known))
+    known = request_pages.load(made, config_of(made))
+    assert f"<dt>Forget</dt><dd>{what}</dd>" in str(request_pages.asked_for(Request("x", 0, ("a",), 1, **asked), known))
