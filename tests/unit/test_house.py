@@ -12,11 +12,10 @@ TESTS = Path(__file__).resolve().parents[1]
 OURS = {"oblivionis", "benchmarks", "strategies", "clients", "evaluation"}
 MAY_IMPORT = {"strategies": {"strategies"}, "clients": {"clients", "evaluation"}, "evaluation": {"evaluation"}}
 """The packages at the bottom, and of ours what their tests may import: what they themselves do."""
-ABOVE = {"unit/strategies/test_robust.py": "asks the configuration how many clients each rule needs"}
+ABOVE: dict[str, str] = {}
 """Files that import more, and why."""
 PRIVATE = {
     "unit/strategies/secure/test_sum.py": "what would happen without a check; the ring of neighbours by itself",
-    "unit/strategies/test_flower.py": "a method of Flower that has the name of one of ours",
 }
 """Files that look at names of ours that begin with an underscore, and why."""
 

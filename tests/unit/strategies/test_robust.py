@@ -13,7 +13,6 @@ from flwr.serverapp.exception import AggregationError
 from support.aggregators import run
 from support.fedtu_clients import SIZE, Recorder, adapter, content, federation, flat, honest, noise, request
 
-from oblivionis.config.compose import ConfigError, compose
 from strategies import protocol
 from strategies.arrays import BLOCK
 from strategies.client_update import ClientUpdate
@@ -282,20 +281,6 @@ def test_too_few_answers_for_krum_leave_the_model_as_it_is(caplog, monkeypatch):
     assert not np.array_equal(seen[3], seen[2])
     assert "Krum needs 5 updates, got 4: the model stays as it is" in caplog.text
     assert recorder.of("round_completed")[1][2]["train_loss"] > 0, "the clients' metrics are told all the same"
-
-
-@pytest.mark.parametrize(("f", "m"), [(f, m) for f in range(4) for m in (1, 2, 5, 9)])
-def test_a_configuration_that_asks_for_more_clients_than_there_are_is_told_at_once(f, m):
-    for name, own in (("krum", {}), ("multikrum", {"num_nodes_to_select": m})):
-        settings = {"num_malicious_nodes": f, **own}
-        least = build(name, **settings).least
-        overrides = [f"strategy={name}", *(f"strategy.params.{k}={v}" for k, v in settings.items())]
-        compose("default", [*overrides, f"federation.clients={least}"])
-        if least > 1:
-            with pytest.raises(ConfigError) as error:
-                compose("default", [*overrides, f"federation.clients={least - 1}"])
-            (problem,) = error.value.problems
-            assert problem.path == "federation.clients" and f"needs the answers of {least} clients" in problem.message
 
 
 @pytest.mark.parametrize(("f", "m", "least"), [(0, 4, 1), (1, 1, 5), (2, 1, 7), (2, 6, 8)])
